@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Blobs:
-    """The blobs of all parts, each once."""
-
-    index: dict[str, int] = field(default_factory=dict)
-    records: list[BlobRecord] = field(default_factory=list)
-
-    def add(self, blob: BlobRecord) -> int:
-        """Return the index of a blob."""
-        if blob.digest not in self.index:
-            self.index[blob.digest] = len(self.records)
-            self.records.append(blob)
-        return self.index[blob.digest]
-
-
-@dataclass
 class _Tensor:
     """A tensor that is being put together."""
 
@@ -57,7 +42,8 @@ class Join:
     """Collects parts, and gives the state and the storages of the whole."""
 
     def __init__(self, chunk_bytes: int) -> None:
-        self.blobs = _Blobs()
+        self.blobs: list[BlobRecord] = []
+        self._place: dict[str, int] = {}
         self.storages: list[StorageRecord] = []
         self.leaves: list[LeafRecord] = []
         self.files: dict[str, FileRecord] = {}
@@ -69,7 +55,7 @@ class Join:
     def add(self, part: Manifest) -> None:
         """Take the shards and values of a part."""
         about = part.description.metadata
-        blobs = [self.blobs.add(blob) for blob in part.blobs]
+        blobs = self._take_blobs(part)
         members: dict[str, Node] = dict(part.state[1])
         for (name, shape, offsets), node in zip(about["shards"], members["shards"][1], strict=True):
             self._add_shard(part, part.leaves[node[1]], name, tuple(shape), tuple(offsets), blobs)
@@ -128,9 +114,17 @@ class Join:
         pairs = [pair for pair in part.state[1] if pair[0] in paths]
         return self._take_leaves(part, ["dict", pairs], place)
 
+    def _take_blobs(self, part: Manifest) -> list[int]:
+        """Add the blobs of a part, each once; return their numbers here."""
+        for blob in part.blobs:
+            if blob.digest not in self._place:
+                self._place[blob.digest] = len(self.blobs)
+                self.blobs.append(blob)
+        return [self._place[blob.digest] for blob in part.blobs]
+
     def _take_storages(self, part: Manifest, storages: Iterable[int]) -> dict[int, int]:
         """Add storages of a part; return their numbers there -> here."""
-        blobs = [self.blobs.add(blob) for blob in part.blobs]
+        blobs = self._take_blobs(part)
         place: dict[int, int] = {}
         for old in storages:
             place[old] = len(self.storages)
@@ -150,7 +144,7 @@ class Join:
         """Forget the blobs that no storage uses: those of a file that several ranks have."""
         used = sorted({extent.blob for storage in self.storages for extent in storage.extents})
         place = {old: new for new, old in enumerate(used)}
-        self.blobs.records = [self.blobs.records[i] for i in used]
+        self.blobs = [self.blobs[i] for i in used]
         self.storages = [_in_whole(storage, place) for storage in self.storages]
 
     def has(self, name: str) -> bool:

@@ -13,9 +13,12 @@ from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
 from ckstore.ranks.who import named, what_became_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckstore.ranks.who import Document, Who
+
+_MEANT = ("run", "step", "store", "hash", "chunk_bytes")
+"""What a rank means to save, and where: all ranks must say the same."""
 
 
 class Meeting(ABC):
@@ -88,3 +91,21 @@ def _but(hint: str, cause: BaseException) -> str:
     """Return what an error says and of which class it is, without a hint that the whole error gives already."""
     said = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
     return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
+
+
+def check_agreement(said: Iterable[Document]) -> None:
+    """Raise if ranks do not mean the same checkpoint; those are named that differ from most."""
+    groups: dict[tuple[object, ...], list[Document]] = {}
+    for one in said:
+        groups.setdefault(tuple(one[name] for name in _MEANT), []).append(one)
+    if len(groups) <= 1:
+        return
+    most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0]["rank"]))
+    differing = [f"{named(one['rank'], one)} means {_differs(one, most[0])}" for group in others for one in group]
+    wanted = f"rank {', '.join(str(one['rank']) for one in most)} means {_differs(most[0], others[0][0])}"
+    msg = f"the ranks do not mean the same checkpoint: {'; '.join([*differing, wanted])}; nothing was staged"
+    raise RankMismatch(msg, hint="take run and step from one source, never from a clock")
+
+
+def _differs(one: Document, other: Document) -> str:
+    return ", ".join(f"{name} {one[name]!r}" for name in _MEANT if one[name] != other[name])

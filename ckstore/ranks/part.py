@@ -7,9 +7,11 @@ checked as every manifest is; what only the join needs is in its metadata.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
+from ckstore.model.manifest.captured import RangeSource
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
@@ -91,7 +93,18 @@ def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: 
     Raises:
         CannotStore: A value is of a type that the format does not hold; it is named.
     """
-    captured, cuts = _captured(shards, values, chunk_bytes)
+    plain = _capture_values(values)
+    leaves, sources = list(plain.leaves), list(plain.sources)
+    cuts = [1] * len(sources)
+    nodes = []
+    for i, shard in enumerate(shards):
+        leaf, pieces = _place(shard, join_index("shards", i), len(cuts), chunk_bytes)
+        nodes.append(["leaf", len(leaves)])
+        leaves.append(leaf)
+        sources += pieces
+        cuts.append(len(pieces))
+    state = ["dict", [*plain.state[1], ["shards", ["list", nodes]]]]
+    captured = replace(plain, state=state, leaves=tuple(leaves), sources=tuple(sources))
     described = [[shard.name, list(shard.shape), list(shard.offsets)] for shard in shards]
     return Content(captured, {"shards": described, "values": list(values)}, cuts)
 
@@ -147,21 +160,6 @@ def _joined(storages: Sequence[StorageRecord], cuts: Sequence[int]) -> Iterator[
         at += count
 
 
-def _captured(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int) -> tuple[Captured, list[int]]:
-    plain = _capture_values(values)
-    leaves, sources = list(plain.leaves), list(plain.sources)
-    cuts = [1] * len(sources)
-    nodes = []
-    for i, shard in enumerate(shards):
-        leaf, pieces = _place(shard, join_index("shards", i), len(cuts), chunk_bytes)
-        nodes.append(["leaf", len(leaves)])
-        leaves.append(leaf)
-        sources += pieces
-        cuts.append(len(pieces))
-    state = ["dict", [*plain.state[1], ["shards", ["list", nodes]]]]
-    return replace(plain, state=state, leaves=tuple(leaves), sources=tuple(sources)), cuts
-
-
 def _capture_values(values: dict[str, object]) -> Captured:
     try:
         return capture({"values": list(values.values())})
@@ -184,33 +182,7 @@ def _place(shard: Shard, name: str, storage: int, chunk_bytes: int) -> tuple[Lea
     if 0 in leaf.shape:
         return leaf._replace(name=name), []
     pieces = pieces_of(shard.shape, shard.offsets, leaf.shape, TORCH_ITEMSIZE[leaf.dtype], chunk_bytes)
-    sources: list[ByteSource] = []
-    at = 0
-    for piece in pieces:
-        sources.append(RangeSource(source, at, piece.nbytes))
-        at += piece.nbytes
-    return leaf._replace(name=name), sources
-
-
-class RangeSource:
-    """Some of the bytes of a source."""
-
-    __slots__ = ("_source", "_start", "name", "nbytes")
-
-    def __init__(self, source: ByteSource, start: int, nbytes: int) -> None:
-        self.name = source.name
-        self.nbytes = nbytes
-        self._source = source
-        self._start = start
-
-    def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied; None as the source."""
-        return self._source.view(self._start + start, self._start + stop)
-
-    def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`."""
-        self._source.read_into(self._start + start, self._start + stop, out)
-
-    def changed(self) -> bool:
-        """Whether the source was seen to be modified."""
-        return self._source.changed()
+    ends = accumulate(piece.nbytes for piece in pieces)
+    return leaf._replace(name=name), [
+        RangeSource(source, end - piece.nbytes, piece.nbytes) for piece, end in zip(pieces, ends, strict=True)
+    ]

@@ -49,12 +49,7 @@ class Whole:
     def publish(
         self, context: Context, request: Request, watch: WorkWatch, say: Callable[[str], object] = len
     ) -> CheckpointInfo:
-        """Join the parts and publish them; `say` is called with the name of the directory to be renamed.
-
-        Raises:
-            RankFailed: A part is gone.
-            SaveFailed: As a save.
-        """
+        """Join the parts and publish them; `say` is called with the name of the directory to be renamed."""
 
         def stage(staging: Staging, notes: list[str]) -> Staged:
             del notes
@@ -103,7 +98,7 @@ class Whole:
         join = Join(context.settings.chunk_bytes)
         state = self.state_of(join, parts)
         join.keep_used()
-        wanted = {blob.digest: blob.nbytes for blob in join.blobs.records}
+        wanted = {blob.digest: blob.nbytes for blob in join.blobs}
         lacking = staging.keep_exactly(wanted)
         if lacking:
             msg = f"{len(lacking)} blobs of the parts are missing or changed, such as {lacking[0]}"
@@ -114,7 +109,7 @@ class Whole:
         logical_bytes = sum(storage.nbytes for storage in join.storages)
         new_bytes = sum(wanted[digest] for digest in written)
         stored = Stored(
-            blobs=tuple(join.blobs.records),
+            blobs=tuple(join.blobs),
             storages=tuple(join.storages),
             logical_bytes=logical_bytes,
             new_bytes=new_bytes,

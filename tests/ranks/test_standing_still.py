@@ -120,10 +120,10 @@ def test_a_rank_that_stood_still_returns_what_its_own_try_published(racers: Race
 
 def test_a_late_rank_does_not_put_an_older_try_in_the_place_of_a_newer_one(racers: Racers, store: Store) -> None:
     """One rank stands still, and the other dies after its rename; then another try replaces the step."""
-    replacing = {"options": {"if_exists": "replace"}}
-    racers.say(0, **given(store, 0, stop_at="staged", **replacing))
+    options = {"if_exists": "replace"}
+    racers.say(0, **given(store, 0, stop_at="staged", options=options))
     wait_until_stopped(racers, 0)
-    racers.say(1, **given(store, 1, stop_at="renamed", **replacing))
+    racers.say(1, **given(store, 1, stop_at="renamed", options=options))
     wait_until_stopped(racers, 1)
     older = store.info(5)
     named = f"rank 1 ({os.uname().nodename}, process {racers.processes[1].pid})"

@@ -11,7 +11,7 @@ from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, InUs
 from ckstore.integrations.dcp.group import GroupMeeting, is_alone, sendable
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
-from ckstore.integrations.dcp.writer import CkstoreWriter, RefusedWriter
+from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.ops.read.load_into import LoadReport
 
@@ -102,7 +102,20 @@ def async_save(
         if is_alone():
             raise
         # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
-        return state_dict_saver.async_save({}, storage_writer=RefusedWriter(sendable(error)), **options)
+        return state_dict_saver.async_save({}, storage_writer=_RefusedWriter(sendable(error)), **options)
+
+
+class _RefusedWriter(CkstoreWriter):
+    """The writer of a rank that could not begin: all ranks learn why by the first collective, and nothing is saved."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("", 0)
+        self._error = error
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Raise it."""
+        del is_coordinator, args, kwargs
+        raise self._error
 
 
 def load(

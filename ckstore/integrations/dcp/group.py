@@ -2,15 +2,17 @@
 
 Before anything collective is begun each rank does by itself what can fail there (its arguments, the ``state_dict()`` of
 its objects), and one round tells all ranks how that went. So no rank waits for one that has given up already.
-Who does not come to that round, or is lost later, is found by the marks that each rank leaves in the store of the
-process group (the key-value store by which its processes found each other), and by what the kernel says of the
+Who does not come to that round, or is lost later, is found by what each rank leaves in the store of the process group
+(the key-value store by which its processes found each other, which outlives a rank), and by what the kernel says of the
 processes of this host.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import pickle  # to find out whether an error can go to the other ranks; none is read here
+import threading
 import time
 import weakref
 from contextlib import contextmanager, suppress
@@ -22,7 +24,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ckstore.errors import CkstoreError, RankFailed
-from ckstore.integrations.dcp.marks import Marks
 from ckstore.ranks.meeting import Meeting, failed_on_all, why
 from ckstore.ranks.who import Who, named
 
@@ -36,6 +37,8 @@ R = TypeVar("R")
 
 _SEEN_TO_END_S = 10.0
 """How long a process may take to end after it has closed its connections."""
+_ASKED_S = 5.0
+"""How long the store of the group is asked: the process that serves it may be the one that was lost."""
 _OWN_SHARE = 0.8
 
 
@@ -58,9 +61,6 @@ def is_alone() -> bool:
 class GroupMeeting(Meeting):
     """The ranks of one call.
 
-    What a rank says is left in the store of the group; it takes the place of what it said before. The ranks wait for
-    one another in collectives only.
-
     Args:
         what: What they do, for messages.
         group: The ranks; None: all.
@@ -75,6 +75,7 @@ class GroupMeeting(Meeting):
     def __init__(self, what: str, group: dist.ProcessGroup | None) -> None:
         self.what = what
         self.is_alone = is_alone()
+        self._store: Any = None
         self._said = "rank"
         self._heard: dict[int, Document] = {}
         self._group: Any = group
@@ -86,7 +87,9 @@ class GroupMeeting(Meeting):
         super().__init__(Who.here("", 0, self._key.rank(), world_size=self._key.size()))
         self._mine = _groups.setdefault(self._key, _Group())
         self._mine.calls += 1
-        self._marks = Marks(self._key)
+        get_store = getattr(self._key, "get_group_store", None)  # since torch 2.8
+        with suppress(RuntimeError):  # a backend without one
+            self._store = None if get_store is None else get_store()
 
     @property
     def own_timeout_s(self) -> float:
@@ -101,25 +104,43 @@ class GroupMeeting(Meeting):
         return _OWN_SHARE * timeout.total_seconds()
 
     def say(self, kind: str, **more: object) -> bool:
-        """Let the others know how far this rank is, should they lose it."""
-        if not self.is_alone:
-            self._said = kind
-            self._marks.leave(self.who.rank, self.who.document(calls=self._mine.calls, said=kind, **more))
+        """Leave it in the store of the group, should the others lose this rank."""
+        self._said = kind
+        if self._store is not None:
+            # Under one key, in the place of what it said before: nothing ever empties that store.
+            said = self.who.document(calls=self._mine.calls, said=kind, **more)
+            with suppress(RuntimeError):  # the collective that follows says what is wrong
+                self._store.set(_key(self.who.rank), json.dumps(said))
         return True
 
     def hear(self, kind: str) -> dict[int, Document]:
-        """Return the marks of the ranks that are as far, as they were when `listen` was called."""
+        """Return what is known of the ranks that are as far as this."""
         kinds = list(self.UNSAID)
         least = self._mine.calls, kinds.index(kind)
-        return {
-            rank: mark
-            for rank, mark in self._heard.items()
-            if mark and (mark["calls"], kinds.index(mark["said"])) >= least
-        }
+        heard = {rank: said for rank, said in self._heard.items() if said}
+        return {rank: said for rank, said in heard.items() if (said["calls"], kinds.index(said["said"])) >= least}
+
+    def _listen(self) -> None:
+        """Read what all ranks said last; nothing if that cannot be had in time."""
+        found: dict[int, Document] = {}
+
+        def read() -> None:
+            with suppress(RuntimeError, ValueError):  # the store is gone with the process that served it
+                for rank in range(self.who.world_size):
+                    # Asked first: to get a key that is not there waits for it, until the deadline of the store.
+                    is_there = self._store.check([_key(rank)])
+                    found[rank] = json.loads(self._store.get(_key(rank))) if is_there else {}
+
+        if self._store is not None:
+            # In a thread: a store whose server stands still never answers.
+            reading = threading.Thread(target=read, daemon=True)
+            reading.start()
+            reading.join(_ASKED_S)
+        self._heard = dict(found) if len(found) == self.who.world_size else {}
 
     def known(self) -> dict[int, Document]:
         """Return what the ranks have said of their processes, in this call or an earlier one."""
-        return {rank: mark for rank, mark in self._heard.items() if mark} | self._mine.known
+        return {rank: said for rank, said in self._heard.items() if said} | self._mine.known
 
     def agree(self, work: Callable[[], R]) -> R:
         """Do `work`, and return what it returns if it succeeds on all ranks. It asks no other rank for anything.
@@ -165,7 +186,7 @@ class GroupMeeting(Meeting):
 
     def _lost(self, error: RuntimeError) -> RankFailed:
         """Return the error for what a collective raised, which names the lost ranks as far as that is known."""
-        self._heard = self._marks.of_all(self.who.world_size)
+        self._listen()
         deadline_s = time.monotonic() + _SEEN_TO_END_S
         # The connections of a process are closed a moment before the kernel says that it has ended: until then the
         # others, who are on their way, are not to be blamed. Where the time is over they are.
@@ -183,6 +204,10 @@ class GroupMeeting(Meeting):
             hint="start all ranks again; ckstore log says whether the checkpoint was published before",
             causes={rank: CkstoreError(text) for rank, text in lost.items()},
         )
+
+
+def _key(rank: int) -> str:
+    return f"ckstore/{rank}"
 
 
 def sendable(error: Exception) -> Exception:

@@ -17,14 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckstore.errors import BadInput, CkstoreError, SaveFailed
-from ckstore.integrations.dcp.agreement import check_agreement
+from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.manifest import Entry
 from ckstore.model.names import check_run, check_step
@@ -33,9 +32,9 @@ from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.join import shards_of
-from ckstore.ranks.meeting import why
+from ckstore.ranks.meeting import check_agreement, why
 from ckstore.ranks.outcome import with_news
-from ckstore.ranks.part import Shard, content_of, stage_part
+from ckstore.ranks.part import stage_part
 from ckstore.ranks.who import Who
 from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import RankWork, WorkWatch
@@ -93,15 +92,9 @@ class CkstoreWriter(StorageWriter):
         self.run = check_run(run)
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None
-        self._about = {
-            "metrics": metrics,
-            "metadata": metadata,
-            "message": message,
-            "parent": parent,
-            "tags": (tags,) if isinstance(tags, str) else tuple(tags),
-            "if_exists": if_exists,
-            "force": force,
-        }
+        self._about = metrics, metadata, message, parent
+        self._tags = (tags,) if isinstance(tags, str) else tuple(tags)
+        self._if_exists, self._force = if_exists, force
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.timeout_s = math.inf
@@ -214,11 +207,9 @@ class CkstoreWriter(StorageWriter):
 
     def request(self) -> Any:
         """Return what `Store.save` would make of the arguments."""
-        about = dict(self._about)
-        store = self.store
-        description = store._description(about["metrics"], about["metadata"], about["message"], about["parent"])  # noqa: SLF001
-        return store._request(  # noqa: SLF001
-            self.run, self.step, description, about["tags"], about["if_exists"], force=about["force"]
+        description = self.store._description(*self._about)  # noqa: SLF001
+        return self.store._request(  # noqa: SLF001
+            self.run, self.step, description, self._tags, self._if_exists, force=self._force
         )
 
     def with_news(self, info: CheckpointInfo) -> CheckpointInfo:
@@ -238,52 +229,18 @@ class CkstoreWriter(StorageWriter):
         return self._who().document(run=self.run, step=self.step, **where)
 
 
-class RefusedWriter(CkstoreWriter):
-    """The writer of a rank that could not begin: all ranks learn why by the first collective, and nothing is saved."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__("", 0)
-        self._error = error
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raise it."""
-        del is_coordinator, args, kwargs
-        raise self._error
-
-
 @act
 def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner) -> Staging:
     context = store._context  # noqa: SLF001
     context.check_writable()
     who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
-        shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
-        values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
-        content = content_of(shards, values, context.settings.chunk_bytes)
+        content = content_of_plan(plan, planner, context.settings.chunk_bytes)
         work = RankWork(who, writer.timeout_s)
         # What is staged after this rank has given up belongs to no save: it is given back by the thread.
         staging: Staging = work.run(lambda: stage_part(context, work, content), partial(reclaim.discard, context))
         writer.hold(staging)
         return staging
-
-
-def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
-    tensor = planner.resolve_data(item)
-    if not isinstance(tensor, torch.Tensor) or item.tensor_data is None:
-        raise BadInput(f"{item.index.fqn}: the planner gave {type(tensor).__name__} for a tensor")
-    chunk = item.tensor_data.chunk
-    if tuple(chunk.sizes) != tuple(tensor.shape):
-        found = f"{list(tensor.shape)} for a shard of {list(chunk.sizes)}"
-        raise BadInput(f"{item.index.fqn}: the planner gave a tensor of {found}")
-    return Shard(item.index.fqn, tensor, tuple(item.tensor_data.size), tuple(chunk.offsets))
-
-
-def _value(item: WriteItem, planner: SavePlanner) -> object:
-    look_up = getattr(planner, "lookup_object", None)
-    if look_up is not None:
-        return look_up(item.index)
-    data: Any = planner.resolve_data(item)
-    return torch.load(data, weights_only=True)
 
 
 @act
