@@ -66,6 +66,7 @@ class FilesMeeting(Meeting):
         name = f"{who.name}.{attempt_digest(who.attempt)}.{who.world_size}"
         path = layout.staging / name
         for _ in range(_TRIES):
+            # First the directory, then its lock: between the two it can be swept, since nobody locks it yet.
             links.make_directory(path)
             try:
                 lock = locks.lock_shared(path)
@@ -136,6 +137,7 @@ class FilesMeeting(Meeting):
         Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
         """
         self._put(OUTCOME, outcome)
+        # Those who are in it read on by their descriptors; who comes from now on begins another try.
         if not self.layout.shared:
             self.remove()
 

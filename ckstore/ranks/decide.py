@@ -64,6 +64,7 @@ class Deciding:
             info = self._decide(staging)
             if info is not None:
                 return info
+            # Later than this rank would give up itself: who publishes gets a grace, so that a slow disk is no failure.
             if self.work.is_late_for_others and meeting.outcome() is None:
                 return self._fence()
             pace.wait()
@@ -102,13 +103,14 @@ class Deciding:
     def _decide_alone(self, staging: Staging | None) -> CheckpointInfo | None:
         """Decide, while no other rank does."""
         meeting, who = self.meeting, self.meeting.who
-        if meeting.outcome() is not None:
+        if meeting.outcome() is not None:  # said since this rank looked, by the one that had the lock before
             return None
         layout = self.context.layout
         gone = lost(layout, meeting)  # before the place is looked at: what is renamed between the two is seen there
         info = self._published()
         if info is not None:  # by a rank that died before it could say so
             return self._end(published(info))
+        # Read again, under the lock: a part may have come since, and then all are there.
         failed, parts = meeting.hear("failed"), meeting.hear("part")
         if failed:
             return self._end({"failed": sorted(failed)})
@@ -143,6 +145,7 @@ class Deciding:
         outcome = self.meeting.outcome() if isinstance(error, CkstoreError) else None
         if outcome is not None:  # the others gave this rank up, or it is published
             return outcome
+        # Not after a failed sync: to sync again, and to be told that all went well, would prove nothing.
         info = None if isinstance(error, UnknownOutcome) else self._published()
         if info is None:
             self._tell(error)
@@ -153,7 +156,7 @@ class Deciding:
     def _fence(self) -> CheckpointInfo:
         """End the try although a rank has the lock and stands still: what it may be about to publish is moved away."""
         meeting = self.meeting
-        publishing = meeting.fence()
+        publishing = meeting.fence()  # from here on no rank begins to publish: who had begun before is in it
         for document in publishing.values():
             # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
             with suppress(FileNotFoundError):  # it has been renamed into its place, or given up
@@ -214,6 +217,7 @@ class Deciding:
         if "published" not in outcome:
             return
         self.work.decided(info_from(dict(outcome["info"])))
+        # The lock on deciding is held until then, so it says when; the deadline ends the wait all the same.
         pace = Pace()
         while not self.work.is_late:
             following = self.meeting.deciding()

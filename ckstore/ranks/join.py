@@ -76,7 +76,7 @@ class Join:
             rank = part.description.metadata["rank"]
             found = f"shape {list(shape)} {leaf.dtype} at rank {rank}, {list(tensor.shape)} {tensor.dtype} before"
             raise RankMismatch(f"{name} is not the same tensor on all ranks: {found}")
-        if offsets in tensor.seen or 0 in leaf.shape:
+        if offsets in tensor.seen or 0 in leaf.shape:  # a replica: what the first rank has counts
             return
         tensor.seen.add(offsets)
         pieces = pieces_of(shape, offsets, leaf.shape, TORCH_ITEMSIZE[leaf.dtype], self._chunk_bytes)
@@ -179,11 +179,7 @@ def _in_whole(storage: StorageRecord, blobs: Sequence[int] | dict[int, int]) -> 
 
 
 def _whole(name: str, tensor: _Tensor) -> StorageRecord:
-    """Return the storage of a tensor whose pieces are all there.
-
-    Raises:
-        CannotStore: Its shards are of several kinds.
-    """
+    """Return the storage of a tensor whose pieces are all there."""
     shape = in_bytes(tensor.shape, TORCH_ITEMSIZE[tensor.dtype])
     nbytes = math.prod(shape)
     if not nbytes:

@@ -44,7 +44,7 @@ def stuck(meeting: FilesMeeting, publishing: Mapping[int, Document]) -> Document
     became = meeting.became()
     said = [
         f"{named(rank, document)} {became.get(rank, 'is still publishing')}"
-        for rank, document in sorted({**meeting.known(), **publishing}.items())
+        for rank, document in sorted(meeting.known().items())
         if rank in became or rank in publishing
     ]
     return {"stuck": "; ".join(said) or "another rank is still publishing it long after the deadline"}

@@ -88,11 +88,7 @@ class Content:
 
 
 def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int) -> Content:
-    """Return shards and plain values as what a rank saves.
-
-    Raises:
-        CannotStore: A value is of a type that the format does not hold; it is named.
-    """
+    """Return shards and plain values as what a rank saves."""
     plain = _capture_values(values)
     leaves, sources = list(plain.leaves), list(plain.sources)
     cuts = [1] * len(sources)
@@ -135,6 +131,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content) 
     stored = store_sources(
         context, staging, captured.sources, recheck, compare=bool(captured.files), progress=work.staged_bytes
     )
+    # After the bytes are stored: a state that changed while they were read is of no one moment.
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)

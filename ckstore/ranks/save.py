@@ -73,7 +73,7 @@ def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], ti
         UnknownOutcome: The disk stopped answering when the others, or this rank, could publish.
     """
     tell_not_durable(context)  # which finds the caller's line in the stack of this thread
-    work = RankWork(who, timeout_s)
+    work = RankWork(who, timeout_s)  # the deadline counts from here, what `prepare` takes included
     try:
         request, captured = prepare()
         request.check()
@@ -112,6 +112,7 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
             deciding.fail(error)
             raise
         try:
+            # Before it is said: if the caller has given up meanwhile this raises, and nothing is offered.
             work.doing("said that its part is staged", offers=True)
             meeting.say_part(staging.path.name)
             return deciding.wait(staging)

@@ -83,6 +83,7 @@ class RankWork:
             BaseException: The caller has given up meanwhile, for this reason.
         """
         with self._changed:
+            # Under the same lock as `_end_now`: so either the caller's answer counts, or this step, never both.
             if self._stopped is not None:
                 raise self._stopped
             self._doing = what
@@ -172,7 +173,7 @@ class RankWork:
 
     def _limit_s(self) -> float:
         """Return until when the caller waits; it gets later while the thread gets on."""
-        if self._decided is not None:
+        if self._decided is not None:  # what follows cannot change it, so its caller need not wait for all of that
             return max(self._deadline_s, self._decided_s + _FOLLOWS_S)
         grace_s = self.grace_s if self._publishing else 0.0
         return max(self._deadline_s + grace_s, self._moved_s + _QUIET_S)

@@ -114,7 +114,7 @@ class GroupMeeting(Meeting):
         return True
 
     def hear(self, kind: str) -> dict[int, Document]:
-        """Return what is known of the ranks that are as far as this."""
+        """Return what is known of the ranks that are as far as this, as `_listen` has read it."""
         kinds = list(self.UNSAID)
         least = self._mine.calls, kinds.index(kind)
         heard = {rank: said for rank, said in self._heard.items() if said}
@@ -143,11 +143,9 @@ class GroupMeeting(Meeting):
         return {rank: said for rank, said in self._heard.items() if said} | self._mine.known
 
     def agree(self, work: Callable[[], R]) -> R:
-        """Do `work`, and return what it returns if it succeeds on all ranks. It asks no other rank for anything.
+        """Do `work`, and return what it returns if it succeeds on all ranks; else raise what failed, on all of them.
 
-        Raises:
-            CkstoreError: It failed on some ranks, with what was raised there. A process that is alone raises that
-                itself.
+        It asks no other rank for anything: that one may have given up.
         """
         if self.is_alone:
             return work()
@@ -158,7 +156,7 @@ class GroupMeeting(Meeting):
             result = work()
         except Exception as error:  # noqa: BLE001 - all ranks raise it below
             raised = error
-        self.say("ready")
+        self.say("ready")  # also after a failure: it is on its way to the round that tells the others
         told: list[Any] = [None] * self.who.world_size
         with self.failing_together():
             mine = None if raised is None else sendable(raised)

@@ -151,11 +151,7 @@ class CkstoreWriter(StorageWriter):
         return replace(plan, storage_data=self._meant())
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Compare what the ranks mean; the coordinator does.
-
-        Raises:
-            RankMismatch: They do not mean the same; nothing was staged.
-        """
+        """Compare what the ranks mean; the coordinator does."""
         check_agreement(plan.storage_data for plan in plans if plan.storage_data is not None)
         return plans
 
@@ -174,13 +170,9 @@ class CkstoreWriter(StorageWriter):
         return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Join the parts of all ranks and publish them: this is the commit. The coordinator does.
-
-        Raises:
-            RankMismatch: The ranks did not mean the same.
-            SaveFailed: A part is missing, or as a save.
-        """
+        """Join the parts of all ranks and publish them: this is the commit. The coordinator does."""
         parts = dict(enumerate(result.storage_data for of_rank in results for result in of_rank))
+        # Again: where a planner caches its plans, what was compared before may be of an earlier save.
         check_agreement(parts.values())
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
         entries = tuple(Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
