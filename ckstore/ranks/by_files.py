@@ -66,7 +66,7 @@ class FilesMeeting(Meeting):
         name = f"{who.name}.{attempt_digest(who.attempt)}.{who.world_size}"
         path = layout.staging / name
         for _ in range(_TRIES):
-            # First the directory, then its lock: between the two it can be swept, since nobody locks it yet.
+            # First the directory, then its lock: between the two it can be swept, as any directory without a lock.
             links.make_directory(path)
             try:
                 lock = locks.lock_shared(path)

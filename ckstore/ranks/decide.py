@@ -217,7 +217,7 @@ class Deciding:
         if "published" not in outcome:
             return
         self.work.decided(info_from(dict(outcome["info"])))
-        # The lock on deciding is held until then, so it says when; the deadline ends the wait all the same.
+        # The lock on deciding is held until then, so it says when; the deadline ends the wait in any case.
         pace = Pace()
         while not self.work.is_late:
             following = self.meeting.deciding()

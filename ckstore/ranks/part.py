@@ -108,7 +108,7 @@ def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: 
 def stage_part(context: Context, work: RankWork, content: Content) -> Staging:
     """Put what a rank saves into a staging directory, seal it, and return it with its lock; a failure leaves nothing.
 
-    The lock is held until the parts were joined: what nobody locks is taken for dead, and swept.
+    The lock is held until the parts were joined: a staging without a lock is taken for dead, and swept.
     """
     who = work.who
     work.doing("began to stage its part")

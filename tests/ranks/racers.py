@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections import defaultdict, deque
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,7 +37,8 @@ def state_of(rank: int, step: int) -> dict[str, object]:
 
 def stop_here() -> None:
     """Stand still until the test sends SIGCONT."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: one to the process may be taken by another thread first, and this one goes on until that runs.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def stop_at(moment: str) -> ExitStack:

@@ -194,7 +194,7 @@ class GroupMeeting(Meeting):
             time.sleep(0.05)
         known = self.known()
         lost = {rank: f"{named(rank, known[rank])} {what}" for rank, what in became.items()}
-        if not lost and self._heard:  # where the marks cannot be had nobody is blamed
+        if not lost and self._heard:  # where it is not known what the ranks said, no rank is blamed
             lost = self.behind(self._said)
         said = ", ".join(lost.values()) or "no rank of this host has ended or stands still; see what the others say"
         return RankFailed(
