@@ -97,11 +97,7 @@ class FilesMeeting(Meeting):
             f"another process is rank {self.who.rank} of {self.who.world_size} in the save of "
             f"{self.who.name}: process {other.get('pid')} on {other.get('host')}"
         )
-        raise RankMismatch(
-            msg,
-            hint="give each process a rank of its own, and each try another attempt=",
-            command_hint="give each process a --rank of its own, and each try another --attempt",
-        )
+        raise RankMismatch(msg, hint="give each process a rank= of its own, and each try another attempt=")
 
     def say(self, kind: str, **more: object) -> bool:
         """Say it: ``rank``, ``part``, ``failed``, ``publishing`` or ``fence``."""

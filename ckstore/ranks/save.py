@@ -125,4 +125,4 @@ def _refuse_duplicate(context: Context, who: Who) -> None:
     if found is not None and is_of_try(found.manifest, who):
         msg = f"{who.name} was saved by all ranks of this try already"
         came = f"{who} came a second time, or too late; a new try needs another"
-        raise RankMismatch(msg, hint=f"{came} attempt=", command_hint=f"{came} --attempt")
+        raise RankMismatch(msg, hint=f"{came} attempt=")
