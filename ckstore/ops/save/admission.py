@@ -48,6 +48,7 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
     Returns:
         What was done to make room, a sentence each.
     """
+    # The usual case: no byte is read and no blob claimed, one statvfs.
     if context.measure(_at_most(context, sources)).fits:
         return ()
     found = _look(context, staging, sources)
@@ -59,9 +60,11 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
         failed: CkstoreError | None = None
     except CkstoreError as error:
         notes, failed = (), error
+    # Asked again: what was dropped may be open elsewhere and free nothing yet, and other processes write, too.
     need = context.measure(new)
     if need.fits:
         return notes
+    # Before the first blob: a save that fills the disk to the last block would take other programs with it.
     raise _refusal(context, need, notes, failed) from failed
 
 
@@ -108,6 +111,7 @@ def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> 
 def _claim(staging: Staging, found: _Found, digest: str, nbytes: int) -> None:
     if digest in found.claimed or digest in found.new:
         return
+    # A claim, not a look: making room below deletes checkpoints, and would delete the blob that this save counts on.
     if staging.claim(digest, nbytes):
         found.claimed.add(digest)
     else:

@@ -20,6 +20,7 @@ _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*\Z")
 CHECKPOINT_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 _SHOWN = 3
 _INDEX_SUFFIX = ".index.json"
+# Far above the index of any model; a larger file of that name is not parsed in memory, and commits as any file.
 _INDEX_MOST_BYTES = 64 * 2**20
 
 
@@ -114,6 +115,7 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
 
 def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) -> None:
     """Refuse to put a store into itself."""
+    # Resolved both: a symlink into the store would let a commit read the staging that it is writing.
     root = store.resolve()
     for path in paths:
         here = path.resolve()

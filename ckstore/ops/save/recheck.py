@@ -58,6 +58,7 @@ class Recheck:
         self._run = run
         self._everything = share == 1
         # A pack may be larger than what the state has of it, so a share of 1 has no budget that could be too small.
+        # Two budgets of one size: what was foreseen must not use up the turn of hits that nothing foresaw.
         self._budget_bytes = self._unforeseen_bytes = (
             sys.maxsize if self._everything else recheck_bytes(state_bytes, share)
         )
@@ -75,6 +76,7 @@ class Recheck:
         if not self._budget_bytes:
             return ()
         run, readings = self._context.relied_on
+        # Kept in this process by the save before: no question to the catalog while the trainer waits.
         if run == self._run:
             return readings
         try:
@@ -115,6 +117,7 @@ class Recheck:
                 tensor: if they differ, the blob is compared with its name.
         """
         part = self._due.get(digest)
+        # Skipping is safe: what is not read now is older at the next save, and so comes first there.
         if part is None or not self._may_go_on():
             return True
         begun_s = time.monotonic()
@@ -129,10 +132,13 @@ class Recheck:
                 go_on=self._may_go_on,
             )
         except OSError as error:
+            # No descriptors or memory is this process's trouble; to call the blob damaged for it would write it again
+            # for nothing.
             if error.errno in files.NO_MEANS:
                 raise
             stopped_at = None
         self._took(begun_s, (part.stop if stopped_at is None else stopped_at) - part.start)
+        # The tensor itself may have changed meanwhile, so a difference accuses the blob only after its own digest does.
         if stopped_at is None:
             return self.is_right(digest, self._known[digest].nbytes)
         self._note(after(self._known[digest], part, stopped_at, time.time_ns()))
@@ -147,6 +153,7 @@ class Recheck:
     def is_right(self, digest: str, nbytes: int) -> bool:
         """Whether the staged blob is what its name says on the disk; it is read whole. If not, no save relies on it."""
         begun_s = time.monotonic()
+        # Only as large as the blob needs: most that is read here is a pack of a few KiB.
         buffer = aligned_buffer(min(READ_BYTES, -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES + GRAIN_BYTES))
         try:
             checked = check_file(self._staging.path_of(digest), BlobRecord(digest, nbytes), How(buffer, may_touch=True))
@@ -213,6 +220,7 @@ class Recheck:
         return [self._warning(digest, problem) for digest, problem in self.damaged.items()]
 
     def _warning(self, digest: str, problem: str) -> str:
+        # The save had the right bytes, and `put` exchanged them under every name.
         if digest in self._staging.written:
             return (
                 f"{problem}. Each save rereads a share of the blobs that it reuses; this one put the right"
@@ -231,11 +239,13 @@ class Recheck:
 
     def _mark_users(self, digest: str) -> list[str]:
         """Read the blob in every checkpoint that has it, and mark those that need the damaged bytes; return these."""
+        # Only where a blob is damaged: a save that finds none never loads the verifier.
         from ckstore.ops.check.verifier import Verifier
 
         layout = self._context.layout
         hurt = []
         with Verifier(self._context) as checker:
+            # Every checkpoint, not the catalog's list: which ones hold the damaged inode only their directories say.
             for run, step, _ in sorted(layout.published()):
                 status = peek.find(layout.checkpoint(run, step) / BLOBS / digest)
                 if status is None:

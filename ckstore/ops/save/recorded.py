@@ -60,6 +60,7 @@ class RecordedSource:
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Raise: the bytes are not here."""
+        # The trainer never copied them: to hash whatever lies in the memory of an earlier save would store a lie.
         raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not in hand", hint=NEXT)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:  # noqa: ARG002
@@ -77,6 +78,7 @@ class RecordedSource:
             NotUnchanged: They are others.
         """
         data = self._samples.get(chunk.start)
+        # One chunk in 32 is in hand, another one each time, so 32 saves compare all (docs/explanation/async.md).
         if data is None or algorithm.digest(data) == chunk.piece:
             return
         since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may hold old bytes of it"
@@ -92,6 +94,7 @@ def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Mani
     """Return the manifest of the checkpoint that storages are to be taken from."""
     try:
         with CheckpointDirectory.at(context.layout.checkpoint(run, step), context.layout.hash_prefix) as directory:
+            # The place may hold another checkpoint by now, whose blobs are not what the trainer compared.
             if directory.manifest_id == manifest_id:
                 return directory.manifest
         why = "another checkpoint is there now"
@@ -117,6 +120,7 @@ def recorded_sources(
     theirs = {leaf.name: leaf for leaf in manifest.leaves}
     same_form = set(kept.storages)
     for leaf in order.captured.leaves:
+        # Only the storage number may differ: another dtype or stride over the same bytes is another tensor.
         if leaf.storage in same_form and theirs.get(leaf.name) != leaf._replace(storage=kept.storages[leaf.storage][0]):
             same_form.remove(leaf.storage)
     base = f"{manifest.run}@{manifest.step}"
@@ -137,6 +141,7 @@ def _chunks(manifest: Manifest, storage: int) -> tuple[RecordedChunk, ...]:
     record = manifest.storages[storage]
     chunks = []
     end = 0
+    # Tiles of ranks are not in the order of the storage, so a run of chunks cannot stand for them.
     for extent in () if record.tiling is not None else record.extents:
         blob = manifest.blobs[extent.blob]
         chunks.append(RecordedChunk(end, end + extent.length, extent.piece, blob.digest, blob.nbytes, extent.offset))
