@@ -53,6 +53,8 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
         if view.kind:
             _unknown(Unknown(view.kind), path)
         reach_bytes = view.reach_bytes()
+        # Strides and sizes come from a pickle that anyone may have written: they are refused before any memory is
+        # looked at.
         if reach_bytes is None:
             _refuse(path, f"a tensor of the shape {shown(view.shape)}")
         leaf = LeafRecord(path, "torch", view.dtype, view.shape, 0)
@@ -78,6 +80,7 @@ def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -
     if reach_bytes > nbytes:
         _refuse(path, f"a tensor that reaches to byte {reach_bytes} of a storage of {nbytes}")
     said = view.storage
+    # torch pads the end of a storage, so the stretch may be longer, but by less than one element.
     if said is not None and not said.count * said.item_bytes <= nbytes < (said.count + 1) * said.item_bytes:
         _refuse(path, f"a tensor in a storage of {nbytes} bytes, of which the pickle says {said.count} elements,")
 

@@ -36,6 +36,7 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
         )
         found = diff_manifests(one.manifest, other.manifest)
         found = replace(found, before=_named(found.before, paths[0]), after=_named(found.after, paths[1]))
+        # Digests say what differs; only how much needs the bytes.
         if not values:
             return found
         told = spellings_of(one.manifest, other.manifest)

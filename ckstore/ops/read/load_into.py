@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
 
+# A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of it.
 SHOWN_MOST = 20
 """So many names of a kind are in a message."""
 
@@ -119,15 +120,18 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
 
     def read(directory: CheckpointDirectory) -> LoadReport:
         nonlocal before
+        # `read` may be called again for another checkpoint, after a damaged one.
         since, before = before, None  # after a read that failed the target holds parts of another checkpoint
         with _source(context, directory, request) as source:
             report = _load_into_open(source, target, request, since, begin)
         report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
+        # Only after the last byte: a load that failed in between must not become a parent.
         continue_from(context, directory.manifest.run, directory.manifest_id)
         return report
 
     try:
         return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
+    # Also Ctrl-C: a target of two halves must not be saved as the child of either.
     except BaseException:
         if is_touched:
             lose_parents(context)
@@ -174,6 +178,7 @@ def _load_into_open(
     """Load; `begin` is called before the first byte of the target may change."""
     manifest = directory.manifest
     if request.select is not None:
+        # First: a misspelt glob would look like a model of which nothing is missing.
         check_selection(directory, request.select)
     rename = check_rename(request.rename)
     terms = Terms(as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict)
@@ -185,29 +190,37 @@ def _load_into_open(
     def plan_by(terms: Terms) -> IntoPlan:
         return plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
 
+    # The plan, not the load, finds what does not fit: nothing of the target is touched by it.
     plan = plan_by(terms)
     found = plan.differences
     load = Load(manifest, target, terms, request.strict, found, not plan.is_empty, lambda by: plan_by(by).likely)
+    # Compared whole before the first byte changes, so an error leaves the model as it was.
     _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes + plan.kept_bytes)
+    # From here the target may hold parts of this checkpoint, whatever happens.
     begin()
+    # Memory first: an allocation that fails in the middle of reading would leave a mixture.
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
     # What gets its memory only now holds nothing of the checkpoint before.
     skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
+    # Modules whose own hooks load them (`_load_from_state_dict`) say only by trying whether they fit.
     plan.attempt(lambda storages: read_memories(directory, storages, verify=request.verify, tally=tally))
     try:
         _check_fits(load, directory, request)
+    # The attempt has changed modules already: they get their old values back before the caller sees the error.
     except DoesNotFit:
         plan.undo()
         raise
+    # Straight into the target's memory, the largest share of a model: no second copy of it is ever in memory.
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
     stream_storages(directory, streamed, plan.fill_part, verify=request.verify, skip=skip, tally=tally)
     for storage in sorted(whole - skip.keys()):
         plan.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
+    # Last: values that are not tensors are set only when every tensor is in.
     plan.finish(memories.__getitem__)
     report = _report(directory, _as_written(plan.differences, manifest))
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
@@ -245,6 +258,7 @@ def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> Unchang
     return {
         storage: starts
         for storage, starts in found.items()
+        # Read whole means written whole, so a part that is the same saves nothing.
         if storage not in whole or len(starts) == len(manifest.storages[storage].extents)
     }
 
@@ -284,6 +298,7 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest
     """
     found = load.found
     differ = found.missing or found.unexpected or found.mismatched
+    # These `strict=False` does not excuse: there is no way to fill them.
     never = found.dtypes or found.meta or found.strangers or (differ and not load.fits_somewhere)
     if not never and not (request.strict and differ):
         return

@@ -20,6 +20,7 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
 
     With `verify`, every byte is read and checked now, not when it is used.
     """
+    # A mapping is checked now or never: later a damaged page is read by a plain memory access.
     with directory.reporting_damage():
         return _map_memories(directory, storages, verify=verify)
 
@@ -32,12 +33,14 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
     maps = PieceMaps(directory)
     for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
         view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
+        # It does not lie where pages begin, or is mapped already: a process may have only so many mappings.
         if view is None:
             to_read.append(i)
         else:
             memories[i] = wrap(names.kind(i), view)
     if verify:
         check_memories(directory, memories)
+    # After the check: a mapped load of damaged bytes fails before memory is taken for the rest.
     if to_read:
         memories.update(read_memories(directory, to_read, verify=verify))
     return memories

@@ -32,6 +32,7 @@ def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None 
     found: Unchanged = {}
     for storage, leaves in by_storage.items():
         there = _old_storage(old, leaves)
+        # Pieces of tiles are not in row-major order, so equal pieces do not mean equal places.
         if there is None or before.storages[there].tiling or after.storages[storage].tiling:  # read whole
             continue
         had = dict(_places(before, there))
@@ -44,6 +45,7 @@ def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None 
 def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int | None:
     """Return the storage in which all the leaves were, laid out as they are; None: there is none."""
     there = {old[leaf.name].storage for leaf in leaves if leaf.name in old}
+    # Tensors that came together from two storages, or parted from one, lie at other places than before.
     if len(there) != 1:
         return None
     storage = there.pop()
