@@ -42,6 +42,7 @@ def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> 
         return
     if not _lacking(wanted, there):
         return
+    # The catalog's rows may be old or wrong, so a refusal is decided by the manifests and annotations themselves.
     there = [
         annotated(context, info).metrics
         for run, step, _ in context.layout.published()
@@ -72,11 +73,13 @@ class _Attribute(Generic[T]):
         self, member: str, read: Callable[[Layout], T], to_json: Callable[[Context, str, object], object]
     ) -> None:
         def get(config: StoreConfig) -> T:
+            # From the file at each reading: another process may have changed it since this handle was opened.
             return read(config._context.layout)  # noqa: SLF001 - of this module
 
         def change(config: StoreConfig, value: T | None) -> None:
             context = config._context  # noqa: SLF001 - of this module
             new = None if value is None else to_json(context, member, value)
+            # After the value was checked: a wrong value is the caller's mistake whatever the store is opened for.
             context.check_writable()
             config_file.change(context.layout, member, new)
             vars(context).pop(member, None)  # what was read before, such as the number of threads
