@@ -23,6 +23,7 @@ class Parents:
 
     def news(self, last_parents: Mapping[str, str]) -> dict[str, str]:
         """Return what the next order is to say."""
+        # Only what is new, and `tuple`: another thread may load a checkpoint while this is sent.
         return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) != parent}
 
     def ordered(self, news: Mapping[str, str]) -> None:
@@ -31,6 +32,7 @@ class Parents:
 
     def ended(self, news: Mapping[str, str], saved: CheckpointInfo | None) -> None:
         """A save has ended, whose order said this; None: it failed."""
+        # Also of a failed save: the saver had heard of these parents, whatever became of the checkpoint.
         self._settled.update(news)
         if saved is not None:
             self._settled[saved.run] = self._told[saved.run] = saved.id

@@ -65,8 +65,10 @@ class SaveQueue:
                 return True
             if terms.when_busy == "skip":
                 return False
+            # Taken before the wait, so that the message names the save that was in the way.
             busy = self.saves[0].pending
             if terms.when_busy == "wait":
+                # Now, not after: the stall of the save that is waited for is judged by what this caller allows.
                 self.terms = terms
                 if self.changed.wait_for(is_free, terms.timeout_s):
                     return True
@@ -88,11 +90,13 @@ class SaveQueue:
             for at, pending in enumerate(ended):
                 error = pending.take_unread()
                 if error is not None:
+                    # One error each call, in the order of the saves; the others wait for the next.
                     self._ended = ended[at + 1 :]
                     raise error
 
     def add(self, save: Save) -> None:
         """Put it behind the others; with the lock."""
+        # Only once it is certain to be sent: else a save that was never ordered would hide a parent from the next.
         self.parents.ordered(save.order.last_parents)
         self.bases.ordered(save.order)
         self.saves.append(save)
@@ -111,10 +115,12 @@ class SaveQueue:
             outcome: What was saved, or why not.
             keep: Keep its snapshot for the next: no saver can look at it any more.
         """
+        # First: threads that wait for room, or for its end, look at this list.
         self.saves.remove(save)
         if keep:
             self.pool.give(save.snapshot, self.terms.max_in_flight)
         else:
+            # A stuck saver may still read it: its pages go when that process ends.
             save.snapshot.close()
         if isinstance(outcome, CkstoreError):
             self.say(logging.ERROR, f"the save of {save.pending.name} failed: {outcome}")
@@ -126,6 +132,7 @@ class SaveQueue:
             self.say(logging.INFO, f"saved {outcome.name}")
             self._saved.append(outcome)
         self._on_ended(outcome)
+        # After the bases and parents: `result()` returns to a caller that saves again at once.
         save.pending.finish(outcome)
         self.changed.notify_all()
 

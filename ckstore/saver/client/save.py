@@ -49,6 +49,7 @@ class Save:
 
     def again(self) -> None:
         """Another saver is to make it."""
+        # Kept over all tries: a rename that was allowed once may have been done, whatever later savers say.
         self.maybe_published |= self.granted
         self.sent = self.granted = False
 
@@ -64,6 +65,7 @@ def failed(save: Save, why: str) -> CheckpointInfo | CkstoreError:
     """Return what becomes of a save whose last saver has died."""
     if save.committed is not None:
         return with_warning(save.committed, why)
+    # Not "failed": the checkpoint may be there, and a caller that saves again must know it.
     if save.granted or save.maybe_published:
         return _unknown(save, f"{why}; so did the saver before it")
     msg = f"the save of {save.pending.name} failed: {why}; so did the saver before it"
@@ -75,6 +77,7 @@ def given_up(save: Save, why: str) -> CheckpointInfo | CkstoreError:
     pending = save.pending
     if save.committed is not None:
         return with_warning(save.committed, why)
+    # The kill may come too late: the kernel finishes a rename that it has begun when the disk answers.
     if save.granted or save.maybe_published:
         return _unknown(save, why)
     msg = f"{why}; the save of {pending.name}, which was {pending.state}, is given up"

@@ -31,8 +31,11 @@ _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 """Of a file in memory the last is the limit of sizes (ulimit -f)."""
 _SPARE_BYTES = 64 * 2**20
 """What has to be left beside a snapshot: a saver takes some 40 MiB, and the training goes on meanwhile."""
+# The saver hashes and writes from here: a cache line, and every dtype is aligned.
 _ALIGNMENT = 64
+# Large enough that the two threads seldom meet at the lock, small enough that both end at about the same time.
 _PART_BYTES = 16 * 2**20
+# One copies a GiB in 131 ms, two in 95 (docs/adr/0017); more would take cores from the training.
 _THREADS = 2
 
 
@@ -80,17 +83,20 @@ class Snapshot:
         self.nbytes = self.size_for(nbytes)
         self._is_written = False
         found = left()
+        # Asked, not tried: in a control group the page that is one too many kills the training.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
             raise self._no_memory(f": it takes {self.nbytes} bytes, and {found}")
         self.fd = open_memory("ckstore-snapshot")
         try:
             os.ftruncate(self.fd, self.nbytes)
             self._memory = map_shared(self.fd, self.nbytes, writable=True)
+            # Before the rest is allocated: a page of 4 KiB that is there makes the kernel copy it into the huge one.
             self._gather()
             os.posix_fallocate(self.fd, 0, self.nbytes)  # memory that is not there is an error here, no signal later
             self._fault_in()
         except BaseException as error:
             self._give_up()
+            # Only the kernel's ways to say that there is no memory become that error.
             if not isinstance(error, OSError) or error.errno not in _NO_MEMORY:
                 raise
             raise self._no_memory(f": {error.strerror}") from error
@@ -124,7 +130,9 @@ class Snapshot:
             part = self._memory[at : at + _PART_BYTES]
             for start in range(at, at + len(part), HUGE_BYTES):
                 if can:
+                    # One byte makes one page, of which `MADV_COLLAPSE` makes a huge one.
                     os.posix_fallocate(self.fd, start, 1)  # a huge page is made where there is a page
+            # Once the kernel has said no (none free, or too old) each further try costs time and is refused as well.
             can = can and gather_huge_pages(part)
 
         self._make([lambda at=at: gather(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
@@ -155,6 +163,7 @@ class Snapshot:
     def close(self) -> None:
         """Give the memory back; a saver that has it keeps it."""
         if self.fd >= 0:
+            # Taken out first: closed twice, the number may be that of a file that another thread has just opened.
             fd, self.fd = self.fd, -1
             os.close(fd)
             self._memory.release()
@@ -182,9 +191,11 @@ class SnapshotPool:
         with self._mutex:
             fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
             if fitting:
+                # The smallest: a large one stays for the next large state.
                 best = min(fitting, key=lambda snapshot: snapshot.nbytes)
                 self._free.remove(best)
                 return best
+        # Those that are too small go before the new one is made, or the host needs both at once.
         self.close()
         return Snapshot(nbytes)
 
@@ -193,6 +204,7 @@ class SnapshotPool:
         with self._mutex:
             large = [snapshot for snapshot in self._free if snapshot.nbytes > nbytes]
             self._free = [snapshot for snapshot in self._free if snapshot.nbytes <= nbytes]
+        # Outside the lock: to unmap gigabytes takes milliseconds.
         for one in large:
             one.close()
 
@@ -200,6 +212,7 @@ class SnapshotPool:
         """Keep a snapshot; of those that were kept before, so many that there are at most `most`."""
         with self._mutex:
             self._free.append(snapshot)
+            # The newest stay: their size is that of the last state.
             over = self._free[:-most]
             del self._free[: len(over)]
         for one in over:
@@ -236,6 +249,7 @@ def _copies(
     for source, place in zip(sources, places, strict=True):
         if place.offset < 0:
             continue
+        # Thousands of small tensors: a closure and a lock for each would take longer than the copies.
         if place.nbytes < _PART_BYTES:
             few.append((source, place))
             few_bytes += place.nbytes
@@ -285,10 +299,12 @@ def _errors_in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
             thread.start()
     except RuntimeError:  # "can't start new thread": this one does all of it
         pass
+    # This thread must go on to `join`: returning now would let a thread write into memory that is given back.
     except BaseException as error:  # noqa: BLE001 - Ctrl-C: a thread that begins now takes nothing any more
         errors.append(error)
     take()
     for thread in others:
+        # Again after Ctrl-C: the thread still writes into the snapshot.
         while thread.is_alive():
             try:
                 thread.join()

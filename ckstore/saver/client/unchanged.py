@@ -43,6 +43,7 @@ class Unchanged:
     def names_in(self, captured: Captured) -> set[str]:
         """Return what it names of a state."""
         names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
+        # A misspelt name would copy everything in silence, and the caller wonder why nothing got faster.
         if captured.leaves and not names:
             some = ", ".join(leaf.name for leaf in captured.leaves[:3])
             msg = f"unchanged= selects none of the {len(captured.leaves)} tensors of the state"
@@ -76,6 +77,7 @@ class Base:
         for storage, leaves in members.items():
             there = self._storage_of(leaves, names)
             nbytes = captured.sources[storage].nbytes
+            # Below that a tensor lies in a pack, and has no blob of its own to claim.
             if there is not None and nbytes == self.sizes[there] and nbytes >= PACK_BELOW_BYTES:
                 found[storage] = (there, self.copied_steps[there])
         return found
@@ -125,11 +127,13 @@ class Bases:
     def ordered(self, order: Order) -> None:
         """A save was asked for: until it has ended well there is nothing that "unchanged" could mean."""
         self._asked[order.run] = order.number
+        # Until its outcome is known "unchanged since the save before" has no checkpoint to refer to.
         self._bases.pop(order.run, None)
         self._since.pop(order.run, None)
 
     def not_saved(self, run: str, names: set[str]) -> None:
         """A call, which named this as unchanged, saved nothing."""
+        # Over a row of skipped calls only what all of them name has certainly not changed.
         self._since[run] = names & self._since.get(run, names)
 
     def ended(self, order: Order, saved: CheckpointInfo) -> None:
@@ -138,6 +142,7 @@ class Bases:
         compared = self._compared.setdefault(order.run, {})
         for sample in () if order.kept is None else order.kept.samples:
             compared[order.places[sample.storage].name, sample.start] = order.number
+        # A later order was placed already, whose "unchanged" refers to itself; `keep` may have kept other bytes.
         if self._asked.get(order.run) != order.number or order.if_exists == "keep":
             return
         self._bases[order.run] = Base(
@@ -170,6 +175,7 @@ class Bases:
         if (
             unchanged is None
             or base is None
+            # Another call saved or loaded this run since: its bytes are not those that this client compared.
             or last_parents.get(order.run) != base.id
             or order.step == base.step  # it is replaced by this save, perhaps before another saver goes on with it
         ):
@@ -196,5 +202,6 @@ class Bases:
             for storage in storages
             for start in range(0, captured.sources[storage].nbytes, chunk_bytes)
         ]
+        # Longest ago first: within `IN_SAVES` saves each chunk has had its turn.
         chunks.sort(key=lambda chunk: compared.get((captured.sources[chunk[0]].name, chunk[1]), -1))
         return chunks[: -(-len(chunks) // IN_SAVES)]

@@ -49,12 +49,14 @@ def serve(inbox: Inbox, opening: Open, reporter: Reporter) -> None:
     try:
         context = _open(opening, reporter)
     except CkstoreError as error:
+        # Number 0 stands for all orders: without the store none can be carried out.
         reporter.say(Failed(0, error))
         return
     reporter.say(Started())
     while True:
         reporter.at(0, "idle")
         got = inbox.next()
+        # What lay in the socket before the end was handed out first, so no order is lost.
         if got is None or isinstance(got[0], Close):
             break
         message, descriptors = got
@@ -87,9 +89,11 @@ def _serve_one(context: Context, order: Order, descriptors: list[int], reporter:
         info = carry_out(context, order, descriptors[0])
     except CkstoreError as error:
         reporter.say(Failed(order.number, error))
+        # What is on the disk is not known: the store is opened again, by the next saver, which looks.
         return not isinstance(error, UnknownOutcome)
     except (OSError, MemoryError) as error:
         reporter.say(Failed(order.number, _as_error(error, f"saving {order.run}@{order.step}")))
+        # After a MemoryError this process may be in any state, so the next order goes to a fresh one.
         return isinstance(error, OSError)
     finally:
         for descriptor in descriptors:
