@@ -72,6 +72,7 @@ def capture(state: object) -> Captured:
     """
     walk = Walk()
     node = walk.node(state, "", 1)
+    # All of them at once: a state with ten such values must not take ten failed saves to be mended.
     if walk.refused:
         raise CannotStore.of(walk.refused)
     walk.place_tensors()
@@ -103,6 +104,7 @@ class Walk:
         self.name_chars = 0
         self.refused: list[CannotStore] = []
         self._open: set[int] = set()
+        # Classes that were admitted as plain: tens of thousands of tensors are not asked again whether they come apart.
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
         self._tensors: dict[int, list[tuple[int, Admitted]]] = {}
@@ -121,8 +123,10 @@ class Walk:
         from ckstore.tensors import torch_leaves
 
         every = [admitted for numbered in self._tensors.values() for _, admitted in numbered]
+        # CUDA kernels that were queued before the save must have written the tensors that are read now.
         torch_leaves.wait_for_devices(every)
         for storage, numbered in self._tensors.items():
+            # Only now all tensors over one memory are known, so only now it is known what of it they cover together.
             members = [admitted for _, admitted in numbered]
             self.sources[storage], leaves = torch_leaves.place(members, storage)
             for (index, _), leaf in zip(numbered, leaves, strict=True):
@@ -131,8 +135,10 @@ class Walk:
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """Return the node of a value with this path."""
+        # The exact type: a subclass may hold more than its base, and would come back as the base without it.
         kind = type(value)
         scalar = _SCALARS.get(kind)
+        # The most common kinds first: this runs for each of up to millions of values.
         if kind is str:
             return self._str(value, path)
         if kind is bytes:
@@ -155,6 +161,7 @@ class Walk:
     def _str(self, value: str, path: str) -> Node:
         if len(value) <= STR_INLINE_MAX and fits_json(value):
             return value
+        # Lone surrogates are legal in Python's strings, as in names of files; strict UTF-8 would refuse them.
         return self._text("str", path, value.encode("utf-8", "surrogatepass"))
 
     def _bytes(self, value: bytes, path: str) -> Node:
@@ -166,11 +173,13 @@ class Walk:
         if depth > MAX_DEPTH or id(value) in self._open:
             why = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
             raise CannotStore(path, f"{why} and cannot be stored", hint="store a flatter state")
+        # A list of a million numbers (a sampler's order) as nodes would be the largest part of a manifest.
         if type(value) is list and (packed := pack_numbers(value)) is not None:
             dtype, data = packed
             leaf = LeafRecord(path, "numbers", dtype, (len(value),), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
         self.name_chars += len(path) * len(value)
+        # What is on the way down, not what was seen: a value may be at two places, but not inside itself.
         self._open.add(id(value))
         try:
             return self._dict(value, path, depth) if isinstance(value, dict) else self._sequence(value, path, depth)
@@ -196,6 +205,7 @@ class Walk:
             except ValueError as error:
                 self.refused.append(self.refused_key(key, path, str(error)))
                 continue
+            # As pairs, not as a JSON object: keys may be integers or tuples, and their order is part of the state.
             pairs.append([own, self.node(item, join(path, key), depth + 1)])
         kind = type(value)
         if kind is OrderedDict:
@@ -214,6 +224,7 @@ class Walk:
             return None
         before = self.leaf_count
         node = self.node(dict(attributes), path, depth + 1)
+        # Attributes have no name by which such a leaf could be found, selected or compared.
         if self.leaf_count > before:
             names = ", ".join(attributes)
             why = f"the attributes ({names}) of an OrderedDict hold tensors, arrays or long values"
@@ -264,6 +275,7 @@ class Walk:
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
         self._tensor_kinds.add(type(value))
+        # By memory, not by object: tied weights and views over one buffer stay one after a load.
         storage = self.memories.get(admitted.memory) if admitted.memory is not None else None
         if storage is None:
             storage = self.next_storage()

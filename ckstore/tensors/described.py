@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
 
 
+# More reasons than any person reads; a pickle of a few bytes can name billions of such values.
 REFUSED_MOST = 10_000
 
 
@@ -91,6 +92,7 @@ class _Walk(Walk):
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         if isinstance(value, str | bytes):
+            # Before it is walked: a pickle refers to one list at many places, and each level doubles what comes out.
             self._count(nbytes=len(value))
         elif isinstance(value, dict | set | frozenset):
             self._count(1 + len(value), sum(map(_weight, value)), names=len(path) * len(value))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+# A cache line, and a multiple of every dtype's size: a mapped tensor is aligned.
 PLACE_BYTES = 64
 """Parts of a storage begin at multiples of this, like pieces in a pack."""
 
@@ -48,6 +49,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
+        # As torch does for sizes of 0; a zero would make all strides before it 0.
         step *= size or 1
     return tuple(strides[::-1])
 

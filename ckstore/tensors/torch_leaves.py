@@ -49,6 +49,7 @@ class Admitted:
     def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
         self.name = name
         self.tensor = tensor
+        # Inference tensors have no counter of writes: to ask for it raises.
         self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
         self.dtype = DTYPE_NAMES[tensor.dtype]
         self.itemsize = TORCH_ITEMSIZE[self.dtype]
@@ -57,12 +58,14 @@ class Admitted:
         self.start = self.stop = 0
         elements = tensor.numel()
         contiguous = tensor.is_contiguous()
+        # A stride of 2^60 over one element is legal in torch, and no manifest may say it.
         if not (elements and contiguous):  # else it has no more elements than bytes
             check_numbers(name, tensor.shape, tensor.stride())
         if elements:
             self.start = int(tensor.storage_offset()) * self.itemsize
             span = elements if contiguous else span_elements(tensor.shape, tensor.stride())
             self.stop = self.start + span * self.itemsize
+            # FSDP and offloading free the memory and leave the tensor: reading it would read other memory, or crash.
             if self.stop > self.storage.nbytes():
                 found = f"a storage of {self.storage.nbytes()} bytes, {self.stop} needed"
                 hint = "its memory was freed (FSDP, offloading); gather it before saving"
@@ -91,6 +94,7 @@ class Admission:
             or _has_names(tensor)
         ):
             refuse_tensor(tensor, path)
+        # Conjugate and negative views hold other bits than their values: those are made plain first.
         if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
             return Admitted(path, tensor, tensor)
         if tensor.device.type == "meta":
@@ -121,6 +125,7 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
     tensor, strides = lone.tensor, None
     start, stop = lone.start, lone.stop
     if not tensor.is_contiguous():
+        # A transposed weight fills its span: kept as it lies, uncopied. A slice with gaps would store the gaps.
         if stop - start <= tensor.numel() * lone.itemsize:
             strides = tensor.stride()
         else:
@@ -137,6 +142,7 @@ def wait_for_devices(members: Iterable[Admitted]) -> None:
     Their bytes are read on other streams, which would not wait.
     """
     for device in {member.tensor.device for member in members if not member.tensor.is_cpu}:
+        # Only for devices in the state, or a process with eight GPUs would wait for seven that are not saved.
         torch.cuda.synchronize(device)
 
 
@@ -150,6 +156,7 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
     if 0 in leaf.shape:
         return tensor.resize_(leaf.shape)
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
+    # torch counts offsets in elements: a damaged manifest must not round to a neighbour.
     if rest:
         raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, where {leaf.dtype} cannot begin")
     strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
@@ -177,12 +184,14 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
     try:
         if isinstance(target, torch.device) or not callable(target):  # a device can be called, as a decorator
             return flat if target is None else flat.to(torch.device(target))
+        # As `torch.load` calls it, so functions that people have for `map_location` work here.
         storage = target(flat.untyped_storage(), "cpu")
         if storage is None:
             return flat
         found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
         raise _no_device(device, f"{type(error).__name__}: {error}") from error
+    # A function that returned another storage would give tensors of the wrong bytes.
     if found.numel() != flat.numel():
         raise _no_device(device, f"it returned {found.numel()} bytes for {flat.numel()}")
     return found
@@ -225,9 +234,11 @@ def bytes_in(view: memoryview) -> torch.Tensor:
 
 def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
     align_bytes = max(member.itemsize for member in members)
+    # Views keep their distances, so what shared memory shares it again after a load.
     parts, size = keep_parts(((m.start, m.stop) for m in members), align_bytes)
     # Two storages at one address need not be equally long (torch.from_numpy of two slices).
     live = max((member.storage for member in members), key=lambda s: s.nbytes())
+    # Each view has a counter of its own base: a write through one need not show in another.
     watched = [member.watched for member in members if member.watched is not None]
     leaves = []
     for member in members:

@@ -81,6 +81,7 @@ class Comparison:
     def early(self, index: int) -> object:
         """Return the value of a leaf that the plan depends on: of a long list of numbers; None for all others."""
         numbers = self.leaves[index].kind == "numbers"
+        # Long lists of numbers are leaves, and an optimizer's groups may hold them: without them it cannot be compared.
         return self._read(index) if numbers and self._read is not None else None
 
     def is_numbers(self, node: Node) -> bool:
@@ -93,6 +94,7 @@ class Comparison:
         if keep is None:
             return True
         kept = {keep(name): name for name in value_names(node, path, self.leaves)}
+        # Half of an object's state cannot be handed to its `load_state_dict`.
         if len(kept) > 1:
             msg = f"{plain(path)} is loaded as a whole; select takes {plain(kept[True])} and not {plain(kept[False])}"
             raise BadInput(msg, hint=f"select {plain(path)!r}, or nothing of it")
@@ -111,6 +113,7 @@ class Comparison:
             name = name_below(path, key)
             if isinstance(key, str) and self.terms.rename and (rename_all or self.is_tensor_leaf(item)):
                 key = renamed(key, self.terms.rename, self.differences.renaming)
+            # Two names of the checkpoint would fill one tensor, and which of them wins would depend on their order.
             if key in found:
                 msg = f"{plain(found[key][0])} and {plain(name)} would both be {plain(name_below(path, key))}"
                 raise BadInput(msg, hint="give a rename that keeps all names apart, or select one of them")
@@ -154,6 +157,7 @@ class Comparison:
     def have_same_values(self, one: int, other: int) -> bool:
         """Whether two leaves have the same bytes by the digests of their storages, or cannot be told apart by them."""
         first, second = self.leaves[one], self.leaves[other]
+        # Not comparable by digests counts as the same: a tie must not be refused on suspicion.
         if first.storage == second.storage or self.storages is None or first.offset != second.offset:
             return True
         both = [self.storages[leaf.storage] for leaf in (first, second)]

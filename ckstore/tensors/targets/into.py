@@ -88,6 +88,7 @@ class IntoPlan:
             for attempt in self._attempts:
                 attempt.run(read)
         except BaseException:
+            # Reverse order inside: a tensor that two parts hold must get its first value back last.
             self.undo()
             raise
 
@@ -118,6 +119,7 @@ class IntoPlan:
             BadInput: An object refuses its state; what came before it has been loaded.
         """
         leaf = self._filling.finish(memory)
+        # After all tensors: `load_state_dict` of an optimizer may look at the parameters.
         for step in self._steps:
             step(leaf)
 
@@ -223,6 +225,7 @@ class _Walk:
 
     def _dict(self, target: dict[Any, Any], node: Node, path: str) -> Make | None:
         found = self.comparison.found_in(node, path, rename_all=False)
+        # Asked before the loop below, which fills it.
         takes_all = not target
         for key, item in list(target.items()):
             name = name_below(path, key)
@@ -237,6 +240,7 @@ class _Walk:
                 self.comparison.not_expect(name, item)
             elif self.comparison.wants(item, name):
                 self._set_later(target, key, self.comparison.new(item))
+        # Names that a wrapper changed (module., _orig_mod.) are the usual reason: the advice is computed only then.
         if any(key not in found for key in target):
             tensors = [key for key, item in target.items() if is_tensor(item) or is_array(item)]
             self.comparison.suggest_rename(node, tensors, rename_all=False)
@@ -251,6 +255,7 @@ class _Walk:
         makes = [
             self.visit(item, own, join_index(path, i)) for i, (item, own) in enumerate(zip(target, found, strict=False))
         ]
+        # A tuple cannot be set into: its parent gets a new one.
         if isinstance(target, list):
             for i, make in enumerate(makes):
                 self._set_later(target, i, make)

@@ -43,6 +43,7 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
         comparison.mismatch(path, "the state of an optimizer", comparison.described(node))
         return
+    # A hook may rename groups or parameters: a comparison of the raw state would refuse what it makes fit.
     if optimizer._optimizer_load_state_dict_pre_hooks:  # noqa: SLF001 - torch has no other way to ask for them
         make = comparison.new(node)  # the hooks may change what is compared below, so that it is for them to judge
         comparison.steps.append(lambda leaf: hand_over(optimizer, make(leaf), path))
@@ -125,6 +126,7 @@ class _Optimizer:
         numbers = chain.from_iterable(group["params"] for group in groups)
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         self._parameters = dict(zip(numbers, parameters, strict=True))
+        # A state tensor that is a parameter's own memory must not be filled: it would overwrite weights.
         self._places = {one.data_ptr() for one in self._parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def take(self, key: Any, node: Node) -> bool:
@@ -185,6 +187,7 @@ class _Optimizer:
                 self.comparison.mismatch(leaf.name, wanted, self.comparison.described(["leaf", index]))
                 return False
         mine = torch_targets.dtype_name(parameter)
+        # torch converts state to the parameter's dtype by itself, except `step`: the report says so.
         if last != "step" and parameter.is_floating_point() and leaf.dtype != mine:
             self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {mine}"
         return True

@@ -81,6 +81,7 @@ def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
 
 
 def _takes(comparison: Comparison, target: Any, key: str, live: torch.Tensor, item: Node) -> bool:
+    # A property that makes a tensor each time: filled, it would be thrown away.
     if getattr(target, key) is not getattr(target, key):  # made when it is asked for: filling it would change nothing
         return False
     if item[0] == "parts":

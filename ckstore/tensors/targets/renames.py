@@ -34,6 +34,7 @@ def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
     """
     done, rest = "", key
     met: set[str] = set()
+    # The longest first: "module." must not take what "module._orig_mod." is for.
     left = sorted((old for old in rename if old and not old.startswith(".")), key=len, reverse=True)
     if "" in rename and not any(rest.startswith(old) for old in left):
         done = rename[""]
@@ -74,6 +75,7 @@ def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] |
 def _fitting(found: Collection[str], wanted: set[str], rename: Rename) -> int:
     """Return how many names are wanted once they are renamed; 0 where two of them become equal."""
     names = {renamed(name, rename) for name in found}
+    # Two names that become one would lose a tensor: such a renaming is never proposed.
     return len(names & wanted) if len(names) == len(found) else 0
 
 
