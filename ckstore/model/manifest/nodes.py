@@ -129,6 +129,7 @@ def text_of_bytes(value: bytes) -> str:
 
 def bytes_of_text(text: str) -> bytes:
     """Return the bytes of base64."""
+    # Strict: characters that are passed over would give two texts for the same bytes.
     return base64.b64decode(text, validate=True)
 
 
@@ -161,6 +162,7 @@ def decode_float(x: float | str) -> float:
     return float(x)
 
 
+# Keys are hashed and compared by recursion in C, which has no limit of its own.
 MAX_KEY_DEPTH = 8
 """So deep are tuples in a key nested."""
 _ESCAPED = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]"})
@@ -184,6 +186,7 @@ def encode_key(key: object, depth: int = 1) -> Any:
     if key is None or kind is bool:
         return key
     if kind is float:
+        # nan is not equal to itself: the value could never be looked up again.
         if math.isnan(key):  # type: ignore[arg-type]
             raise ValueError("is no number, and is not found again")
         return encode_float(key)  # type: ignore[arg-type]
@@ -214,6 +217,7 @@ def identity_of(node: Any, depth: int = 1) -> Any:
         return (node,)
     if node is None:
         return ("None",)
+    # 1, 1.0 and True are one key to a dict, so a manifest may have one of them only.
     if type(node) is int or type(node) is bool:
         return int(node)
     if type(node) is not list or len(node) != 2:

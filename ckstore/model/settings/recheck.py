@@ -67,6 +67,7 @@ def due(
         now_ns: Nanoseconds since 1970.
         draw: Decides between blobs of one age: where nothing can be remembered, each time others have their turn.
     """
+    # One under way first among its age: begun readings must end, or a frozen base would never be compared whole.
     ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), draw()))
     parts: list[Part] = []
     left_bytes = budget_bytes
@@ -94,8 +95,10 @@ def after(reading: Reading, part: Part, stopped_at: int, now_ns: int) -> Reading
 
 
 def _age_key(reading: Reading, now_ns: int) -> int:
+    # A time in the future, of a wrong clock or a forged row, would keep a blob from ever being read again.
     return reading.read_ns if 0 < reading.read_ns <= now_ns else 0
 
 
 def _start(reading: Reading) -> int:
+    # Out of range it was forged or is of another blob: begin again.
     return 0 if reading.whole or not 0 <= reading.read_to < reading.nbytes else reading.read_to

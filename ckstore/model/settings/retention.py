@@ -70,6 +70,7 @@ class RetentionPolicy:
             _count(self.keep_last, "keep_last")
         if self.keep_every is not None:
             _count(self.keep_every, "keep_every")
+        # Frozen for callers; one form of it for all readers.
         object.__setattr__(self, "keep_best", _bests(self.keep_best))
         if self.keep_within is not None:
             duration_s(self.keep_within, "keep_within")
