@@ -66,6 +66,7 @@ class Installed:
         self._run = run
         self._resumed = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit
+        # accelerate deletes the oldest before it writes: a save that fails would leave one less.
         accelerator.project_configuration.total_limit = None
         self._save: Callable[..., Any] = accelerator.save_state
         self._load: Callable[..., Any] = accelerator.load_state
@@ -84,9 +85,11 @@ class Installed:
         """Save as `Accelerator.save_state`, then commit."""
         directory = self._directory(output_dir)
         wanted = _step_of(directory) if step is None else step
+        # accelerate refuses a directory that exists, as after a rollback or a kill.
         if self._names_itself and wanted is not None:
             from_rank_zero(lambda: self._make_way(directory, wanted))
         result = self._save(output_dir, safe_serialization, **options)
+        # `save_state` of accelerate returns on each rank when its own files are written.
         wait_for_all()
         self.last = from_rank_zero(lambda: self._commit(directory, wanted, metrics or {}))
         return result
@@ -110,6 +113,7 @@ class Installed:
         self._load(path, *arguments, **options)
         self._resumed = True
         if self._names_itself:
+            # Else accelerate counts from 0 again, and the next save takes a step that the run has.
             self._accelerator.project_configuration.iteration = step + 1
 
     @property
@@ -135,6 +139,7 @@ class Installed:
         if self._resumed or is_there(self._store, self._run, step):
             remove(directory)
             return
+        # Moved, not deleted: the store does not know it, so it may be the only copy.
         aside = Path(tempfile.mkdtemp(prefix=".ckstore-replaced-", dir=self._accelerator.project_dir)) / directory.name
         directory.rename(aside)
         warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)

@@ -17,6 +17,7 @@ from ckstore.model.names import plain
 from ckstore.tensors.capture import capture
 from ckstore.tensors.refusals import type_name
 
+# Enough to recognise a value; the `repr` of a data set can have gigabytes.
 _TEXT_MOST_CHARS = 4000
 _DEPTH_MOST = 20
 """Deeper than any configuration; what contains itself ends here."""

@@ -83,6 +83,7 @@ class CkstoreTrainerMixin:
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
         """Train, as `transformers.Trainer.train`; see the class for `resume_from_checkpoint`."""
         store = self._store()
+        # Its error belongs to the run before, and its directory name to this one.
         self._settle()  # what a training that failed has left under way
         if self._natively:
             trainer_state.check_suits(self)
@@ -118,6 +119,7 @@ class CkstoreTrainerMixin:
         if self._natively:  # what a killed save left there is not of this one
             from_rank_zero(lambda: remove(directory))
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        # What a killed save left there would become a part of this checkpoint.
         if self._natively:
             self._save_state(directory)
             return
@@ -131,11 +133,14 @@ class CkstoreTrainerMixin:
 
     def _save_state(self, directory: Path) -> None:
         """Save the state from rank 0, with the small files that all ranks have written into `directory`."""
+        # Random states are files of each rank: rank 0 must not read the directory before the last is there.
         wait_for_all()
+        # One at a time, so that its error is raised before the state is copied again.
         self._settle()
 
         def act() -> CheckpointInfo | None:
             about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
+            # All ranks are done: the mark of an unfinished directory must not become a part of the state.
             (directory / _INCOMPLETE).unlink(missing_ok=True)
             state = trainer_state.state_of(self, directory)
             store, step = self._store(), self.state.global_step
@@ -150,6 +155,7 @@ class CkstoreTrainerMixin:
                 self._pending = store.save_async(state, step, run, **options), str(directory)
             else:
                 info = unless_protected(lambda: store.save(state, step, run, **options), str(directory))
+            # Everything in it is in the state by now; left there, the Trainer would take it for a whole checkpoint.
             shutil.rmtree(directory)
             return info
 
@@ -161,6 +167,7 @@ class CkstoreTrainerMixin:
             return
 
         def act() -> CheckpointInfo | None:
+            # Taken out first: an error is raised once, not at each later save.
             pending, self._pending = self._pending, None
             return None if pending is None else unless_protected(pending[0].result, pending[1])
 
@@ -238,6 +245,7 @@ def committed(
         there = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
         info = commit_directory(store, directory, state.global_step, run, metrics=metrics_of(state), conditions=there)
         if keep_count is not None and info is not None:
+            # The Trainer loads it at the end of training: it must not be rotated away.
             best = state.best_model_checkpoint
             keep_newest(_directories(folder), keep_count, {directory, *([Path(best)] if best else [])})
         return info

@@ -65,6 +65,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Return a store, opened once; for reading only unless it is to be written to."""
         key = path, to_write
         if key not in self._stores:
+            # A handle for reading apart: a user who may only read must not fail for a door that could write.
             self._stores[key] = Store.open(path, readonly=not to_write)
         return self._stores[key]
 

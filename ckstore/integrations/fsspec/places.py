@@ -68,6 +68,7 @@ def place_of(path: str | os.PathLike[str]) -> Place:
         StoreNotFound: There is none on the way.
     """
     whole = PurePosixPath(stripped(path))
+    # From the root down: a file store.json inside a committed checkpoint must not be taken for a store.
     for store in (*reversed(whole.parents), whole):
         if os.path.lexists(f"{store}/store.json"):
             run, name, *inner = (*whole.relative_to(store).parts, "", "")
