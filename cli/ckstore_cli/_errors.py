@@ -70,6 +70,7 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         text = f"{style('error:', 'red', on=on)} {printable(message, keep_lines=True)}"
         if hint:
             text += f"\n{style('hint:', 'cyan', on=on)} {printable(hint, keep_lines=True)}"
+    # The exit status still says what happened.
     with contextlib.suppress(BrokenPipeError):  # the reader of stderr is gone
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -82,6 +83,7 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
     if isinstance(error, CkstoreError):
         return name, error.message, error.command_hint or error.hint, error.exit_status
     if isinstance(error, click.Abort):
+        # click makes the same `Abort` of Ctrl-C and of an answer that is no.
         if isinstance(error.__cause__, KeyboardInterrupt):
             return "Interrupted", "interrupted", "", INTERRUPTED
         return "Aborted", "stopped: the answer was not yes", "", FAILED
@@ -100,6 +102,7 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
     if error.filename is not None:
         where = os.fsdecode(error.filename) if isinstance(error.filename, bytes | str) else ""
         what = f"{where or error.filename}: {what}"
+    # A script frees space on status 6, whichever of the two limits was hit.
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = {
         errno.EACCES: "the store belongs to another user, or its permissions were changed",
@@ -116,6 +119,7 @@ def drop_output() -> None:
     with contextlib.suppress(OSError, ValueError):  # a stand-in for stdout has no descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
+            # Python flushes once more at its end, and would print a traceback for the closed pipe.
             os.dup2(nowhere, sys.stdout.fileno())
         finally:
             os.close(nowhere)

@@ -51,6 +51,7 @@ class Frame:
         Raises:
             NewerFormat: A newer ckstore made it.
         """
+        # Before the library is imported: the usual mistake, no store here, is answered at once.
         path = self.find_store()
         from ckstore.store import Store  # after it is clear that there is one: this takes longer
 
@@ -114,6 +115,7 @@ pass_frame = click.make_pass_decorator(Frame, ensure=True)
 
 
 def _keep_store(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    # The option exists before and after the command: only the place where it was given counts.
     if value is not None:
         ctx.ensure_object(Frame).store = value
 

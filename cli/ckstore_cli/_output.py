@@ -22,6 +22,7 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "
 
 def colored(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that takes colors, and the user did not say NO_COLOR."""
+    # https://no-color.org
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
@@ -48,6 +49,7 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        # A pipe gets whole lines: a program that parses them must not depend on the width of a window.
         on_terminal = sys.stdout.isatty() and not as_json
         self.width = _columns() if on_terminal else None
         self._color = colored(sys.stdout) and not as_json
@@ -65,6 +67,7 @@ class Output:
         """Print one JSON document as one line, with ``v`` before its own keys."""
         if self.as_json:
             whole = {"v": JSON_VERSION, **document}
+            # NaN is not JSON, and jq stops at it; `plain` has made texts of such numbers.
             sys.stdout.write(json.dumps(whole, allow_nan=False) + "\n")
 
     def note(self, text: str) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 COMPUTED = ("latest", "latest-valid")
 _SOME_DIGITS = "[0-9a-f]{4,}"
+# The id is the first member of a manifest, so that its first bytes are enough.
 _LONGEST_HEAD_BYTES = 128
 _HEAD = rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":'
 
@@ -76,6 +77,7 @@ def steps(store: Path, run: str) -> list[int]:
 
 def _store_of(ctx: click.Context) -> Path | None:
     frame = ctx.find_object(Frame) or Frame()
+    # At a prompt an error would be written into the line that is being typed.
     with suppress(CkstoreError, OSError):
         return frame.find_store()
     return None

@@ -48,10 +48,12 @@ def rm(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT
     out = frame.output()
     refused: list[tuple[CheckpointInfo, InUse]] = []
     with frame.reading() if dry_run else frame.writing() as store:
+        # All names first: with a typo in the last one nothing is deleted.
         chosen = {info.key: info for ref in refs for info in _named(store, ref)}
         for info in chosen.values():
             try:
                 store.delete(info, dry_run=dry_run)
+            # The others go on, and what was refused is the command's error: a script must not think that all are gone.
             except InUse as error:
                 refused.append((info, error))
                 continue
