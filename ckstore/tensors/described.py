@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REFUSED_MOST = 10_000
 
 
-class Placed(NamedTuple):
+class DescribedLeaf(NamedTuple):
     """A leaf of a described value.
 
     Attributes:
@@ -36,7 +36,7 @@ class Placed(NamedTuple):
     memory: Hashable | None = None
 
 
-class PlacedParts(NamedTuple):
+class DescribedParts(NamedTuple):
     """A described tensor that is made of other tensors: its kind, its parts by name, the node of what else it needs."""
 
     kind: str
@@ -44,7 +44,7 @@ class PlacedParts(NamedTuple):
     extra: Node
 
 
-Place = Callable[[Any, str], "Placed | PlacedParts | Node"]
+Place = Callable[[Any, str], "DescribedLeaf | DescribedParts | Node"]
 """Says what a described value with this path is in a state."""
 
 
@@ -77,12 +77,12 @@ def capture_described(state: object, places: Mapping[type, Place], most: Most) -
     Raises:
         TooMuchDescribed: It is more than that.
     """
-    walk = _Walk(places, most)
+    walk = _DescribedWalk(places, most)
     node = walk.node(state, "", 1)
     return walk.captured(node), walk.refused
 
 
-class _Walk(Walk):
+class _DescribedWalk(Walk):
     def __init__(self, places: Mapping[type, Place], most: Most) -> None:
         super().__init__()
         self._places = places
@@ -124,12 +124,12 @@ class _Walk(Walk):
         if place is None:
             return refuse_value(value, path)
         found = place(value, path)
-        if isinstance(found, PlacedParts):
+        if isinstance(found, DescribedParts):
             pairs = [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in found.parts.items()]
             return ["parts", pairs, found.kind, found.extra]
-        return self._leaf(found) if isinstance(found, Placed) else found
+        return self._leaf(found) if isinstance(found, DescribedLeaf) else found
 
-    def _leaf(self, placed: Placed) -> Node:
+    def _leaf(self, placed: DescribedLeaf) -> Node:
         storage = None if placed.memory is None else self.memories.get(placed.memory)
         if storage is None:
             self._count(nbytes=placed.source.nbytes)

@@ -38,7 +38,7 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
         where: Its path, for messages.
         names_most: Characters that the paths to all values may have together; each is counted without what escapes it.
     """
-    walk = _Walk(leaves, where, names_most)
+    walk = _StateCheck(leaves, where, names_most)
     walk.down([(_STATE, state)])
     # A leaf that no node names would be loaded by no name, and its bytes never be missed.
     if not all(walk.named):
@@ -76,7 +76,7 @@ class _Place:
         return "" if key is _STATE else join(self.name, decode_key(key))
 
 
-class _Walk:
+class _StateCheck:
     """Checks each node once."""
 
     def __init__(self, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:

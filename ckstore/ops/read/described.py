@@ -20,7 +20,7 @@ from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.python_values import TORCH_NAMED, is_python_value
-from ckstore.tensors.described import Place, Placed, PlacedParts
+from ckstore.tensors.described import DescribedLeaf, DescribedParts, Place
 from ckstore.tensors.layout import row_major
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
         storages: The storages of the checkpoint that are stretches of the file.
     """
 
-    def place_tensor(view: TensorView, path: str) -> Placed:
+    def place_tensor(view: TensorView, path: str) -> DescribedLeaf:
         if view.kind:
             _unknown(Unknown(view.kind), path)
         reach_bytes = view.reach_bytes()
@@ -59,7 +59,7 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
             _refuse(path, f"a tensor of the shape {shown(view.shape)}")
         leaf = LeafRecord(path, "torch", view.dtype, view.shape, 0)
         if reach_bytes == 0:
-            return Placed(leaf, BytesSource(path, b""))
+            return DescribedLeaf(leaf, BytesSource(path, b""))
         span = found.spans.get(view.key)
         if span is None:
             _refuse(path, f"a tensor in the storage {shown(view.key)}, which the file does not have or has compressed,")
@@ -70,7 +70,7 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
             raise CannotStore(path, why, hint="commit the file again")
         strides = None if view.is_row_major else view.strides
         offset = view.offset * TORCH_ITEMSIZE[view.dtype]
-        return Placed(leaf._replace(offset=offset, strides=strides), StoredSource(path, number), number)
+        return DescribedLeaf(leaf._replace(offset=offset, strides=strides), StoredSource(path, number), number)
 
     return {**_PLACES, TensorView: place_tensor}
 
@@ -101,22 +101,22 @@ def _global(value: Global, path: str) -> Node:
     return _unknown(Unknown(str(value)), path)
 
 
-def _array(value: NumpyArray, path: str) -> Placed:
+def _array(value: NumpyArray, path: str) -> DescribedLeaf:
     if value.dtype is None or value.unknown:
         _unknown(Unknown(value.unknown), path)
     strides = None
     if value.is_fortran and sum(size > 1 for size in value.shape) > 1:
         strides = tuple(reversed(row_major(value.shape[::-1])))
-    return Placed(
+    return DescribedLeaf(
         LeafRecord(path, "numpy", value.dtype.text, value.shape, 0, 0, strides), BytesSource(path, value.data)
     )
 
 
-def _sparse(value: Sparse, path: str) -> PlacedParts:
+def _sparse(value: Sparse, path: str) -> DescribedParts:
     del path
     size: Any = ["torch.Size", list(value.shape)]
     extra = ["tuple", [size, value.is_coalesced]] if value.layout == "sparse_coo" else size
-    return PlacedParts(value.layout, value.parts, extra)
+    return DescribedParts(value.layout, value.parts, extra)
 
 
 _PLACES: dict[type, Place] = {

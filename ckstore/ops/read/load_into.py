@@ -16,11 +16,11 @@ from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.read.stored_file import loadable
-from ckstore.ops.read.unchanged import Unchanged, unchanged
+from ckstore.ops.read.unchanged import HeldExtents, unchanged
 from ckstore.ops.refs.find import open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.targets.advice import Load, advice
-from ckstore.tensors.targets.differences import Differences, Terms
+from ckstore.tensors.targets.differences import Differences, LoadRules
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
 
@@ -181,13 +181,15 @@ def _load_into_open(
         # First: a misspelt glob would look like a model of which nothing is missing.
         check_selection(directory, request.select)
     rename = check_rename(request.rename)
-    terms = Terms(as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict)
+    terms = LoadRules(
+        as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict
+    )
 
     def early(index: int) -> object:
         leaf = manifest.leaves[index]
         return make_leaf(leaf, read_memories(directory, [leaf.storage], verify=request.verify)[leaf.storage])
 
-    def plan_by(terms: Terms) -> IntoPlan:
+    def plan_by(terms: LoadRules) -> IntoPlan:
         return plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
 
     # The plan, not the load, finds what does not fit: nothing of the target is touched by it.
@@ -227,7 +229,7 @@ def _load_into_open(
     return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename, names))
 
 
-def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: Unchanged) -> int:
+def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int:
     """Return how many bytes will be read."""
     total = sum(manifest.storages[storage].nbytes for storage in chain(plan.indirect, *plan.attempted))
     for storage in (*plan.direct, *plan.copied):
@@ -252,7 +254,7 @@ def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
     return whole
 
 
-def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> Unchanged:
+def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> HeldExtents:
     """Return what the target holds already; of a storage that is read as a whole all, or nothing."""
     found = unchanged(before.manifest, manifest, before.names)
     return {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Extent, LeafKind
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.read.unchanged import Unchanged
+    from ckstore.ops.read.unchanged import HeldExtents
     from ckstore.tensors.memory import StorageMemory
 
 # In the page cache a load is a copy and a hash: more threads than cores push each other's bytes out (docs/adr/0007).
@@ -78,7 +78,7 @@ def read_storages(
     into: Mapping[int, memoryview],
     *,
     verify: bool,
-    skip: Unchanged | None = None,
+    skip: HeldExtents | None = None,
     tally: Tally | None = None,
 ) -> None:
     """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads.
@@ -175,7 +175,7 @@ def stream_storages(
     take: Callable[[int, int, memoryview], object],
     *,
     verify: bool,
-    skip: Unchanged | None = None,
+    skip: HeldExtents | None = None,
     tally: Tally | None = None,
 ) -> None:
     """Read storages through one buffer of `STREAM_BYTES`, or of the largest piece if that is more.

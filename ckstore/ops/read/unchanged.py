@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.manifest import LeafRecord, Manifest
 
-Unchanged = dict[int, frozenset[int]]
+HeldExtents = dict[int, frozenset[int]]
 """Storage of the newer checkpoint -> the first bytes of those of its extents that the older one has there, too."""
 
 
-def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> Unchanged:
+def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> HeldExtents:
     """Return which bytes of `after` a target that was loaded from `before` has already.
 
     A storage counts if all its leaves were together in one storage of `before`, under the same names and laid out the
@@ -29,7 +29,7 @@ def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None 
     by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
     for leaf in after.leaves:
         by_storage[leaf.storage].append(leaf)
-    found: Unchanged = {}
+    found: HeldExtents = {}
     for storage, leaves in by_storage.items():
         there = _old_storage(old, leaves)
         # Pieces of tiles are not in row-major order, so equal pieces do not mean equal places.

@@ -31,7 +31,7 @@ _MARGIN_BYTES = 2**20
 
 
 @dataclass
-class _Found:
+class _ChunkNeed:
     """What the chunks of a state take: those that the store has are claimed, so that they stay."""
 
     new: dict[str, int] = field(default_factory=dict)
@@ -86,8 +86,8 @@ def _packs(small_bytes: int) -> int:
     return -(-small_bytes // (PACK_BYTES - PACK_BELOW_BYTES))
 
 
-def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> _Found:
-    found = _Found()
+def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> _ChunkNeed:
+    found = _ChunkNeed()
     small: dict[str, int] = {}
     for source in sources:
         if source.nbytes < PACK_BELOW_BYTES:
@@ -108,7 +108,7 @@ def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> 
     return found
 
 
-def _claim(staging: Staging, found: _Found, digest: str, nbytes: int) -> None:
+def _claim(staging: Staging, found: _ChunkNeed, digest: str, nbytes: int) -> None:
     if digest in found.claimed or digest in found.new:
         return
     # A claim, not a look: making room below deletes checkpoints, and would delete the blob that this save counts on.
@@ -118,7 +118,7 @@ def _claim(staging: Staging, found: _Found, digest: str, nbytes: int) -> None:
         found.new[digest] = nbytes
 
 
-def _amount(context: Context, found: _Found, source_count: int) -> Amount:
+def _amount(context: Context, found: _ChunkNeed, source_count: int) -> Amount:
     """Return what the save takes on this filesystem, whose files have whole blocks."""
     layout = context.layout
     block = peek.free_space(layout.path).block_bytes

@@ -57,7 +57,7 @@ def places_of(sources: Sequence[ByteSource], kept: Container[int] = ()) -> tuple
     return tuple(places), end
 
 
-class Part:
+class SourcePart:
     """Some bytes of a source, from `start` on; what `Snapshot.fill` needs of a `ByteSource`."""
 
     def __init__(self, source: ByteSource, start: int) -> None:
@@ -152,7 +152,7 @@ class Snapshot:
         if errors:
             raise errors[0]
 
-    def fill(self, sources: Sequence[ByteSource | Part], places: Sequence[Place]) -> None:
+    def fill(self, sources: Sequence[ByteSource | SourcePart], places: Sequence[Place]) -> None:
         """Copy every source that has a place to it, with two threads.
 
         Raises:
@@ -232,17 +232,17 @@ class SnapshotPool:
 
 
 def _copies(
-    sources: Sequence[ByteSource | Part], places: Sequence[Place], whole: memoryview
+    sources: Sequence[ByteSource | SourcePart], places: Sequence[Place], whole: memoryview
 ) -> list[Callable[[], None]]:
     """Return work of about equal size: parts of large sources, and many small ones together."""
     work: list[Callable[[], None]] = []
-    few: list[tuple[ByteSource | Part, Place]] = []
+    few: list[tuple[ByteSource | SourcePart, Place]] = []
     few_bytes = 0
 
-    def copy(source: ByteSource | Part, place: Place, start: int, stop: int) -> None:
+    def copy(source: ByteSource | SourcePart, place: Place, start: int, stop: int) -> None:
         source.read_into(start, stop, whole[place.offset + start : place.offset + stop])
 
-    def copy_all(several: list[tuple[ByteSource | Part, Place]]) -> None:
+    def copy_all(several: list[tuple[ByteSource | SourcePart, Place]]) -> None:
         for source, place in several:
             copy(source, place, 0, place.nbytes)
 

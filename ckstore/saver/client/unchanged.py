@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.saver.messages import Kept, Place, Sample
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.saver.client.snapshot import Part, aligned, places_of
+from ckstore.saver.client.snapshot import SourcePart, aligned, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -94,7 +94,7 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class SnapshotPlan:
     """Where a state goes in a snapshot.
 
     Attributes:
@@ -106,7 +106,7 @@ class Placed:
 
     places: tuple[Place, ...]
     kept: Kept | None
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     part_places: tuple[Place, ...]
     nbytes: int
 
@@ -160,7 +160,7 @@ class Bases:
         unchanged: Unchanged | None,
         names: set[str],
         last_parents: Mapping[str, str],
-    ) -> Placed:
+    ) -> SnapshotPlan:
         """Say where a state goes.
 
         Args:
@@ -180,17 +180,17 @@ class Bases:
             or order.step == base.step  # it is replaced by this save, perhaps before another saver goes on with it
         ):
             places, nbytes = places_of(captured.sources)
-            return Placed(places, None, (), (), nbytes)
+            return SnapshotPlan(places, None, (), (), nbytes)
         storages = base.kept(captured, names & self._since.get(order.run, names))
         places, nbytes = places_of(captured.sources, storages)
         samples = []
         for storage, start, length in self._due(captured, order.run, storages, unchanged.chunk_bytes):
             samples.append(Sample(storage, start, nbytes, length))
             nbytes += aligned(length)
-        parts = tuple(Part(captured.sources[of.storage], of.start) for of in samples)
+        parts = tuple(SourcePart(captured.sources[of.storage], of.start) for of in samples)
         part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
         kept = Kept(base.step, base.id, storages, tuple(samples)) if storages else None
-        return Placed(places, kept, parts, part_places, nbytes)
+        return SnapshotPlan(places, kept, parts, part_places, nbytes)
 
     def _due(
         self, captured: Captured, run: str, storages: Iterable[int], chunk_bytes: int

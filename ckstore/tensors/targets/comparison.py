@@ -10,7 +10,7 @@ from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.targets.differences import Differences, Terms
+from ckstore.tensors.targets.differences import Differences, LoadRules
 from ckstore.tensors.targets.fill import Filling
 from ckstore.tensors.targets.renames import renamed, suggest
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_parts, value_names
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Leaf = Callable[[int], object]
 """Gives the value of a leaf by its number."""
 Make = Callable[[Leaf], object]
-Found = dict[Any, tuple[str, Any]]
+RenamedDict = dict[Any, tuple[str, Any]]
 """What a dict of the checkpoint holds: key as `rename` makes it -> name in the checkpoint, node."""
 _CONTAINERS = {
     **dict.fromkeys(DICTS, "a dict"),
@@ -64,7 +64,7 @@ class Comparison:
     def __init__(
         self,
         leaves: Sequence[LeafRecord],
-        terms: Terms,
+        terms: LoadRules,
         storages: Sequence[StorageRecord] | None = None,
         read: Leaf | None = None,
     ) -> None:
@@ -105,9 +105,9 @@ class Comparison:
         keep = self.terms.keep
         return keep is None or any(keep(name) for name in value_names(node, path, self.leaves))
 
-    def found_in(self, node: Node, path: str, *, rename_all: bool) -> Found:
+    def found_in(self, node: Node, path: str, *, rename_all: bool) -> RenamedDict:
         """Return what a dict of the checkpoint holds, its keys renamed: those of tensors and arrays, or all of them."""
-        found: Found = {}
+        found: RenamedDict = {}
         for own, item in node[1]:
             key = decode_key(own)
             name = name_below(path, key)

@@ -17,7 +17,7 @@ from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful
 from ckstore.tensors.targets.comparison import Comparison, Leaf, Make
-from ckstore.tensors.targets.differences import Differences, Terms
+from ckstore.tensors.targets.differences import Differences, LoadRules
 from ckstore.tensors.targets.live import holds_live
 from ckstore.tensors.walks import DICTS, name_below
 
@@ -128,7 +128,7 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
     target: object,
     state: Node,
     leaves: Sequence[LeafRecord],
-    terms: Terms | None = None,
+    terms: LoadRules | None = None,
     storages: Sequence[StorageRecord] | None = None,
     read: Callable[[int], object] | None = None,
 ) -> IntoPlan:
@@ -151,8 +151,8 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
         BadInput: `target` is of another type, or contains itself; names are equal once they are renamed; a part of what
             is loaded as a whole is selected.
     """
-    comparison = Comparison(leaves, terms or Terms(), storages, read)
-    make = _Walk(comparison).visit(target, state, "")
+    comparison = Comparison(leaves, terms or LoadRules(), storages, read)
+    make = _TargetWalk(comparison).visit(target, state, "")
     if make is not None:
         found = type_name(type(target))
         msg = f"the target must be a dict, a list, a tensor or an object with load_state_dict, got {found}"
@@ -160,7 +160,7 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
     return IntoPlan(comparison)
 
 
-class _Walk:
+class _TargetWalk:
     """Walks down the target and the nodes side by side.
 
     `visit` returns how to make the value that the parent has to set, or None when the target itself

@@ -12,7 +12,7 @@ from ckstore.model.names import join_key, plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import Comparison, Found, Leaf, Make
+from ckstore.tensors.targets.comparison import Comparison, Leaf, Make, RenamedDict
 from ckstore.tensors.targets.module_attempt import Attempt
 from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
 from ckstore.tensors.targets.renames import renamed
@@ -45,7 +45,7 @@ class _Module:
         self.comparison = comparison
         self.path = path
         self.node = node
-        self.found: Found = comparison.found_in(node, path, rename_all=True)
+        self.found: RenamedDict = comparison.found_in(node, path, rename_all=True)
         apart = {key for key, (_, item) in self.found.items() if _is_wrapper(item)}
         self.parts = parts_of(module, self.found, apart)
         self.attempt = Attempt(comparison, path, self.parts, self._metadata, self.report)

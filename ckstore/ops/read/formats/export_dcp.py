@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.read.regions import RangeReader
-    from ckstore.tensors.files.dcp_metadata import Placed
+    from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
 CHUNK_MOST_BYTES = 256 * 2**20
 _ARCHIVE_BYTES = 2**10
@@ -221,7 +221,7 @@ class _Work:
         meter: Meter,
         keep: Callable[[str], bool] | None,
     ) -> None:
-        self.placed: dict[str, list[Placed]] = {}
+        self.placed: dict[str, list[WrittenChunk]] = {}
         self._directory = directory
         self._tree = tree
         self._reader = reader
@@ -230,7 +230,7 @@ class _Work:
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:
         """Write a file of values and tensors, one behind another."""
-        from ckstore.tensors.files.dcp_metadata import Placed
+        from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
         with self._tree.create_file(name) as fd:
             parts, at = [], 0
@@ -239,13 +239,17 @@ class _Work:
                     data = self._value(item.what)
                     parts.append(write_bytes(fd, at, data))
                     nbytes = len(data)
-                    where = Placed(name, at, nbytes)
+                    where = WrittenChunk(name, at, nbytes)
                 else:
                     archive = self._archive(item)
                     parts += archive.write(fd, at, self._reader, self._meter)
                     nbytes = archive.layout.nbytes
                     whole = isinstance(item.what, Found)
-                    where = Placed(name, at, nbytes) if whole else Placed(name, at, nbytes, item.offsets, item.shape)
+                    where = (
+                        WrittenChunk(name, at, nbytes)
+                        if whole
+                        else WrittenChunk(name, at, nbytes, item.offsets, item.shape)
+                    )
                 self.placed.setdefault(item.name, []).append(where)
                 at += nbytes
             read_back(fd, name, at, parts, self._meter)
