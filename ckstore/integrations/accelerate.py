@@ -104,8 +104,8 @@ class Installed:
         def act() -> tuple[str, int, tuple[str, ...]]:
             base = self._accelerator.project_dir or os.getcwd()
             info, path = checkout_to_resume(self._store, self._run, ref, base)
-            told = inexact(self._store, info, self._conditions())
-            return str(path), info.step, (*told, *self._lost_order())
+            sentences = inexact(self._store, info, self._conditions())
+            return str(path), info.step, (*sentences, *self._lost_order())
 
         path, step, self.resumed_inexactly = from_rank_zero(act)
         for sentence in self.resumed_inexactly if rank_and_world()[0] == 0 else ():
@@ -149,8 +149,8 @@ class Installed:
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
         if self._names_itself and self._keep_count is not None and info is not None:
             folders = (path for path in directory.parent.glob("checkpoint_*") if path.is_dir())
-            there = {number: path for path in folders if (number := _step_of(path)) is not None}
-            keep_newest(there, self._keep_count, {directory})
+            directories = {number: path for path in folders if (number := _step_of(path)) is not None}
+            keep_newest(directories, self._keep_count, {directory})
         return info
 
     def _conditions(self) -> Conditions:
@@ -166,8 +166,8 @@ class Installed:
         loaders = () if self._accelerator.use_stateful_dataloader else self._accelerator._dataloaders  # noqa: SLF001
         if all(getattr(loader, "synchronized_generator", None) is None for loader in loaders):
             return ()
-        told = "the data loader draws its order from a generator that accelerate does not save"
-        return (f"{told}; DataLoaderConfiguration(use_seedable_sampler=True) and loader.set_epoch(epoch) need none",)
+        cause = "the data loader draws its order from a generator that accelerate does not save"
+        return (f"{cause}; DataLoaderConfiguration(use_seedable_sampler=True) and loader.set_epoch(epoch) need none",)
 
 
 def _step_of(directory: Path) -> int | None:

@@ -56,12 +56,12 @@ def commit_directory(
     )
 
 
-def unless_protected(save: Callable[[], CheckpointInfo], what: str) -> CheckpointInfo | None:
+def unless_protected(save: Callable[[], CheckpointInfo], subject: str) -> CheckpointInfo | None:
     """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin.
 
     Args:
         save: Saves at that step, replacing what is there.
-        what: What is not saved then, for the warning.
+        subject: What is not saved then, for the warning.
 
     Raises:
         InUse: Another process is using the run.
@@ -69,7 +69,7 @@ def unless_protected(save: Callable[[], CheckpointInfo], what: str) -> Checkpoin
     try:
         return save()
     except Protected as error:
-        warnings.warn(f"{what} is not in the store: {error}", CkstoreWarning, stacklevel=2)
+        warnings.warn(f"{subject} is not in the store: {error}", CkstoreWarning, stacklevel=2)
         return None
 
 
@@ -115,8 +115,8 @@ def remove(directory: Path) -> None:
     except OSError as error:
         if not os.path.lexists(directory):
             return
-        why = error.strerror or error
-        msg = f"{error.filename or directory}, which an earlier save or resume left, cannot be removed: {why}"
+        reason = error.strerror or error
+        msg = f"{error.filename or directory}, which an earlier save or resume left, cannot be removed: {reason}"
         raise BadInput(msg, hint=f"remove {directory}, then start again") from error
 
 

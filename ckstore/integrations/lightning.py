@@ -61,7 +61,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self.run = run_of(store, run)
         self.delete = delete
         self.background = background
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None]] = deque()
 
     def save_checkpoint(
@@ -97,7 +97,7 @@ class CkstoreCheckpointIO(CheckpointIO):
                     without_refused(one, f"{name}[{i}]", changed) if isinstance(one, dict) else one
                     for i, one in enumerate(value)
                 ]
-        warn_once(changed, self._told, _ADVICE)
+        warn_once(changed, self._warned, _ADVICE)
         return state
 
     def _mark(self, path: Path, save: Callable[[], CheckpointInfo]) -> None:

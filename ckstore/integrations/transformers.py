@@ -242,8 +242,10 @@ def committed(
 
     def act() -> CheckpointInfo | None:
         (directory / _INCOMPLETE).unlink(missing_ok=True)  # all ranks are done: it is complete
-        there = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
-        info = commit_directory(store, directory, state.global_step, run, metrics=metrics_of(state), conditions=there)
+        conditions = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
+        info = commit_directory(
+            store, directory, state.global_step, run, metrics=metrics_of(state), conditions=conditions
+        )
         if keep_count is not None and info is not None:
             # The Trainer loads it at the end of training: it must not be rotated away.
             best = state.best_model_checkpoint
@@ -309,10 +311,10 @@ def directory_to_resume(
             if or_none:
                 return None, ()
             raise NoSuchRef(error.message, hint=_FIRST_START) from error
-        told = () if now is None else inexact(store, info, now)
-        return str(path), told
+        sentences = () if now is None else inexact(store, info, now)
+        return str(path), sentences
 
-    directory, told = from_rank_zero(act)
-    for sentence in told if rank_and_world()[0] == 0 else ():
+    directory, sentences = from_rank_zero(act)
+    for sentence in sentences if rank_and_world()[0] == 0 else ():
         warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
-    return directory, told
+    return directory, sentences

@@ -68,8 +68,8 @@ def spellings(names: Iterable[str]) -> dict[str, str]:
 def spelled(names: Iterable[str]) -> list[str]:
     """Return the names as people write them; see `spellings`."""
     names = tuple(names)
-    told = spellings(names)
-    return [told[name] for name in names]
+    written = spellings(names)
+    return [written[name] for name in names]
 
 
 def join_index(path: str, index: int) -> str:

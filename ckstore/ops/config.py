@@ -37,26 +37,26 @@ def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> 
     """
     wanted = {best.metric for best in policy.bests}
     try:
-        there = [info.metrics for info in context.catalog.infos()] if wanted else []
+        metrics = [info.metrics for info in context.catalog.infos()] if wanted else []
     except CatalogUnavailable:  # a rule that cannot be judged drops nothing anyway
         return
-    if not _lacking(wanted, there):
+    if not _lacking(wanted, metrics):
         return
     # The catalog's rows may be old or wrong, so a refusal is decided by the manifests and annotations themselves.
-    there = [
+    metrics = [
         annotated(context, info).metrics
         for run, step, _ in context.layout.published()
         if (info := read_info(context, run, step)) is not None
     ]
-    if lacking := _lacking(wanted, there):
+    if lacking := _lacking(wanted, metrics):
         metric = min(lacking)
         msg = f"{member}: no checkpoint has the metric {metric}; the setting stays as it was"
-        raise BadInput(msg, hint=metrics_there(there, metric))
+        raise BadInput(msg, hint=metrics_there(metrics, metric))
 
 
-def _lacking(wanted: set[str], there: Iterable[Mapping[str, float]]) -> set[str]:
+def _lacking(wanted: set[str], all_metrics: Iterable[Mapping[str, float]]) -> set[str]:
     """Return which of the metrics none has, if any has a metric at all."""
-    known = {metric for metrics in there for metric in metrics}
+    known = {metric for metrics in all_metrics for metric in metrics}
     return wanted - known if known else set()
 
 

@@ -38,7 +38,7 @@ _MARKS_FREE_S = 0.005
 """A look that takes no longer is made with every save: some 1,000 checkpoints at 4 to 6 µs, measured on ext4."""
 
 
-_told_not_durable: set[str] = set()
+_warned_not_durable: set[str] = set()
 """Why stores are not durable: what this process has warned of."""
 
 
@@ -267,17 +267,17 @@ def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
 
 def tell_not_durable(context: Context) -> None:
     """Warn, once for each store, user and machine, if a power cut may lose what is saved in it."""
-    why = context.not_durable_because
-    if not why or why in _told_not_durable:
+    reason = context.not_durable_because
+    if not reason or reason in _warned_not_durable:
         return
     # Before the file is looked at: where the home directory is read-only, this process still warns once.
-    _told_not_durable.add(why)
+    _warned_not_durable.add(reason)
     from ckstore.fs.host.own_folders import note_once
 
     # The reason names the path: a copy of the store elsewhere, with the same uuid, is warned of by itself.
     # Also across processes: each rank and each restart of a job would repeat it.
-    if note_once(context.settings.uuid, f"told-{context.settings.algorithm.digest(why.encode())}"):
-        warn(f"a power cut may lose what is saved here: {why}")
+    if note_once(context.settings.uuid, f"told-{context.settings.algorithm.digest(reason.encode())}"):
+        warn(f"a power cut may lose what is saved here: {reason}")
 
 
 def tell_unnamed_run(context: Context) -> None:

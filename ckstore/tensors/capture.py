@@ -85,8 +85,8 @@ def _factory_of(value: Any, path: str) -> str | None:
         return None
     name = FACTORY_NAMES.get(factory) if isinstance(factory, type) else None
     if name is None:
-        why = f"a defaultdict that makes its values with {factory!r:.60} cannot be stored"
-        raise CannotStore(path, why, hint="store dict(value), or let it make list, dict, set, int, float or str")
+        reason = f"a defaultdict that makes its values with {factory!r:.60} cannot be stored"
+        raise CannotStore(path, reason, hint="store dict(value), or let it make list, dict, set, int, float or str")
     return name
 
 
@@ -171,8 +171,8 @@ class Walk:
 
     def _container(self, value: Any, path: str, depth: int) -> Node:
         if depth > MAX_DEPTH or id(value) in self._open:
-            why = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
-            raise CannotStore(path, f"{why} and cannot be stored", hint="store a flatter state")
+            reason = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
+            raise CannotStore(path, f"{reason} and cannot be stored", hint="store a flatter state")
         # A list of a million numbers (a sampler's order) as nodes would be the largest part of a manifest.
         if type(value) is list and (packed := pack_numbers(value)) is not None:
             dtype, data = packed
@@ -227,8 +227,8 @@ class Walk:
         # Attributes have no name by which such a leaf could be found, selected or compared.
         if self.leaf_count > before:
             names = ", ".join(attributes)
-            why = f"the attributes ({names}) of an OrderedDict hold tensors, arrays or long values"
-            raise CannotStore(path, why, hint="store them under keys of the dict")
+            reason = f"the attributes ({names}) of an OrderedDict hold tensors, arrays or long values"
+            raise CannotStore(path, reason, hint="store them under keys of the dict")
         return node
 
     def foreign(self, value: Any, path: str, depth: int) -> Node:
@@ -258,8 +258,8 @@ class Walk:
         try:
             data = bytes(value) if isinstance(value, bytearray) else value.getvalue()
         except ValueError as error:
-            why = "a closed io.BytesIO, which has no bytes any more, cannot be stored"
-            raise CannotStore(path, why, hint="save before it is closed, or leave it out") from error
+            reason = "a closed io.BytesIO, which has no bytes any more, cannot be stored"
+            raise CannotStore(path, reason, hint="save before it is closed, or leave it out") from error
         return encode_held_bytes(kind, data) if len(data) <= BYTES_INLINE_MAX else self._text(kind, path, data)
 
     def _tensor(self, value: Any, path: str, depth: int) -> Node:
@@ -296,8 +296,8 @@ class Walk:
     def _named(self, parts: Mapping[str, Any], path: str, depth: int) -> list[Node]:
         """Return the pairs of a node whose parts have names."""
         if depth > MAX_DEPTH:
-            why = f"nested deeper than {MAX_DEPTH} and cannot be stored"
-            raise CannotStore(path, why, hint="store a flatter state")
+            reason = f"nested deeper than {MAX_DEPTH} and cannot be stored"
+            raise CannotStore(path, reason, hint="store a flatter state")
         self.name_chars += len(path) * len(parts)
         return [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in parts.items()]
 
@@ -317,11 +317,11 @@ class Walk:
         before, refused = self.leaf_count, len(self.refused)
         extra = self.node(apart.extra, path, depth + 1)
         for i, error in enumerate(self.refused[refused:], refused):  # by the name that the tensor has in the state
-            why = f"a {apart.kind}, which is put together with {error.message.partition(': ')[2]}"
-            self.refused[i] = CannotStore(path, why, hint=error.hint)
+            reason = f"a {apart.kind}, which is put together with {error.message.partition(': ')[2]}"
+            self.refused[i] = CannotStore(path, reason, hint=error.hint)
         if self.leaf_count > before:
-            why = f"a {apart.kind}, which says by tensors or long values how it is put together, cannot be stored"
-            raise CannotStore(path, why, hint="store the plain tensors that it is made of")
+            reason = f"a {apart.kind}, which says by tensors or long values how it is put together, cannot be stored"
+            raise CannotStore(path, reason, hint="store the plain tensors that it is made of")
         return ["parts", pairs, apart.kind, extra]
 
     def _array(self, value: Any, path: str) -> Node:

@@ -106,12 +106,12 @@ def encode_scalar(value: object, path: str) -> Node:
         return ["numpy.str_", str(scalar)]
     if isinstance(scalar, (str, bytes)):
         plain = "str" if isinstance(scalar, str) else "bytes"
-        why = f"numpy.{type(scalar).__name__} cannot be stored"
-        raise CannotStore(path, why, hint=f"store {plain}(value)")
+        reason = f"numpy.{type(scalar).__name__} cannot be stored"
+        raise CannotStore(path, reason, hint=f"store {plain}(value)")
     dtype = _check_dtype(scalar.dtype, path)
     if type(scalar) is not scalar.dtype.type:
-        why = f"{type(scalar).__qualname__}, a subclass of a NumPy scalar, cannot be stored"
-        raise CannotStore(path, why, hint="store value.dtype.type(value)")
+        reason = f"{type(scalar).__qualname__}, a subclass of a NumPy scalar, cannot be stored"
+        raise CannotStore(path, reason, hint="store value.dtype.type(value)")
     return ["numpy", dtype, text_of_bytes(scalar.tobytes())]
 
 
@@ -182,8 +182,8 @@ def _check_dtype(dtype: np.dtype[Any], path: str) -> str:
     name = dtype.str
     if numpy_itemsize(name) == dtype.itemsize and dtype.names is None:
         return name
-    why = f"NumPy dtype {dtype} cannot be stored"
-    raise CannotStore(path, why, hint=_dtype_hint(dtype))
+    reason = f"NumPy dtype {dtype} cannot be stored"
+    raise CannotStore(path, reason, hint=_dtype_hint(dtype))
 
 
 def _dtype_hint(dtype: np.dtype[Any]) -> str:

@@ -233,7 +233,7 @@ class _Building:
         fields = self._named(node, path, "object")
         return _ABSENT if fields is None else objects.put_together(node[2], fields, path or self._within)
 
-    def _named(self, node: Node, path: str, what: str) -> dict[str, Any] | None:
+    def _named(self, node: Node, path: str, kind: str) -> dict[str, Any] | None:
         """Return the parts of a tensor or an object by name; None if it was not asked for."""
         parts = {own: self.value(item, join(path, own)) for own, item in node[1]}
         absent = [own for own, part in parts.items() if part is _ABSENT]
@@ -241,7 +241,7 @@ class _Building:
             return None
         # Half a sparse tensor is not a tensor: torch would fail on it later, and say nothing of the selection.
         if absent:
-            msg = f"{path or 'the state itself'} is one {what}, of the parts {', '.join(parts)}"
+            msg = f"{path or 'the state itself'} is one {kind}, of the parts {', '.join(parts)}"
             raise BadInput(msg, hint="select all of them, or none")
         return parts
 

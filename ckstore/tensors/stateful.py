@@ -59,8 +59,8 @@ def state_of(value: Stateful, path: str) -> object:
     state = value.state_dict()
     # Else an object whose state is itself would be asked for ever.
     if is_stateful(state):
-        why = f"state_dict() of {type_name(type(value))} gave a {type_name(type(state))}"
-        raise CannotStore(path, why, hint="let it give a dict of values")
+        reason = f"state_dict() of {type_name(type(value))} gave a {type_name(type(state))}"
+        raise CannotStore(path, reason, hint="let it give a dict of values")
     return state
 
 
@@ -85,8 +85,8 @@ def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
     except (CkstoreError, MemoryError):
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        msg = f"{plain(path) or 'the target'}: load_state_dict of {type_name(type(target))} refused its state: {what}"
+        cause = f"{type(error).__name__}: {error}"
+        msg = f"{plain(path) or 'the target'}: load_state_dict of {type_name(type(target))} refused its state: {cause}"
         raise BadInput(msg, hint=hint) from error
 
 

@@ -203,9 +203,9 @@ def check_device(device: object) -> None:
         to_device(torch.empty(0, dtype=torch.uint8, device="cpu"), device)
 
 
-def _no_device(device: object, why: str) -> BadInput:
+def _no_device(device: object, reason: str) -> BadInput:
     hint = "give what map_location of torch.load takes: a device, a dict, or a function of a storage and its location"
-    return BadInput(f"device={device!r} cannot be used: {why.splitlines()[0]}", hint=hint)
+    return BadInput(f"device={device!r} cannot be used: {reason.splitlines()[0]}", hint=hint)
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -265,9 +265,9 @@ def _storage_of(tensor: torch.Tensor, path: str) -> tuple[torch.UntypedStorage, 
         storage = tensor.untyped_storage()
         return storage, storage.data_ptr()
     except (NotImplementedError, RuntimeError) as error:
-        why = f"a tensor without memory of its own: {error}"
+        reason = f"a tensor without memory of its own: {error}"
         hint = "store value.clone(), outside torch.func transformations"
-        raise CannotStore(path, why, hint=hint) from error
+        raise CannotStore(path, reason, hint=hint) from error
 
 
 def _has_names(tensor: torch.Tensor) -> bool:

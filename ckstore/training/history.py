@@ -89,11 +89,11 @@ class ImportReport:
 
 def lines(report: ImportReport) -> Iterator[str]:
     """Say what was left alone, and what was imported."""
-    yield from (printable(f"left alone {name}: {why}") for name, why in report.skipped.items())
-    there = f", {len(report.present)} already there" if report.present else ""
-    gone = f", {counted(len(report.deleted), 'source')} deleted" if report.deleted else ""
+    yield from (printable(f"left alone {name}: {reason}") for name, reason in report.skipped.items())
+    present = f", {len(report.present)} already there" if report.present else ""
+    deleted = f", {counted(len(report.deleted), 'source')} deleted" if report.deleted else ""
     sizes = new_text(report.source_bytes, report.new_bytes)
-    yield f"imported {counted(len(report.imported), 'checkpoint')}{there}{gone}: {sizes}"
+    yield f"imported {counted(len(report.imported), 'checkpoint')}{present}{deleted}: {sizes}"
 
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict[str, str]]:
@@ -348,9 +348,9 @@ def _delete_verified(store: Store, info: CheckpointInfo, source: Source, listing
         msg = f"{source.path} was written to since it was imported, and was not deleted"
         raise BadInput(msg, hint="import it again under another run")
     # Renamed first: what is left of a deletion that was stopped does not look like a checkpoint.
-    going = where.parent / f"{_DELETING}{where.name}"
-    links.rename(where, going)
-    _delete(going, peek.status(going).st_mode)
+    doomed = where.parent / f"{_DELETING}{where.name}"
+    links.rename(where, doomed)
+    _delete(doomed, peek.status(doomed).st_mode)
 
 
 def _delete(where: Inside, mode: int) -> bool:

@@ -51,10 +51,10 @@ def report(error: Exception, *, as_json: bool) -> int | None:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return USAGE
-    told = _tell(error)
-    if told is None:
+    described = _tell(error)
+    if described is None:
         return None
-    name, message, hint, status = told
+    name, message, hint, status = described
     if as_json:
         text = json.dumps(
             {
@@ -98,10 +98,10 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
 
 
 def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
-    what = error.strerror or str(error)
+    problem = error.strerror or str(error)
     if error.filename is not None:
         where = os.fsdecode(error.filename) if isinstance(error.filename, bytes | str) else ""
-        what = f"{where or error.filename}: {what}"
+        problem = f"{where or error.filename}: {problem}"
     # A script frees space on status 6, whichever of the two limits was hit.
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = {
@@ -111,7 +111,7 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
         errno.ESTALE: "the network filesystem lost the file; is it still mounted?",
         errno.EMFILE: "raise the limit of open files: ulimit -n",
     }.get(error.errno or 0, "")
-    return "OSError", what, hint, NO_SPACE if full else FAILED
+    return "OSError", problem, hint, NO_SPACE if full else FAILED
 
 
 def drop_output() -> None:

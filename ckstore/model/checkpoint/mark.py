@@ -77,8 +77,8 @@ class Mark:
 
     def joined(self, other: Mark) -> Mark:
         """Return a mark with the entries of both; `other` is the newer one."""
-        mine = [entry for entry in self.entries if entry not in other.entries]
-        return Mark(other.found, (*mine, *other.entries))
+        kept = [entry for entry in self.entries if entry not in other.entries]
+        return Mark(other.found, (*kept, *other.entries))
 
     def without(self, blob: str) -> Mark:
         """Return the mark after the blob was healed."""

@@ -187,8 +187,8 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
             message = f"{ref}: a step is an integer from 0, and there is no tag {ref.value!r}"
             raise NoSuchRef(message, hint=_latest_hint(candidates))
         near = _near(ref.value, tags)
-        there = f"the tags are {_some(near)}" if near else "the store has no tags"
-        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {there}", hint=_latest_hint(candidates))
+        known = f"the tags are {_some(near)}" if near else "the store has no tags"
+        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {known}", hint=_latest_hint(candidates))
     run, step = tags[ref.value]
     if ref.run not in (None, run):
         message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is in another run"
@@ -209,10 +209,10 @@ def _no_step(
 ) -> NoReturn:
     own = [c for c in candidates if run in (None, c.run)]
     nearest = sorted(own, key=lambda c: (abs(c.step - step), c.name))[:_SHOWN]
-    there = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
+    known = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
     hint = f"write {elsewhere[0].name} for the one in another run" if elsewhere else _latest_hint(candidates)
     of_run = f" of the run {run!r}" if run is not None else ""
-    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}; nearest: {there}", hint=hint)
+    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}; nearest: {known}", hint=hint)
 
 
 def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:

@@ -145,9 +145,9 @@ def plan(policy: RetentionPolicy, history: Sequence[Candidate], now: datetime) -
     return RetentionPlan(policy=policy, now=now, entries=tuple(entries), notes=tuple(notes))
 
 
-def metrics_there(there: Iterable[Mapping[str, float]], wanted: str) -> str:
+def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
     """Say which metrics checkpoints have, and which of them is spelt nearly as the one that was wanted."""
-    names = sorted({name for metrics in there for name in metrics})
+    names = sorted({name for metrics in found for name in metrics})
     near = get_close_matches(wanted, names, n=1)
     if near:
         return f"did you mean {near[0]}?"
@@ -242,10 +242,10 @@ class _Run:
     def _keep_unjudged(self, metric: str) -> None:
         """Keep everything: a rule that no checkpoint can be judged by may be misspelt."""
         lacking = f"no checkpoint of the run {self._history[0].info.run} has a number for the metric {metric}"
-        there = metrics_there((candidate.info.metrics for candidate in self._history), metric)
+        metrics = metrics_there((candidate.info.metrics for candidate in self._history), metric)
         for candidate in self._history:
             self._kept[candidate.info.name].append(lacking)
-        self.notes.append(f"{lacking}, so nothing of it is dropped; {there}")
+        self.notes.append(f"{lacking}, so nothing of it is dropped; {metrics}")
 
     def _within(self, within: str | float, now: datetime) -> None:
         text = within if isinstance(within, str) else f"{within} s"

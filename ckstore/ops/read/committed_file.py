@@ -36,8 +36,8 @@ def file_record(manifest: Manifest, path: str) -> FileRecord:
     name = f"{manifest.run}@{manifest.step}"
     if not records:
         raise NoSuchFile(f"{name} is a saved state and has no files", hint="load or export it: store.load(ref)")
-    what = "is a directory" if record is not None else "is not in it" if where is not None else "leads out of it"
-    raise NoSuchFile(f"{name} has no file {path}: it {what}", hint="files() lists the files")
+    problem = "is a directory" if record is not None else "is not in it" if where is not None else "leads out of it"
+    raise NoSuchFile(f"{name} has no file {path}: it {problem}", hint="files() lists the files")
 
 
 class CommittedFile(io.RawIOBase):

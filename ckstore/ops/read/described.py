@@ -66,8 +66,8 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
         _check_storage(path, view, reach_bytes, span[1] - span[0])
         number = storages.get(span)
         if number is None:
-            why = "a tensor of a file that was not cut at its tensors when it was committed cannot be loaded"
-            raise CannotStore(path, why, hint="commit the file again")
+            reason = "a tensor of a file that was not cut at its tensors when it was committed cannot be loaded"
+            raise CannotStore(path, reason, hint="commit the file again")
         strides = None if view.is_row_major else view.strides
         offset = view.offset * TORCH_ITEMSIZE[view.dtype]
         return DescribedLeaf(leaf._replace(offset=offset, strides=strides), StoredSource(path, number), number)
@@ -85,8 +85,8 @@ def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -
         _refuse(path, f"a tensor in a storage of {nbytes} bytes, of which the pickle says {said.count} elements,")
 
 
-def _refuse(path: str, what: str) -> NoReturn:
-    raise CannotStore(path, f"{what[:_SHOWN_CHARS]} cannot be loaded")
+def _refuse(path: str, description: str) -> NoReturn:
+    raise CannotStore(path, f"{description[:_SHOWN_CHARS]} cannot be loaded")
 
 
 def _unknown(value: Unknown, path: str) -> NoReturn:

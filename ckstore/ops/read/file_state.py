@@ -99,10 +99,10 @@ class _FileView(CheckpointDirectory):
         super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
         self.threads = directory.threads
         self._in_memory: dict[str, int] = {}
-        told = directory.on_damage
+        report_damage = directory.on_damage
         # The view's manifest has other storages: the mark of damage must name tensors of the checkpoint.
-        if told is not None:  # it looks at the manifest of the checkpoint
-            self.on_damage = lambda _, error: told(directory, error)
+        if report_damage is not None:  # it looks at the manifest of the checkpoint
+            self.on_damage = lambda _, error: report_damage(directory, error)
 
     def add_blob(self, data: bytearray, algorithm: Algorithm) -> BlobRecord:
         """Put bytes beside the blobs of the checkpoint."""
@@ -164,16 +164,18 @@ def _captured(found: FileValue, stored: StoredFile) -> tuple[Captured, list[Cann
 
 
 def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> CannotLoad:
-    what = {error.path: _why(error) for error in refused}
-    lines = [f"  {_cut(where) or 'the state itself'}: {why}" for where, why in list(what.items())[:_SHOWN_MOST]]
-    more = [f"  and {len(what) - _SHOWN_MOST} more"] if len(what) > _SHOWN_MOST else []
+    reasons = {error.path: _why(error) for error in refused}
+    lines = [
+        f"  {_cut(where) or 'the state itself'}: {reason}" for where, reason in list(reasons.items())[:_SHOWN_MOST]
+    ]
+    more = [f"  and {len(reasons) - _SHOWN_MOST} more"] if len(reasons) > _SHOWN_MOST else []
     message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
-    return CannotLoad(message, hint=_HINT, command_hint=_HINT, file=path, refused=what)
+    return CannotLoad(message, hint=_HINT, command_hint=_HINT, file=path, refused=reasons)
 
 
 def _why(error: CannotStore) -> str:
-    why = error.message.removeprefix(f"{error.path or 'the state itself'}: ")
-    return why.replace("cannot be stored", "cannot be loaded")
+    reason = error.message.removeprefix(f"{error.path or 'the state itself'}: ")
+    return reason.replace("cannot be stored", "cannot be loaded")
 
 
 def _cut(name: str) -> str:

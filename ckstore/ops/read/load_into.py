@@ -85,7 +85,7 @@ class LoadReport:
             ("do not fit, left as they were", pairs(self.not_loaded)),
             ("converted", pairs(self.cast)),
         )
-        lines = [line for what, names in kinds for line in listed(what, names)]
+        lines = [line for title, names in kinds for line in listed(title, names)]
         return "\n".join(map(printable, [f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines]))
 
 
@@ -276,16 +276,16 @@ def _as_written(found: Differences, manifest: Manifest) -> Differences:
     dicts = (found.mismatched, found.dtypes, found.cast)
     if not any(lists) and not any(dicts):
         return found
-    told = spellings({*chain(*lists, *dicts), *(leaf.name for leaf in manifest.leaves)})
+    spelling = spellings({*chain(*lists, *dicts), *(leaf.name for leaf in manifest.leaves)})
 
     def pairs_of(kind: Mapping[str, str]) -> dict[str, str]:
-        return {told[name]: what for name, what in kind.items()}
+        return {spelling[name]: said for name, said in kind.items()}
 
     return replace(
         found,
-        missing=[told[name] for name in found.missing],
-        unexpected=[told[name] for name in found.unexpected],
-        meta=[told[name] for name in found.meta],
+        missing=[spelling[name] for name in found.missing],
+        unexpected=[spelling[name] for name in found.unexpected],
+        meta=[spelling[name] for name in found.meta],
         mismatched=pairs_of(found.mismatched),
         dtypes=pairs_of(found.dtypes),
         cast=pairs_of(found.cast),
@@ -304,24 +304,24 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest
     never = found.dtypes or found.meta or found.strangers or (differ and not load.fits_somewhere)
     if not never and not (request.strict and differ):
         return
-    told = _as_written(found, directory.manifest)
+    written = _as_written(found, directory.manifest)
     kinds = (
-        ("another shape or kind", pairs(told.mismatched)),
-        ("another dtype", pairs(told.dtypes)),
-        ("on the meta device, without memory", told.meta),
-        ("only in the target", told.missing),
-        ("only in the checkpoint", told.unexpected),
+        ("another shape or kind", pairs(written.mismatched)),
+        ("another dtype", pairs(written.dtypes)),
+        ("on the meta device, without memory", written.meta),
+        ("only in the target", written.missing),
+        ("only in the checkpoint", written.unexpected),
     )
-    lines = [line for what, names in kinds for line in listed(what, names)]
+    lines = [line for title, names in kinds for line in listed(title, names)]
     name = f"{directory.manifest.run}@{directory.manifest.step}"
     name = name if request.file is None else f"{request.file} of {name}"
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
     raise DoesNotFit(
         message,
         hint="; ".join([*_files_advice(directory), *advice(load)]),
-        missing=tuple(told.missing),
-        unexpected=tuple(told.unexpected),
-        mismatched={**told.mismatched, **told.dtypes, **dict.fromkeys(told.meta, "on the meta device")},
+        missing=tuple(written.missing),
+        unexpected=tuple(written.unexpected),
+        mismatched={**written.mismatched, **written.dtypes, **dict.fromkeys(written.meta, "on the meta device")},
     )
 
 
@@ -330,16 +330,16 @@ def _files_advice(directory: CheckpointDirectory) -> Iterator[str]:
         yield f"file={path!r} loads what that file holds"
 
 
-def listed(what: str, names: Iterable[str]) -> list[str]:
+def listed(title: str, names: Iterable[str]) -> list[str]:
     """Return lines for a message: what the names are, and the first of them."""
     names = list(names)
     if not names:
         return []
     more = len(names) - SHOWN_MOST
-    lines = [f"  {what} ({len(names)}):", *(f"    {name}" for name in names[:SHOWN_MOST])]
+    lines = [f"  {title} ({len(names)}):", *(f"    {name}" for name in names[:SHOWN_MOST])]
     return [*lines, f"    and {more} more"] if more > 0 else lines
 
 
 def pairs(found: Mapping[str, str]) -> list[str]:
     """Return names with what is said of them."""
-    return [f"{name}: {what}" for name, what in found.items()]
+    return [f"{name}: {said}" for name, said in found.items()]

@@ -35,13 +35,13 @@ class RegionReader:
 
     Attributes:
         storage: Which one.
-        what: What it belongs to, for messages.
+        name: What it belongs to, for messages.
         read_bytes: How many bytes were read from blobs.
 
     Args:
         directory: The checkpoint.
         storage: Which storage of it.
-        what: As above.
+        name: As above.
         verify: Check the pieces.
         pieces: Reads them; without it, each piece opens its blob.
     """
@@ -50,7 +50,7 @@ class RegionReader:
         self,
         directory: CheckpointDirectory,
         storage: int,
-        what: str,
+        name: str,
         *,
         verify: bool = True,
         pieces: PieceReader | None = None,
@@ -59,7 +59,7 @@ class RegionReader:
         self.read_bytes = 0
         self._directory = directory
         self._record: StorageRecord = directory.manifest.storages[storage]
-        self.what = what
+        self.name = name
         tiling = self._record.tiling
         self._bands: list[Band] = [] if tiling is None else bands(tiling.blocks)
         self._verify = verify
@@ -117,8 +117,8 @@ class RegionReader:
             window = memoryview(bytearray(rows * row_bytes))
             at = before + row * row_bytes
             self.bytes(at, at + len(window), window)
-            there = Block((*wanted.offsets[:dim], row, *(0 for _ in inner)), (*wanted.sizes[:dim], rows, *inner))
-            copy_common(window, there, out, wanted)
+            window_block = Block((*wanted.offsets[:dim], row, *(0 for _ in inner)), (*wanted.sizes[:dim], rows, *inner))
+            copy_common(window, window_block, out, wanted)
 
     def _block_of_tiles(self, tiling: Tiling, wanted: Block, out: memoryview) -> None:
         from ckstore.tensors.regions import copy_common
@@ -168,7 +168,7 @@ class RegionReader:
         return self._kept[1]
 
     def _read(self, extent: Extent, out: memoryview) -> None:
-        part = Part(extent, out, self.what)
+        part = Part(extent, out, self.name)
         if self._pieces is not None:  # the caller that gave it reports damage
             self._pieces.read(part)
         else:
@@ -196,15 +196,15 @@ class RangeReader:
         self._region = RegionReader(self._directory, storage, "", pieces=self._pieces)
         self._low = self._high = 0
 
-    def read(self, start: int, stop: int, what: str) -> memoryview:
+    def read(self, start: int, stop: int, name: str) -> memoryview:
         """Return the bytes `start` to `stop` of the storage, valid until the next call.
 
         Raises:
-            DamagedBlob: A piece is damaged or missing; the message names `what`.
+            DamagedBlob: A piece is damaged or missing; the message has `name`.
         """
         if start == stop or self._region is None:
             return self._buffer[:0]
-        self._region.what = what
+        self._region.name = name
         if not self._low <= start < self._high:
             # From the start of a unit, since it is checked as a whole; bytes before `start` cost memory, not
             # correctness.

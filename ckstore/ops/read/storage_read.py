@@ -44,9 +44,9 @@ class StorageNames:
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
         self._kinds: dict[int, LeafKind] = {}
-        told = spellings(leaf.name for leaf in directory.manifest.leaves)
+        spelling = spellings(leaf.name for leaf in directory.manifest.leaves)
         for leaf in directory.manifest.leaves:
-            self._names.setdefault(leaf.storage, told[leaf.name])
+            self._names.setdefault(leaf.storage, spelling[leaf.name])
             self._kinds.setdefault(leaf.storage, leaf.kind)
         for file in directory.manifest.files:
             for storage in file.storages:

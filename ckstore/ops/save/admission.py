@@ -103,8 +103,8 @@ def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> 
     for pack, nbytes in {(place.blob, place.blob_nbytes) for place in places.values()}:
         if staging.claim(pack, nbytes):
             found.claimed.add(pack)
-    there = {digest for digest, place in places.items() if place.blob in found.claimed}
-    found.small_bytes = sum(aligned(nbytes) for digest, nbytes in small.items() if digest not in there)
+    stored = {digest for digest, place in places.items() if place.blob in found.claimed}
+    found.small_bytes = sum(aligned(nbytes) for digest, nbytes in small.items() if digest not in stored)
     return found
 
 

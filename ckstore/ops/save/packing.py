@@ -331,10 +331,10 @@ def _pieces_are_there(
     # (docs/adr/0003).
     data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size, is_blob=True))
     for digest, place in unchecked.items():
-        there = data[place.offset : place.offset + place.length]
-        if len(there) != place.length or context.algorithm.digest(there) != digest:
+        found = data[place.offset : place.offset + place.length]
+        if len(found) != place.length or context.algorithm.digest(found) != digest:
             return False
-        if compare and bytes(there) != _read_again(context, hits[digest][1], digest):
+        if compare and bytes(found) != _read_again(context, hits[digest][1], digest):
             return False
     return True
 
@@ -351,22 +351,22 @@ def _healed(  # noqa: PLR0917
     if not staging.is_damaged(blob):
         return False
     try:
-        there = files.read_file(
+        data_found = files.read_file(
             staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size), is_blob=True
         )
     except OSError as error:
         # EIO is what a dying sector says, and the case to mend; any other error is not about the blob's bytes.
         if error.errno != errno.EIO:
             raise
-        there = b""  # then this save has all of its bytes, or it is not mended
-    if context.algorithm.digest(there) == blob:
+        data_found = b""  # then this save has all of its bytes, or it is not mended
+    if context.algorithm.digest(data_found) == blob:
         if blob not in recheck.damaged:  # it is whole, and holds other bytes than the catalog or the digest say
             return False
-        staging.put(blob, memoryview(there))  # memory still has what the disk has no more
+        staging.put(blob, memoryview(data_found))  # memory still has what the disk has no more
         return True
     # A truncated pack is padded: with this save's pieces and zeros in the gaps it may be whole again, as its digest
     # says.
-    data = memoryview(bytearray(there[:size].ljust(size, b"\0")))
+    data = memoryview(bytearray(data_found[:size].ljust(size, b"\0")))
     for digest, (place, source) in hits.items():
         if place.offset + place.length > size:
             return False

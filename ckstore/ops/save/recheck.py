@@ -98,8 +98,8 @@ class Recheck:
             return
         readings = {digest: Reading(digest, nbytes, whole=whole) for digest, nbytes in hits.items()}
         with suppress(CatalogUnavailable):  # then all count as never read
-            for there in self._context.catalog.readings(hits):
-                readings[there.digest] = self._to_do(replace(there, nbytes=hits[there.digest], whole=whole))
+            for reading in self._context.catalog.readings(hits):
+                readings[reading.digest] = self._to_do(replace(reading, nbytes=hits[reading.digest], whole=whole))
         with self._mutex:
             self._known.update(readings)
             for part in due(readings.values(), self._unforeseen_bytes, time.time_ns()):
@@ -230,8 +230,8 @@ class Recheck:
             hurt = self._mark_users(digest)
             marked = f"; marked as damaged: {', '.join(hurt)}" if hurt else ""
         except (CkstoreError, OSError) as error:
-            why = why_of(error)
-            marked = f"; the checkpoints that use it could not be marked: {why}"
+            reason = why_of(error)
+            marked = f"; the checkpoints that use it could not be marked: {reason}"
         return (
             f"{problem}. The save wrote what it needs from it to another blob{marked}. Run ckstore "
             "verify and check the disk"
@@ -250,7 +250,7 @@ class Recheck:
                 status = peek.find(layout.checkpoint(run, step) / BLOBS / digest)
                 if status is None:
                     continue
-                seen = checker.checkpoint(run, step, {(status.st_dev, status.st_ino, digest)})
-                if seen is not None and any(found.affects and found.blob == digest for found in seen[1]):
+                result = checker.checkpoint(run, step, {(status.st_dev, status.st_ino, digest)})
+                if result is not None and any(found.affects and found.blob == digest for found in result[1]):
                     hurt.append(f"{run}@{step}")
         return hurt

@@ -152,8 +152,8 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
         # Damaged settings may have asked for every check, so all are made; failing would stop a training for a config
         # file.
         if (error := checks().unread) is not None:
-            why = why_of(error)
-            notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {why}")
+            reason = why_of(error)
+            notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {reason}")
         recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
         return _stage_captured(context, staging, captured, request, recheck)
 
@@ -216,10 +216,10 @@ def save_staged(
     watch = watch or context.watch
     # Before anything is written: the user learns it from the first save, not from the power cut.
     tell_not_durable(context)
-    what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
+    act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     laps = Laps()
-    with context.totals.counting_failures(), failing_as_save(context, what):
+    with context.totals.counting_failures(), failing_as_save(context, act_name):
         # Inside `failing_as_save`: a full disk shows here first, at a mkdir, and must be `InsufficientSpace`.
         staging = create()
         try:
@@ -266,14 +266,14 @@ def _follow_up(  # noqa: PLR0917
     notes: list[str],
 ) -> CheckpointInfo:
     """Do what comes after the commit: tags, the catalog, what was replaced, retention; add to `notes` what failed."""
-    mine = published if outcome.existing is None else None
+    own = published if outcome.existing is None else None
     manifest, manifest_id = published.manifest, published.manifest_id
     try:
         # Tags first: the catalog reads them from `refs/`, and retention below must see what they protect.
-        tags = _tag(context, published, wanted_tags, notes, is_durable=mine is not None)
+        tags = _tag(context, published, wanted_tags, notes, is_durable=own is not None)
         if outcome.old is not None:
             notes += _say_followed(context, published, [tag for tag in tags if tag not in wanted_tags], outcome)
-        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine, staged)
+        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, own, staged)
     finally:
         # The staging of equal content was not renamed; its claims would keep blobs alive until the next opener.
         if outcome.existing is not None:
@@ -333,8 +333,8 @@ def _publish(  # noqa: PLR0917
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
         # Readers refuse a larger one, so such a save would be acknowledged and never load.
         if len(data) > MANIFEST_MAX_BYTES:
-            why = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
-            raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
+            reason = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
+            raise CannotStore("", reason, hint="keep long lists of numbers in tensors or arrays")
         # Names and values of foreign files: a manifest that the strict reader refuses must fail here, not at the load.
         if staged.by_others:
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
@@ -371,8 +371,8 @@ def _check_replaceable(context: Context, key: CheckpointKey, request: Request) -
 
 def _next_step(context: Context, run: str) -> int:
     # The highest step, not the newest: after a resume the newest may be an older number, and one more would collide.
-    seen = context.directory_cache.look(context.layout).get(run)
-    return _step_after(max((step for _, step in seen.published), default=-1) if seen else -1, run)
+    known = context.directory_cache.look(context.layout).get(run)
+    return _step_after(max((step for _, step in known.published), default=-1) if known else -1, run)
 
 
 def _step_after(step: int, run: str) -> int:
@@ -386,8 +386,8 @@ def _check_names(name_chars: int, texts: StateTexts) -> None:
     """Raise if the names of all values of a state are longer than a manifest may have them."""
     most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
     if name_chars > most:
-        why = f"the paths to its values have {name_chars} characters, at most {most} can be read"
-        raise CannotStore("", why, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
+        reason = f"the paths to its values have {name_chars} characters, at most {most} can be read"
+        raise CannotStore("", reason, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
 
 
 def draft_of(  # noqa: PLR0917
@@ -432,7 +432,7 @@ def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
 
 
 def _tag(
-    context: Context, there: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
+    context: Context, published: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
 ) -> tuple[str, ...]:
     """Point the tags to a published checkpoint as far as that works; return those that it has.
 
@@ -441,15 +441,15 @@ def _tag(
     failed: set[str] = set()
     try:
         if tags:
-            info = CheckpointInfo.of(there.manifest, there.manifest_id)
+            info = CheckpointInfo.of(published.manifest, published.manifest_id)
             # L2: without it a replacement could move the checkpoint between the look at its id and the symlink.
             with held(context, info, is_durable=is_durable):
-                _write_tags(context, there.manifest, tags, failed, notes)
-        found = tags_by_checkpoint(context.layout).get((there.manifest.run, there.manifest.step), ())
+                _write_tags(context, published.manifest, tags, failed, notes)
+        found = tags_by_checkpoint(context.layout).get((published.manifest.run, published.manifest.step), ())
         return tuple(tag for tag in found if tag not in failed)
     except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
-        why = why_of(error)
-        notes.extend(_untagged(there.manifest, tag, why) for tag in tags if tag not in failed)
+        reason = why_of(error)
+        notes.extend(_untagged(published.manifest, tag, reason) for tag in tags if tag not in failed)
         return ()
 
 
@@ -479,24 +479,24 @@ def _say_followed(context: Context, new: Published, tags: list[str], outcome: Ou
     return [f"{name} was replaced: {' and '.join(followed)} may protect other bytes now"]
 
 
-def _kept(there: Manifest) -> str:
+def _kept(existing: Manifest) -> str:
     return (
-        f"{there.run}@{there.step} of {there.created} holds something else, and was kept: what was to be saved at this "
-        "step is not saved"
+        f"{existing.run}@{existing.step} of {existing.created} holds something else, and was kept: "
+        "what was to be saved at this step is not saved"
     )
 
 
-def _untagged(manifest: Manifest, tag: str, why: str) -> str:
+def _untagged(manifest: Manifest, tag: str, reason: str) -> str:
     name = f"{manifest.run}@{manifest.step}"
-    return f"{name} is saved, but its tag {tag!r} is not: {why}; to try again: ckstore tag {tag} {name}"
+    return f"{name} is saved, but its tag {tag!r} is not: {reason}; to try again: ckstore tag {tag} {name}"
 
 
-def _catalogue(context: Context, run: str, step: int, mine: Published | None, staged: Staged) -> str:
+def _catalogue(context: Context, run: str, step: int, own: Published | None, staged: Staged) -> str:
     """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
 
     def look_at(name: str, number: int) -> Published | None:
-        if mine is not None and context.layout.stamp(name, number) == mine.stamp:
-            return mine  # it was not replaced: no need to read it back
+        if own is not None and context.layout.stamp(name, number) == own.stamp:
+            return own  # it was not replaced: no need to read it back
         return look(context.layout, name, number).published
 
     try:
@@ -517,18 +517,20 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, st
 
 
 @contextmanager
-def failing_as_save(context: Context, what: str) -> Iterator[None]:
+def failing_as_save(context: Context, act_name: str) -> Iterator[None]:
     """Turn errors of the system into errors of the save; the cause stays attached."""
     try:
         yield
     except CkstoreError:
         raise
     except OSError as error:
-        msg = f"{what} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
+        msg = (
+            f"{act_name} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
+        )
         # ENOSPC and EDQUOT alike: the way out is the same, and a caller catches one class.
         if error.errno in files.NO_SPACE:
             raise InsufficientSpace(msg, hint=how_to_free(context)) from error
         raise SaveFailed(msg, hint="see the cause above; you can go on using the store") from error
     except MemoryError as error:
-        msg = f"{what} failed: not enough memory for the buffers of the save; nothing was published"
+        msg = f"{act_name} failed: not enough memory for the buffers of the save; nothing was published"
         raise SaveFailed(msg) from error

@@ -129,18 +129,18 @@ class SaverKeeper:
         try:
             if not self._follow(process):
                 return
-            why = process.why()  # waits a moment for its end
+            reason = process.why()  # waits a moment for its end
         # Without this the thread would end silently, and `result()` wait for a save that nothing watches.
         except Exception as error:  # noqa: BLE001 - a mistake here must not leave a caller waiting
-            why = f"watching the saver process {process.pid} failed: {error!r}"
-            self._queue.say(logging.ERROR, f"{why}\n{traceback.format_exc()}")
+            reason = f"watching the saver process {process.pid} failed: {error!r}"
+            self._queue.say(logging.ERROR, f"{reason}\n{traceback.format_exc()}")
         # Killed also where it closed its socket only: two savers must not go on with one order.
         process.kill()
         process.let_go()
         with self._queue.changed:
             # A saver that was given up meanwhile has a successor, whose saves are not this thread's to move.
             if process is self.process:
-                self._replace(why)
+                self._replace(reason)
 
     def _follow(self, process: SaverProcess) -> bool:
         """Read what the saver says; True when it is gone, False if it was given up."""
@@ -184,22 +184,22 @@ class SaverKeeper:
 
     # ---- a saver that is lost
 
-    def _replace(self, why: str) -> None:
+    def _replace(self, reason: str) -> None:
         """The saver has ended: give what it had not done to another one, once."""
         was_closing = self._lose()
         self._queue.changed.notify_all()
         saves = self._queue.saves
         if not saves:
             if not was_closing:
-                self._queue.say(logging.WARNING, f"{why}, while it had nothing to do; the next save starts another")
+                self._queue.say(logging.WARNING, f"{reason}, while it had nothing to do; the next save starts another")
             return
         # Only the first can have been begun, so only that one can be what killed the saver.
         begun = saves[0]
         begun.tries += 1
         if begun.tries == _TRIES:
-            self._queue.end(begun, failed(begun, why))
+            self._queue.end(begun, failed(begun, reason))
         if saves:
-            self._queue.say(logging.WARNING, f"{why}; going on with another saver")
+            self._queue.say(logging.WARNING, f"{reason}; going on with another saver")
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
@@ -213,13 +213,13 @@ class SaverKeeper:
         # The kernel may hold it in a call on the disk for hours: `kill` is a wish until that returns.
         self.given_up.append(process)
         was_closing = self._lose()
-        why = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
-        self._queue.say(logging.ERROR, f"{why}; it is killed")
+        reason = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
+        self._queue.say(logging.ERROR, f"{reason}; it is killed")
         saves = self._queue.saves
         if saves:
             begun = saves[0]
             # Not kept for the next save: the stuck process has the memory mapped, and may write it to the disk yet.
-            self._queue.end(begun, given_up(begun, why), keep=False)
+            self._queue.end(begun, given_up(begun, reason), keep=False)
         if saves:
             self._go_on(was_closing=was_closing)
         self._queue.changed.notify_all()

@@ -47,15 +47,15 @@ class SaverProcess:
         reap()
         self._failure = ""
         self._said = -1
-        self._sock, theirs = wire.pair()
+        self._sock, saver_end = wire.pair()
         try:
             self._said = open_memory("ckstore-saver-stderr")
-            self._child = _start(theirs.fileno(), self._said)
+            self._child = _start(saver_end.fileno(), self._said)
         except BaseException:
             self.let_go()
             raise
         finally:
-            theirs.close()
+            saver_end.close()
         self.pid = self._child.pid
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:

@@ -48,7 +48,7 @@ class SaveQueue:
         self._ended: list[PendingSave] = []
         self._said: deque[tuple[int, str]] = deque()
         self._saved: deque[CheckpointInfo] = deque()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def make_way(self, terms: Terms) -> bool:
         """Wait until there may be one more snapshot; False: this save is to be skipped.
@@ -145,7 +145,7 @@ class SaveQueue:
         while (said := _next(self._said)) is not None:
             log(*said, name="ckstore.saver")
         while (info := _next(self._saved)) is not None:
-            log_notes(info.name, info.warnings, self._told)
+            log_notes(info.name, info.warnings, self._logged)
 
     def let_go_in_child(self) -> None:
         """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's.

@@ -101,8 +101,8 @@ class Snapshot:
                 raise
             raise self._no_memory(f": {error.strerror}") from error
 
-    def _no_memory(self, why: str) -> InsufficientSpace:
-        msg = f"no memory for a snapshot of {size_text(self.nbytes)}{why}"
+    def _no_memory(self, reason: str) -> InsufficientSpace:
+        msg = f"no memory for a snapshot of {size_text(self.nbytes)}{reason}"
         return InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight")
 
     def _give_up(self) -> None:
@@ -286,10 +286,10 @@ def _errors_in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
         try:
             while not errors:
                 with mutex:
-                    mine = next(waiting, None)
-                if mine is None:
+                    job = next(waiting, None)
+                if job is None:
                     return
-                mine()
+                job()
         except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
             errors.append(error)
 

@@ -75,21 +75,21 @@ class Base:
             members[leaf.storage].append(leaf)
         found = {}
         for storage, leaves in members.items():
-            there = self._storage_of(leaves, names)
+            old_storage = self._storage_of(leaves, names)
             nbytes = captured.sources[storage].nbytes
             # Below that a tensor lies in a pack, and has no blob of its own to claim.
-            if there is not None and nbytes == self.sizes[there] and nbytes >= PACK_BELOW_BYTES:
-                found[storage] = (there, self.copied_steps[there])
+            if old_storage is not None and nbytes == self.sizes[old_storage] and nbytes >= PACK_BELOW_BYTES:
+                found[storage] = (old_storage, self.copied_steps[old_storage])
         return found
 
     def _storage_of(self, leaves: list[LeafRecord], names: set[str]) -> int | None:
         """Return the one storage that has all these leaves in the same form, if all are named; else None."""
         storages = set()
         for leaf in leaves:
-            there = self.leaves.get(leaf.name)
-            if there is None or leaf.name not in names or there._replace(storage=leaf.storage) != leaf:
+            old_leaf = self.leaves.get(leaf.name)
+            if old_leaf is None or leaf.name not in names or old_leaf._replace(storage=leaf.storage) != leaf:
                 return None
-            storages.add(there.storage)
+            storages.add(old_leaf.storage)
         return storages.pop() if len(storages) == 1 else None
 
 

@@ -20,10 +20,10 @@ class StallWatch:
     def idle_s(self, said: object, *, is_busy: bool) -> float:
         """Return for how many seconds neither what it said nor the time that it used has changed."""
         now = time.monotonic()
-        seen = (said, self._ticks())
+        sign = (said, self._ticks())
         # This process itself may have been stopped for a while, in which its saver could say nothing that it heard.
-        if seen != self._seen or not is_busy or now - self._looked_at > _LATE_S:
-            self._seen = seen
+        if sign != self._seen or not is_busy or now - self._looked_at > _LATE_S:
+            self._seen = sign
             self._moved_at = now
         self._looked_at = now
         return now - self._moved_at

@@ -102,8 +102,8 @@ def _serve_one(context: Context, order: Order, descriptors: list[int], reporter:
     return True
 
 
-def _as_error(error: OSError | MemoryError, what: str) -> CkstoreError:
+def _as_error(error: OSError | MemoryError, act_name: str) -> CkstoreError:
     if isinstance(error, NotInStore):
-        return unsafe(f"{what} failed", error)
-    why = describe_os_error(error) if isinstance(error, OSError) else "not enough memory"
-    return SaveFailed(f"{what} failed in the saver: {why}", hint="see the cause; the next save tries again")
+        return unsafe(f"{act_name} failed", error)
+    reason = describe_os_error(error) if isinstance(error, OSError) else "not enough memory"
+    return SaveFailed(f"{act_name} failed in the saver: {reason}", hint="see the cause; the next save tries again")

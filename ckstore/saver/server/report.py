@@ -112,7 +112,7 @@ class Reporter(SaveWatch):
 
     def _tell(self, *, by_socket: bool = True) -> None:
         self._told_at = time.monotonic()
-        seen = {
+        status = {
             **self._about,
             "state": self._state,
             "done_bytes": self._done,
@@ -121,7 +121,7 @@ class Reporter(SaveWatch):
         }
         # Written in place, always at its full length: who reads it through /proc needs no lock and no frozen saver's
         # help.
-        os.pwrite(self._page, json.dumps(seen).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
+        os.pwrite(self._page, json.dumps(status).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
         if by_socket:
             with contextlib.suppress(OSError):
                 # Without waiting: a status that does not fit is old when there is room.

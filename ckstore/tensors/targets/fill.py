@@ -156,7 +156,7 @@ class Filling:
         if index in self._cast:
             return False
         same_strides = all(
-            size == 1 or mine == its for size, mine, its in zip(leaf.shape, target.stride(), strides, strict=True)
+            size == 1 or own == its for size, own, its in zip(leaf.shape, target.stride(), strides, strict=True)
         )
         return same_strides and target.data_ptr() == region.address + leaf.offset
 

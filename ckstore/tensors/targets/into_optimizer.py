@@ -82,14 +82,14 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
         comparison.mismatch(name, _counted(len(own), "group"), _counted(len(groups), "group"))
         return False
     fits = True
-    for i, (mine, found) in enumerate(zip(own, groups, strict=True)):
-        if len(mine["params"]) != len(found["params"]):
-            wanted = _counted(len(mine["params"]), "parameter")
+    for i, (own_group, found) in enumerate(zip(own, groups, strict=True)):
+        if len(own_group["params"]) != len(found["params"]):
+            wanted = _counted(len(own_group["params"]), "parameter")
             comparison.mismatch(f"{name}[{i}].params", wanted, _counted(len(found["params"]), "parameter"))
             fits = False
-        lacking = sorted((_TELLING & set(mine)) - set(found))
+        lacking = sorted((_TELLING & set(own_group)) - set(found))
         if lacking and _is_torchs(optimizer):
-            other = sorted((_TELLING & set(found)) - set(mine))
+            other = sorted((_TELLING & set(found)) - set(own_group))
             kind = f"{type(optimizer).__name__} with {', '.join(lacking)}"
             comparison.mismatch(f"{name}[{i}]", kind, f"an optimizer with {', '.join(other) or 'neither'}")
             fits = False
@@ -108,8 +108,8 @@ def _is_torchs(optimizer: Any) -> bool:
     return type(optimizer).__module__.startswith("torch.optim")
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _below(node: Node, tag: str) -> set[int]:
@@ -186,8 +186,8 @@ class _Optimizer:
             if leaf.shape not in shapes:
                 self.comparison.mismatch(leaf.name, wanted, self.comparison.described(["leaf", index]))
                 return False
-        mine = torch_targets.dtype_name(parameter)
+        own_dtype = torch_targets.dtype_name(parameter)
         # torch converts state to the parameter's dtype by itself, except `step`: the report says so.
-        if last != "step" and parameter.is_floating_point() and leaf.dtype != mine:
-            self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {mine}"
+        if last != "step" and parameter.is_floating_point() and leaf.dtype != own_dtype:
+            self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {own_dtype}"
         return True

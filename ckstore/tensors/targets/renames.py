@@ -82,9 +82,9 @@ def _fitting(found: Collection[str], wanted: set[str], rename: Rename) -> int:
 def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
     if not found or not wanted:
         return
-    theirs, ours = front(found), front(wanted)
-    if theirs != ours:
-        yield {theirs: ours}
+    found_parts, ours = front(found), front(wanted)
+    if found_parts != ours:
+        yield {found_parts: ours}
     unwrapping: dict[str, str] = {}
     for wrapper in _WRAPPERS:
         if any(_is_in_front(name, wrapper) for name in found):
@@ -94,8 +94,8 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
     for keys in (unwrapping, *([key] for key in unwrapping)):
         yield {key: unwrapping[key] for key in keys}
     inside = {old: new for old, new in unwrapping.items() if old.startswith(".")}
-    if theirs != ours and inside:
-        yield {theirs: ours, **inside}
+    if found_parts != ours and inside:
+        yield {found_parts: ours, **inside}
     yield from _constant_fronts(found, wanted)
     by_name = {_unwrapped(name): name for name in wanted}
     pairs = [(name, by_name[_unwrapped(name)]) for name in found if _unwrapped(name) in by_name]
@@ -144,8 +144,8 @@ def _unwrapped(name: str) -> str:
 
 def _fronts(found: str, wanted: str) -> tuple[str, str]:
     """Return what is left of two names in front of the parts that they end with alike."""
-    theirs, ours = found.split("."), wanted.split(".")
-    while theirs and ours and theirs[-1] == ours[-1]:
-        theirs.pop()
+    found_parts, ours = found.split("."), wanted.split(".")
+    while found_parts and ours and found_parts[-1] == ours[-1]:
+        found_parts.pop()
         ours.pop()
-    return "".join(f"{part}." for part in theirs), "".join(f"{part}." for part in ours)
+    return "".join(f"{part}." for part in found_parts), "".join(f"{part}." for part in ours)
