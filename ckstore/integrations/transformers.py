@@ -76,7 +76,7 @@ class CkstoreTrainerMixin:
     _keep_count: int | None = None
     _pending: tuple[PendingSave, str] | None = None
 
-    # What this has of the Trainer.
+    # Attributes of the Trainer that this class uses.
     args: Any
     state: Any
 

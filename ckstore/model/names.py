@@ -149,7 +149,7 @@ def check_path(path: object, what: str = "a path") -> str:
     """Return `path`, which is relative, goes down only, and can be made on any Linux filesystem.
 
     Raises:
-        BadInput: It is none of that; the message calls it `what`.
+        BadInput: It breaks one of these rules; the message calls it `what`.
     """
     if not isinstance(path, str) or not path:
         raise BadInput(f"{what} must be a text that is not empty, got {shown(path)}")

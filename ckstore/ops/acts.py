@@ -120,7 +120,7 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
 
 
 def places_of(root: Path) -> tuple[object, ...]:
-    """Return what tells the store at a path from others, by whatever path: the path, and device and inode."""
+    """Return the identity of the store at a path: the path, and the device and inode behind it."""
     try:
         status = os.stat(root)
     except OSError:  # there is none yet, or the act says what is wrong with it

@@ -122,7 +122,7 @@ class StoreConfig:
     retention = _policy(config_file.RETENTION)
     """The policy that is applied to a run after each save to it, by every process; None: everything stays.
 
-    What it drops is freed. What there is when it is set stays until the next save of its run;
+    The save frees what it drops. Checkpoints that exist when it is set stay until the next save of their run;
     ``store.apply(store.plan_retention())`` does it at once.
     """
 
@@ -130,7 +130,7 @@ class StoreConfig:
     """The policy by which a save that would not fit may drop checkpoints first; None: such a save fails.
 
     The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
-    save lacks, and none if all of them would not be enough. What was dropped is in ``info.warnings``. Tags, pins,
+    save lacks, and none if all of them would not be enough. ``info.warnings`` names the dropped ones. Tags, pins,
     open readers and the newest valid checkpoint of each run stay whatever the policy says.
     """
 

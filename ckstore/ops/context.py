@@ -1,4 +1,4 @@
-"""What the verbs of one open store share, and what a save tells an observer."""
+"""What the verbs of one open store share, and the calls that an observer of a save gets."""
 
 from __future__ import annotations
 
@@ -79,21 +79,21 @@ class Context:
         not_durable_because: Why, as a sentence; empty if it is.
         shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
             here; empty if that is impossible.
-        catalog_is_private: The catalog is this user's, or this host's, alone. What others publish and drop is in
+        catalog_is_private: The catalog is this user's, or this host's, alone. Changes by other users and hosts are in
             theirs, so this one catches up from all directories at each opening and before gc.
         known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
         relied_on: The run that was last saved to, and what is known of the last readings of the blobs of that save.
         greatest_sequence: The greatest sequence number that this process gave or saw.
         last_parents: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
             of all loads.
-        problems: What the user should know: directories that look like checkpoints and are none, annotations that
+        problems: What the user should know: directories that only look like checkpoints, annotations that
             cannot be read, retention that failed.
         manifest_cache: What is known of manifests that this process has read or written.
         directory_cache: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
             any that is not unsure in it.
         synced_runs: How each run was when this process last made its name durable, as `objects.publish` keeps it.
         distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
-        watch: Is told how far a save is.
+        watch: Called as a save goes on.
         totals: What the saves of this store did so far.
         marks_duty: How often saves look for marks of damage in all checkpoints.
         writes_disabled_because: Why this process must not write to the store any more; empty if it may.
@@ -139,7 +139,7 @@ class Context:
         """How many threads a call works with, as the settings or the machine say."""
         try:
             return setting_of(self.layout, THREADS) or DEFAULT_THREADS
-        except (CkstoreError, OSError):  # damaged settings are told by a save; a load goes on with what is usual
+        except (CkstoreError, OSError):  # a save reports damaged settings; a load takes the default
             return DEFAULT_THREADS
 
     def measure(self, new: Amount) -> Need:

@@ -1,6 +1,6 @@
 """What this process has seen of the store, so that a save in a large one does not look at all of it again.
 
-Reading a manifest of 20,000 tensors takes half a second. Which file it was is told by its inode and times: a manifest
+Reading a manifest of 20,000 tensors takes half a second. Inode and times identify the file: a manifest
 never changes, and a write into it changes its times.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MOST_BLOBS = 200_000
 """Blobs that all remembered manifests name together at most; about 40 MB."""
 _AS_BLOBS = 8
-"""What a manifest counts beside its blobs."""
+"""The weight of a manifest beside its blobs."""
 _TICK_NS = 50_000_000
 """Longer than the clock of any kernel that stamps files stands still (10 ms at 100 Hz)."""
 # Filesystems with times of whole seconds: two changes in one second look alike, so such a stamp is not trusted.

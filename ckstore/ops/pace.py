@@ -95,7 +95,7 @@ class Budget:
 class DutyCycle:
     """Lets work that repeats take at most a share of the time: after it was done it rests, unless it took next to none.
 
-    What counts is the processor's time, so that a busy machine does not make short work rest.
+    Only the processor's time counts, so that a busy machine does not make short work rest.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
 
 def _packet(sock: socket.socket) -> tuple[bytes, list[int]]:
     for _ in range(_MOST_RESETS):
-        # The other side is gone and had not read everything: told once, and before what it had said itself.
+        # The other side is gone and had not read everything: the kernel says so once, before its last messages.
         with contextlib.suppress(ConnectionResetError):
             return socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)[:2]
     return b"", []

@@ -179,7 +179,7 @@ class Walk:
             leaf = LeafRecord(path, "numbers", dtype, (len(value),), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
         self.name_chars += len(path) * len(value)
-        # What is on the way down, not what was seen: a value may be at two places, but not inside itself.
+        # Only the values on the way down: one value may be at two places, but not inside itself.
         self._open.add(id(value))
         try:
             return self._dict(value, path, depth) if isinstance(value, dict) else self._sequence(value, path, depth)
@@ -232,7 +232,7 @@ class Walk:
         return node
 
     def foreign(self, value: Any, path: str, depth: int) -> Node:
-        """Return the node of a value that is none of Python's plain ones."""
+        """Return the node of a value that is not one of Python's plain ones."""
         if type(value) in self._tensor_kinds or is_tensor(value):
             return self._tensor(value, path, depth)
         if is_array(value):

@@ -91,7 +91,7 @@ def refuse_key(key: object, path: str, reason: str) -> CannotStore:
 
 
 def _text(key: object) -> str:
-    """Return a key as a message shows it; an integer of more digits than str() takes is told by its size."""
+    """Return a key as a message shows it; an integer of more digits than str() takes is shown by its size."""
     return f"{key!a:.60}" if type(key) is not int or is_storable_int(key) else f"of {key.bit_length()} bits"
 
 

@@ -2,7 +2,7 @@
 
 A storage of ours keeps the part of a live storage that tensors of the state look at. A lone tensor
 keeps its elements and no more; tensors that share memory keep what they cover together
-(`layout.keep_parts`). Nothing is copied here but what cannot be told by strides.
+(`layout.keep_parts`). Only elements that strides cannot describe are copied here.
 """
 
 from __future__ import annotations

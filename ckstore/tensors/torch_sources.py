@@ -26,7 +26,7 @@ class TorchSource:
     """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it.
 
     Attributes:
-        watched: The tensors whose versions tell of modifications.
+        watched: The tensors whose versions count modifications.
     """
 
     __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "watched")

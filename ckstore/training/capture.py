@@ -24,7 +24,7 @@ RECORD = "training"
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
 """Those that most runs have; a record says which of them a checkpoint lacks."""
 _warned: set[str] = set()
-"""The classes of data loaders of which this process was told that they keep no place."""
+"""The classes of data loaders that this process has warned of: they keep no place."""
 
 
 @short_tracebacks

@@ -97,7 +97,7 @@ def lines(report: ImportReport) -> Iterator[str]:
 
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict[str, str]]:
-    """Return the checkpoints in a folder by step, and what else is there with why it is none.
+    """Return the checkpoints in a folder by step, and the other names with the reason.
 
     Known are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500``, ``epoch=1-step=500.ckpt``. If a
     file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of them, that comes last, so that it is the
@@ -239,7 +239,7 @@ def import_history(
         _check_deletable(store, sources)
         base = foreign(expanded(folder))
         for name, mode in _listed(base):
-            # What an import before this one had renamed and not deleted when it was killed.
+            # A killed import had renamed it, and not deleted it yet.
             if name.startswith(_DELETING) and not _delete(base / name, mode):
                 skipped[name] = f"{kind_of(mode)}: no import left it"
     wanted = [source for source in sources if not source.incomplete]

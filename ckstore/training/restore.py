@@ -99,9 +99,9 @@ def restore(
 
     Raises:
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        BadInput: The checkpoint is none of `capture`, or nothing can be loaded into a part.
+        BadInput: `capture` did not make the checkpoint, or nothing can be loaded into a part.
         DoesNotFit: A part is missing, or differs from what it is to be loaded into.
-        DamagedBlob: Bytes are damaged. What was restored until then stays in the objects; ``latest-valid`` restores
+        DamagedBlob: Bytes are damaged. The objects keep what was restored until then; ``latest-valid`` restores
             the checkpoint before over it, and if that lacks one of these parts, `BadInput` is raised.
     """
     parts = given_parts(parts)

@@ -44,7 +44,7 @@ class Output:
 
     Attributes:
         as_json: Whether the user asked for JSON; then `line` prints nothing.
-        width: Columns of the terminal; None when stdout is none, so that nothing is cut or wrapped.
+        width: Columns of the terminal; None when stdout is not a terminal, so that nothing is cut or wrapped.
     """
 
     def __init__(self, *, as_json: bool) -> None:

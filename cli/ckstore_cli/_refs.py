@@ -1,7 +1,7 @@
 """Completion of refs and runs in a shell: from names of directories, without opening the store.
 
 Completion runs at every press of the key: no catalog is opened, and of a manifest only the first
-bytes are read, when digits of an id are being typed. What cannot be read is left out: a prompt is
+bytes are read, when digits of an id are being typed. Files that cannot be read are left out: a prompt is
 no place for errors.
 """
 

@@ -132,7 +132,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self.created(path)
 
     def ukey(self, path: str) -> str:
-        """Return what tells the file from one that another checkpoint has at this path.
+        """Return a key that differs from that of another checkpoint's file at this path.
 
         Raises:
             NoSuchFile: There is none.

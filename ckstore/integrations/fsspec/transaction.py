@@ -50,7 +50,7 @@ class Staging:
         return local.open(mode)
 
     def entries(self, top: str) -> dict[str, dict[str, Any]]:
-        """Return what fsspec is told of the files that wait in the checkpoint whose path is `top`."""
+        """Return the entries of fsspec for the files that wait in the checkpoint whose path is `top`."""
         found = {"": entry(top)}
         for folder, folders, files in os.walk(self.tree.path):
             inner = os.path.relpath(folder, self.tree.path)
@@ -65,7 +65,7 @@ class Staging:
         return any(names for _, _, names in os.walk(self.tree.path))
 
     def end(self) -> None:
-        """Remove what waits. What cannot be removed now is left to the next one who writes: it decides nothing."""
+        """Remove the files that wait. The next writer removes those that cannot be removed now: they decide nothing."""
         with suppress(OSError), self.tree:
             pass
 

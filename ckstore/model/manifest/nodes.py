@@ -104,7 +104,7 @@ def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
     """Return the string that the bytes of a leaf are.
 
     Raises:
-        DamagedBlob: They are none: their digest is right, and they were no string before.
+        DamagedBlob: They are not UTF-8 although their digest is right: they were no string before.
     """
     try:
         return data.decode("utf-8", "surrogatepass")
@@ -141,7 +141,7 @@ def is_float(x: object) -> bool:
 
 
 def bytes_in(text: object) -> bytes | None:
-    """Return the bytes of strict base64; None if it is none."""
+    """Return the bytes of strict base64; None if the text is something else."""
     if type(text) is not str:
         return None
     try:

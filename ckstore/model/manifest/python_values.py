@@ -109,7 +109,7 @@ def encode_set(value: set[Any] | frozenset[Any]) -> Any:
     """Return the node of a set, whose elements are in an order that only depends on them.
 
     Raises:
-        NotStored: An element is none that could be a key.
+        NotStored: An element could not be a key.
     """
     nodes = []
     for item in value:

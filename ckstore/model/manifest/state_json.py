@@ -103,7 +103,7 @@ class _ValueCollector:
         self._add_attributes(inner)
 
     def _add_attributes(self, inner: PlainValues) -> None:
-        # Attributes of attributes are told like the others: only a test has them.
+        # Attributes of attributes are written like the others: only a test has them.
         self._found.attributes += inner.values + inner.attributes
         self._found.torch_versions += inner.torch_versions
 

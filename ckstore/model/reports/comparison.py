@@ -160,6 +160,6 @@ def _shown(node: Node) -> object:
 
 
 def _number(dtype: str, data: bytes) -> object:
-    """Return a NumPy scalar as a plain number, without NumPy; what is none, as text."""
+    """Return a NumPy scalar as a plain number, without NumPy; other scalars as text."""
     value = numpy_number(dtype, data)
     return f"numpy {dtype} {data.hex()}" if value is None else value

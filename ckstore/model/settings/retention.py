@@ -56,7 +56,7 @@ class RetentionPolicy:
         keep_within: Those saved in the last ``7d``, ``36h``, ``90m`` or so many seconds.
 
     Raises:
-        BadInput: An argument cannot be, or there is no rule at all: nothing is deleted by an empty policy.
+        BadInput: An argument is invalid, or there is no rule at all: an empty policy deletes nothing.
     """
 
     keep_last: int | None = None
@@ -100,7 +100,8 @@ class RetentionPolicy:
         """Return the policy that `to_json` gave.
 
         Raises:
-            BadInput: It is none, or has a rule that this ckstore does not know: without it too much would be deleted.
+            BadInput: It is not a policy, or has a rule that this ckstore does not know: without that rule too much
+                would be deleted.
         """
         members = _members(value, where, "a retention policy", _RULES)
         bests = members.get("keep_best", [])

@@ -1,4 +1,4 @@
-"""What the descriptions of values in a committed file are in a state."""
+"""Turn the descriptions of values in a committed file into values of a state."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def check_names(entries: Sequence[Entry]) -> None:
 
 
 def step_in_name(paths: Sequence[Path]) -> int | None:
-    """Return the step that the name of a single path tells, as trainers write it: ``checkpoint-500``; None if none.
+    """Return the step in the name of a single path, as trainers write it: ``checkpoint-500``; None if there is none.
 
     Known are also ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and ``epoch=1-step=500``
     (Lightning), with or without a suffix.

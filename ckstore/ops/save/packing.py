@@ -44,7 +44,7 @@ _KEY_MARK = "#"
 WriteBlob = Callable[[memoryview, bool], Callable[[], str]]
 """Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has.
 
-Of the last one, which the second argument tells, it may store all before it returns.
+With the second argument, for the last blob, it may store all of it before it returns.
 """
 
 
@@ -188,7 +188,7 @@ def digest_of_key(key: str) -> str:
 def _pack_bytes_for(small_bytes: int) -> int:
     """Return the size of new packs: not one for everything, since packs of one age are written again at one time.
 
-    What is small altogether is one, since each takes an fsync.
+    A small sum of pieces is one pack, since each pack takes an fsync.
     """
     nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))
     return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
@@ -236,7 +236,7 @@ def state_changed(name: str) -> StateChanged:
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:
     """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
 
-    What the catalog says is only a place to look: `_pieces_are_there` does. One that no piece can have is left out.
+    The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
     """
     found = {digest: place for digest in sizes if (place := context.known_pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()

@@ -213,7 +213,7 @@ class Recheck:
         self._context.relied_on = (self._run, kept)
 
     def warnings(self) -> list[str]:
-        """Return what was found and done, a sentence for each damaged blob. What could not be healed is marked.
+        """Return a sentence for each damaged blob. Checkpoints with a blob that could not be healed are marked.
 
         Call it when the save is committed; it raises nothing.
         """

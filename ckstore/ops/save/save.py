@@ -211,7 +211,7 @@ def save_staged(
         request: What the caller wants; it was checked.
         create: Makes and locks the directory.
         stage: Called with the directory and the notes to the user, to which it may add.
-        watch: Is told how far it is; None: that of the store.
+        watch: Called as the save goes on; None: that of the store.
     """
     watch = watch or context.watch
     # Before anything is written: the user learns it from the first save, not from the power cut.

@@ -1,6 +1,6 @@
 """The trainer's side of background saves: takes snapshots and has them saved.
 
-Neither its callers nor the thread that watches the saver touch the filesystem of the store. What is under way is in
+Neither its callers nor the thread that watches the saver touch the filesystem of the store. The saves under way are in
 `saver/client/queue`, the process in `saver/client/keeper`.
 """
 

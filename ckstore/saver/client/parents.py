@@ -1,4 +1,4 @@
-"""Which checkpoint each run goes on from: what the savers of a client are told of that, one after another."""
+"""The parent of each run's next checkpoint, as the savers of a client learn it, one after another."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class SaverProcess:
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send without waiting; False if it takes no more.
 
-        A saver that is gone is seen by `receive`; so is one that could not be told, which is killed: `why` says so.
+        `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.
         """
         try:
             # Without waiting: the trainer must never stand still for a saver that does not read.
@@ -178,7 +178,7 @@ def _forget_in_child() -> None:
     _children_mutex = threading.Lock()
     for child in _children:
         # Popen's own end would wait for the parent's child, and warn of it.
-        child.returncode = 0  # it is none of this process's children: nothing is to be waited for
+        child.returncode = 0  # it is a child of the parent: there is nothing to wait for here
     _children.clear()
 
 

@@ -32,7 +32,7 @@ class SaveQueue:
         changed: The lock of all of this, and the condition that callers wait for.
         saves: In their order; only the first can have been begun.
         pool: Memory of the snapshots that are not in use.
-        parents: What savers are told of the checkpoints that are gone on from.
+        parents: What savers have heard of the parents of the next checkpoints.
         bases: What unchanged tensors can be taken from.
         terms: Those of the last save.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 """Of a file in memory the last is the limit of sizes (ulimit -f)."""
 _SPARE_BYTES = 64 * 2**20
-"""What has to be left beside a snapshot: a saver takes some 40 MiB, and the training goes on meanwhile."""
+"""Room that has to stay beside a snapshot: a saver takes some 40 MiB, and the training goes on meanwhile."""
 # The saver hashes and writes from here: a cache line, and every dtype is aligned.
 _ALIGNMENT = 64
 # Large enough that the two threads seldom meet at the lock, small enough that both end at about the same time.
@@ -108,7 +108,7 @@ class Snapshot:
     def _give_up(self) -> None:
         """Give the memory back now: the frames of the error that is to be raised keep it mapped as long as that lives.
 
-        Who writes to a page that is given back gets SIGBUS. So where Ctrl-C came while a thread was waited for, and it
+        A write to a page that was given back is a SIGBUS. So where Ctrl-C came while a thread was waited for, and it
         may still write, the memory goes with the error.
         """
         if not self._is_written:

@@ -29,7 +29,7 @@ class StallWatch:
         return now - self._moved_at
 
     def _ticks(self) -> tuple[bytes, ...]:
-        """Return the processor time of the process; nothing where the system does not tell."""
+        """Return the processor time of the process; nothing where the system does not say."""
         try:
             # From the last parenthesis: a process may be named "a) b".
             fields = self._stat.read_bytes().rpartition(b")")[2].split()

@@ -56,7 +56,7 @@ def serve(inbox: Inbox, opening: Open, reporter: Reporter) -> None:
     while True:
         reporter.at(0, "idle")
         got = inbox.next()
-        # What lay in the socket before the end was handed out first, so no order is lost.
+        # Orders that lay in the socket before the end were handed out first, so none is lost.
         if got is None or isinstance(got[0], Close):
             break
         message, descriptors = got
@@ -89,7 +89,7 @@ def _serve_one(context: Context, order: Order, descriptors: list[int], reporter:
         info = carry_out(context, order, descriptors[0])
     except CkstoreError as error:
         reporter.say(Failed(order.number, error))
-        # What is on the disk is not known: the store is opened again, by the next saver, which looks.
+        # This process does not know the state of the disk: the next saver opens the store again, and looks.
         return not isinstance(error, UnknownOutcome)
     except (OSError, MemoryError) as error:
         reporter.say(Failed(order.number, _as_error(error, f"saving {order.run}@{order.step}")))

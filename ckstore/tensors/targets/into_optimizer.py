@@ -171,7 +171,7 @@ class _Optimizer:
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
         """Whether a tensor has the shape of its parameter, as far as that is known; say if not, or if it is converted.
 
-        What an optimizer that is not torch's keeps, of which shape and dtype, is for it to judge.
+        An optimizer that is not torch's judges the shapes and dtypes of its state by itself.
         """
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]

@@ -43,7 +43,7 @@ class Attempt:
         path: Its name.
         parts: Its parts.
         metadata: Gives the versions of modules that torch keeps with a state.
-        report: Is told the keys that are missing, and those that are not expected.
+        report: Called with the keys that are missing, and those that are not expected.
 
     Attributes:
         handed: Prefix of a loader -> key -> node.

@@ -29,7 +29,7 @@ def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
     """Return a name of a state dict as `rename` makes it.
 
     Of the keys that the name begins with, the longest is replaced; what follows may begin with another one, and each is
-    used once. What an empty key stands for is put in front of names that begin with no other. Then keys that begin with
+    used once. The value of an empty key is put in front of names that begin with no other. Then keys that begin with
     a dot are replaced wherever they stand, in their order. The keys that were replaced are added to `used`.
     """
     done, rest = "", key

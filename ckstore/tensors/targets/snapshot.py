@@ -19,7 +19,7 @@ _CONTAINERS = {dict, OrderedDict, list, set}
 class Snapshot:
     """What a part of a module held: values of tensors, attributes, extra state.
 
-    What objects in its attributes hold is known by the part alone: if it is not in its extra state, it is not kept.
+    Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.
     """
 
     def __init__(self, part: Any, *, whole: bool) -> None:
