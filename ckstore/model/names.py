@@ -168,15 +168,15 @@ def check_path(path: object, what: str = "a path") -> str:
 
 
 def _check_name(name: str, path: str, what: str) -> None:
-    why = ""
+    problem = ""
     if name in ("", ".", ".."):
-        why = "must be relative and go down only"
+        problem = "must be relative and go down only"
     elif any(ord(character) < _FIRST_PRINTABLE or ord(character) == _DELETE for character in name):
-        why = "must have no control characters"
+        problem = "must have no control characters"
     elif len(os.fsencode(name)) > NAME_MAX_BYTES:
-        why = f"must have names of at most {NAME_MAX_BYTES} bytes"
-    if why:
-        raise BadInput(f"{what} {why}, got {shown(path)}")
+        problem = f"must have names of at most {NAME_MAX_BYTES} bytes"
+    if problem:
+        raise BadInput(f"{what} {problem}, got {shown(path)}")
 
 
 def parent_of(path: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 T = TypeVar("T")
-# Python delivers Ctrl-C only between calls in the main thread: a wait without an end would hold it until all is done.
+# How often the caller's thread may report progress while it waits.
 _LOOK_S = 0.1
 # Four keep a disk busy; more than that was not measured on more than two cores (docs/adr/0009).
 _LEAST_THREADS, _MOST_THREADS = 4, 16

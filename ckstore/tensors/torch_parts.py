@@ -39,7 +39,7 @@ def take_apart(tensor: Any) -> Parts | None:
     """Return what a tensor is made of; None if it is to be stored, or refused, as a whole."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     if plain and tensor.layout is torch.sparse_coo and tensor.device.type != "meta":
-        # `indices()` of torch coalesces or refuses; the raw parts give back the same tensor, also an uncoalesced one.
+        # `indices()` refuses an uncoalesced tensor; the raw parts give back the same one.
         found = tensor.detach()
         parts = {"indices": found._indices(), "values": found._values()}  # noqa: SLF001 - the others are for coalesced ones
         return Parts("sparse_coo", parts, (found.shape, found.is_coalesced()))

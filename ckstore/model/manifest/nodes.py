@@ -51,8 +51,8 @@ _EXPONENT = 0x7FF
 class NotStored(ValueError):
     """A value of a type that is stored, which the format does not hold; the message says why, the hint what to do."""
 
-    def __init__(self, why: str, hint: str) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
         self.hint = hint
 
 

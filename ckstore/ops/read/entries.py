@@ -38,7 +38,9 @@ def entries_of(manifest: Manifest) -> dict[str, Found]:
     if manifest.ranks is not None and manifest.ranks.entries is not None:
         given = ((entry.name, entry.path, *_at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
     else:
-        given = ((".".join(map(str, path)), path, *there) for path, *there in _values(manifest.state, (), ""))
+        given = (
+            (".".join(map(str, path)), path, *name_and_node) for path, *name_and_node in _values(manifest.state, (), "")
+        )
     found: dict[str, Found] = {}
     for name, path, own_name, node in given:
         # {"a.b": x} and {"a": {"b": y}} flatten to one name there: one of them would silently replace the other.

@@ -150,7 +150,7 @@ class SaverKeeper:
             queue.log_said()
             got = process.receive(_LOOK_S)
             with queue.changed:
-                # Replaced by a stall or by `close`: what it still says is about saves that another one makes now.
+                # It was given up: its words are about saves that another saver makes now.
                 if process is not self.process:
                     return False
                 if got is not None:
