@@ -83,7 +83,6 @@ class CkstoreTrainerMixin:
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
         """Train, as `transformers.Trainer.train`; see the class for `resume_from_checkpoint`."""
         store = self._store()
-        # Its error belongs to the run before, and its directory name to this one.
         self._settle()  # what a training that failed has left under way
         if self._natively:
             trainer_state.check_suits(self)
@@ -119,7 +118,6 @@ class CkstoreTrainerMixin:
         if self._natively:  # what a killed save left there is not of this one
             from_rank_zero(lambda: remove(directory))
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
-        # What a killed save left there would become a part of this checkpoint.
         if self._natively:
             self._save_state(directory)
             return

@@ -214,7 +214,6 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     key = annotation_problem(info)
     try:
         found = read_annotations(context.layout.checkpoint(info.run, info.step))
-    # Called after the rename: an error here would say that a durable checkpoint is not saved.
     except (CkstoreError, OSError) as error:
         context.problems[key] = f"ignored the annotations of {info.name}: {error}"
         return info

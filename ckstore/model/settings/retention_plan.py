@@ -197,6 +197,7 @@ class _Run:
             self._kept[newest.info.name].append(f"it is the newest valid checkpoint of the run {newest.info.run}")
             self._relied_on.add(newest.info.name)
             return
+        # No checkpoint is valid: whatever bytes are left may be all that can be rescued of the run.
         for candidate in self._history:
             self._kept[candidate.info.name].append(f"no checkpoint of the run {candidate.info.run} is valid")
 
@@ -217,7 +218,6 @@ class _Run:
                 )
 
     def _every(self, every: int) -> None:
-        # None is valid: whatever bytes are left may be all that can be saved of the run.
         for candidate in self._history:
             if candidate.info.step % every == 0:
                 self._kept[candidate.info.name].append(f"its step is a multiple of {every}")
