@@ -80,7 +80,7 @@ def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -
     if reach_bytes > nbytes:
         _refuse(path, f"a tensor that reaches to byte {reach_bytes} of a storage of {nbytes}")
     said = view.storage
-    # torch pads the end of a storage, so the stretch may be longer, but by less than one element.
+    # The stretch of the file may end within an element, but neither lack nor add a whole one.
     if said is not None and not said.count * said.item_bytes <= nbytes < (said.count + 1) * said.item_bytes:
         _refuse(path, f"a tensor in a storage of {nbytes} bytes, of which the pickle says {said.count} elements,")
 

@@ -153,7 +153,6 @@ class Recheck:
     def is_right(self, digest: str, nbytes: int) -> bool:
         """Whether the staged blob is what its name says on the disk; it is read whole. If not, no save relies on it."""
         begun_s = time.monotonic()
-        # Only as large as the blob needs: most that is read here is a pack of a few KiB.
         buffer = aligned_buffer(min(READ_BYTES, -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES + GRAIN_BYTES))
         try:
             checked = check_file(self._staging.path_of(digest), BlobRecord(digest, nbytes), How(buffer, may_touch=True))

@@ -264,7 +264,6 @@ class _ChunkWriter:
             Exception: The first error of a thread.
         """
         look_s = None if progress is None else _LOOK_S
-        # `first_error` as well: `start_blob` fails in this thread without a future that `wait` could see.
         while wait(self._futures, timeout=look_s, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
             if progress is not None:
                 progress(self._done_bytes, all_bytes)

@@ -1,8 +1,6 @@
-"""Starts savers, tells them what to save, and watches them.
+"""Starts savers, sends them their orders, and watches them: one process at a time, and one thread that reads its words.
 
-One saver process at a time, and one thread for it, which reads what it says. A saver that has died is replaced once for
-each save, whose snapshot is still there; one that is stuck is killed and the save that it had begun is given up. It has
-to ask before it publishes, so that cannot appear later: see docs/explanation/async.md.
+A dead saver is replaced once for each save, a stuck one is killed and its save given up: docs/explanation/async.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The snapshot: memory of its own that a state is copied into once, and that another process can be given.
 
-It is an anonymous file in memory (memfd): it counts against no quota of /dev/shm, has no name that could be left
-behind, and is gone with the last process that has it. What the kernel leaves this process is asked first: to touch a
-page that is one too many in a control group kills the training instead of being an error. It is kept for the next save,
-so that its pages need not be made again.
+It is kept for the next save, so that its pages need not be made again. Why a memfd: docs/explanation/async.md.
 """
 
 from __future__ import annotations

@@ -225,7 +225,6 @@ class _TargetWalk:
 
     def _dict(self, target: dict[Any, Any], node: Node, path: str) -> Make | None:
         found = self.comparison.found_in(node, path, rename_all=False)
-        # Asked before the loop below, which fills it.
         takes_all = not target
         for key, item in list(target.items()):
             name = name_below(path, key)
