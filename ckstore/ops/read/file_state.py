@@ -170,7 +170,7 @@ def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> Cannot
     ]
     more = [f"  and {len(reasons) - _SHOWN_MOST} more"] if len(reasons) > _SHOWN_MOST else []
     message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
-    return CannotLoad(message, hint=_HINT, command_hint=_HINT, file=path, refused=reasons)
+    return CannotLoad(message, hint=_HINT, file=path, refused=reasons)
 
 
 def _why(error: CannotStore) -> str:

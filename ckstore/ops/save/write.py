@@ -188,8 +188,7 @@ def collision(name: str) -> CannotStore:
     """Return the error for bytes that were made so that this store cannot tell them from others."""
     reason = "it has other bytes with the digest of bytes in the store, which does not happen by accident"
     hint = "keep files from other people in a store with hash='blake3'"
-    command_hint = "keep files from other people in a store made by ckstore init --hash blake3"
-    return CannotStore(name, reason, hint=hint, command_hint=command_hint)
+    return CannotStore(name, reason, hint=hint)
 
 
 class _Stopped(Exception):

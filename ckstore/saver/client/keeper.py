@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse, SaveFailed
 from ckstore.model.saver.messages import Close, Failed, Message, Open
-from ckstore.saver.client.process import SaverProcess
-from ckstore.saver.client.save import failed, given_up, refused
-from ckstore.saver.client.saying import heard_of
-from ckstore.saver.client.watch import StallWatch
+from ckstore.saver.client.process import SaverProcess, StallWatch
+from ckstore.saver.client.save import failed, given_up, heard_of, refused
 
 if TYPE_CHECKING:
     from ckstore.saver.client.queue import SaveQueue
