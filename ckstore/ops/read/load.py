@@ -216,6 +216,7 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
     maps = PieceMaps(directory)
     for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
         view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
+        # It does not lie where pages begin, or is mapped already: a process may have only so many mappings.
         if view is None:
             to_read.append(i)
         else:

@@ -31,6 +31,7 @@ _START = (
 _LAST_LINES_BYTES = 2000
 # After its socket ended a process needs some milliseconds to die; with a frozen disk it never does.
 _DEATH_S = 1.0
+# Ten looks: a trainer that was stopped for longer (SIGSTOP, a laptop's lid) must not blame its saver.
 _LATE_S = 5.0
 
 _children: list[subprocess.Popen[bytes]] = []
@@ -210,7 +211,9 @@ class StallWatch:
     def _ticks(self) -> tuple[bytes, ...]:
         """Return the processor time of the process; nothing where the system does not tell."""
         try:
+            # From the last parenthesis: a process may be named "a) b".
             fields = self._stat.read_bytes().rpartition(b")")[2].split()
         except OSError:
             return ()
+        # utime and stime: a saver that hashes 100 GB says nothing new for a while, but uses the processor.
         return tuple(fields[11:13])

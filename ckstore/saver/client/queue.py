@@ -45,6 +45,7 @@ class Parents:
 
     def ended(self, news: Mapping[str, str], saved: CheckpointInfo | None) -> None:
         """A save has ended, whose order said this; None: it failed."""
+        # Also of a failed save: the saver had heard of these parents, whatever became of the checkpoint.
         self._settled.update(news)
         if saved is not None:
             self._settled[saved.run] = self._told[saved.run] = saved.id

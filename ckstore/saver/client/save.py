@@ -116,6 +116,7 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
         save.taken_at = save.taken_at or time.monotonic()
         save.pending.note("staged")
     elif isinstance(message, Status):
+        # The saver says "committing" before it asks; the caller sees it once the answer was yes.
         if message.state != "committing" or save.granted:
             save.pending.note(message.state, message.done_bytes)
     elif isinstance(message, Publishing):
@@ -133,6 +134,7 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
 def _answer(process: SaverProcess, save: Save, question: Publishing) -> None:
     save.granted = save.pending.grant(question.step)
     if save.granted:
+        # A saver after this one tries the same step first: there it finds what was perhaps published.
         save.order = replace(save.order, tried_step=question.step)
     if not process.send(Answer(save.order.number, save.granted)):
         process.kill()  # its socket is full, so it does not listen
