@@ -151,7 +151,7 @@ class GcReport:
         opened, unasked = by_reason(self.held)
         if opened:
             sentences.append(f"{_kept(opened)}: open in {named(opened)}; gc frees them once they are closed")
-        sentences += [f"{_kept(blobs)}: {why}" for why, blobs in unasked.items()]
+        sentences += [f"{_kept(blobs)}: {reason}" for reason, blobs in unasked.items()]
         if self.linked_elsewhere:
             sentences.append(f"{_kept(self.linked_elsewhere)}: hardlinks outside the store share their bytes")
         if sentences:
@@ -200,8 +200,8 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield f"{kept} {_sizes(opened)} that processes have open:"
         yield from first_of(_holder_lines(opened)) if table is None else table(opened)
         yield "gc frees it once they close it"
-    for why, blobs in unasked.items():
-        yield printable(f"{kept} {_sizes(blobs)}: {why}")
+    for reason, blobs in unasked.items():
+        yield printable(f"{kept} {_sizes(blobs)}: {reason}")
     linked = list(map(str, report.linked_elsewhere))
     yield from first_of(linked) if table is None else linked
     if not (report.freed_count or report.held or report.linked_elsewhere):

@@ -39,6 +39,7 @@ class StoredFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""
+        # A container's header says where to read: one that points behind the end is damage, and no shorter answer.
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))

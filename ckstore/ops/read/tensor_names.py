@@ -34,7 +34,7 @@ class TensorNames:
 
     @cached_property
     def listed(self) -> list[str]:
-        """What is there, in the order of the state: a tensor that is made of several is listed by its own name."""
+        """The names, in the order of the state: a tensor that is made of several is listed by its own name."""
         wholes = {i: name for name, node in self._parts.items() for i in leaf_numbers(node)}
         names = dict.fromkeys(wholes.get(i, name) for i, name in enumerate(self.leaves))
         return [self.written[name] for name in names]
