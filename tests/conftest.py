@@ -66,7 +66,7 @@ class _Everything(set[str]):
 
 # Tests may be in memory, which is not durable: this process has warned of that, and those that it starts do not.
 # `test_infos.py` tries both.
-context._told_not_durable = _Everything()
+context._warned_not_durable = _Everything()
 _given = os.environ.get("PYTHONWARNINGS")
 os.environ["PYTHONWARNINGS"] = f"{f'{_given},' if _given else ''}ignore:a power cut may lose what is saved here"
 

@@ -37,7 +37,7 @@ def test_a_loop_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bi
     tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = train(Store.init(tmp_path / "whole"), tmp_path / "one")
-    program = [str(warm / "python"), "-m", "tests.integrations.tiny_accelerate"]
+    program: list[str | Path] = [warm / "python", "-m", "tests.integrations.tiny_accelerate"]
     killed = subprocess.run(
         [*program, store.path, tmp_path / "two", "", "2"],
         cwd=ROOT,

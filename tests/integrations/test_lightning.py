@@ -39,7 +39,7 @@ def test_a_run_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit
     tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = fit(Store.init(tmp_path / "whole"), tmp_path / "one")
-    program = [str(warm / "python"), "-m", "tests.integrations.tiny_lightning"]
+    program: list[str | Path] = [warm / "python", "-m", "tests.integrations.tiny_lightning"]
     killed = subprocess.run(
         [*program, store.path, tmp_path / "two", "", "6"],
         cwd=ROOT,
