@@ -43,7 +43,14 @@ class PlacedParts(NamedTuple):
     extra: Node
 
 
-Place = Callable[[Any, str], "Placed | PlacedParts | Node"]
+class PlacedObject(NamedTuple):
+    """A described object: the name of its class, and its attributes."""
+
+    kind: str
+    fields: Mapping[str, object]
+
+
+Place = Callable[[Any, str], "Placed | PlacedParts | PlacedObject | Node"]
 """Says what a described value with this path is in a state."""
 
 
@@ -125,6 +132,10 @@ class _Walk(Walk):
         if isinstance(found, PlacedParts):
             pairs = [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in found.parts.items()]
             return ["parts", pairs, found.kind, found.extra]
+        if isinstance(found, PlacedObject):
+            self._count(len(found.fields), sum(map(_weight, found.fields)), names=len(path) * len(found.fields))
+            with self._inside(value, path, "store a flatter state"):
+                return ["object", self._named(found.fields, path, depth), found.kind]
         return self._leaf(found) if isinstance(found, Placed) else found
 
     def _leaf(self, placed: Placed) -> Node:

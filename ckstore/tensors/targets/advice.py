@@ -59,7 +59,15 @@ def advice(load: Load) -> list[str]:
     selecting = [*_only_what_the_target_has(load, left, rename)]
     if selecting and rename:  # both in one
         renaming, last = [], []
-    said = [*_useless(load), *parts, *selecting, *renaming, *_of_values(left, load.terms), *_of_parts(load, left), *last]
+    said = [
+        *_useless(load),
+        *parts,
+        *selecting,
+        *renaming,
+        *_of_values(left, load.terms),
+        *_of_parts(load, left),
+        *last,
+    ]
     return said or ["ckstore ls REF lists the names of the checkpoint"]
 
 
