@@ -151,7 +151,7 @@ def symlink_text(where: Where) -> str:
 
 
 def is_mounted_read_only(path: str | os.PathLike[str]) -> bool:
-    """Whether the filesystem of `path` takes no writes, whoever asks."""
+    """Whether the filesystem of `path` takes no writes, not even root's."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
