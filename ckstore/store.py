@@ -675,12 +675,13 @@ class Store:
             DamagedBlob: Some bytes are damaged or missing.
             InsufficientSpace: Says what is needed and what is free. After any of these nothing is left behind.
         """
-        from ckstore.ops.read.export import export_safetensors
+        from ckstore.ops.read.export_formats import export
 
-        return export_safetensors(
+        return export(
             self._context,
             ref,
             expanded(destination),
+            format="safetensors",
             max_shard_bytes=max_shard_bytes,
             select=select,
             strip_prefix=strip_prefix,
@@ -967,7 +968,7 @@ class Store:
             InUse: It is open for reading, a tag names it, or it is pinned.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
-        from ckstore.ops.free.delete import delete
+        from ckstore.ops.free.drop import delete
 
         delete(self._context, ref, dry_run=dry_run)
 

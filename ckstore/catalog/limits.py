@@ -1,11 +1,8 @@
-"""Bounds on what a catalog that is forged, damaged or copied may do, and which journal it has.
+"""Bounds on a catalog that is forged, damaged or copied, and the choice of its journal (docs/adr/0002-catalog.md).
 
-Statements have bounds on steps, rows, bytes and features of SQLite.
-
-Pages that point to one another in a ring, or many to one, make a small file look like an endless one. An honest one has
-each row once, so the rows and the text that a statement gives, and the steps it takes, are in proportion to its bytes.
-What goes beyond is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes 18,000 steps, SQLite's whole test
-470,000.
+Pages that point to one another in a ring make a small file look like an endless one. An honest one has each row once,
+so the rows and the text that a statement gives, and the steps it takes, are in proportion to its bytes; anything beyond
+is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes 18,000 steps, SQLite's whole test 470,000.
 
 Steps of SQLite's virtual machine are counted, not seconds: a slow disk or a busy machine is no damage. A million take
 about 25 ms. The counter is C: in a progress handler of Python a signal's handler could run, whose exception SQLite's
@@ -15,31 +12,13 @@ SQLite's defensive mode, from Python 3.12 on, refuses to change the schema as da
 switch the journal off. Python 3.11 cannot set it; there, no statement of this package does any of that, and a schema
 with a trigger, a foreign view or a virtual table, which could, is refused (`ckstore_migrations.schema`).
 
-Before that, the files of the catalog are looked at, and its journal is chosen: SQLite's write-ahead log, unless a full
-disk could end the process by it.
-
-The log has an index that is mapped into memory, ``catalog.db-shm``, and who writes to a mapped page for which the
-filesystem finds no room gets SIGBUS. SQLite writes one byte of each 4 KiB of that file beforehand. That is enough where
-a page then keeps its room; it is not where blocks are smaller (ext4 on a small disk: 1 KiB), nor where every write
-takes a new block (btrfs). To look for free space first does not help: others fill the disk meanwhile.
-
-There, the catalog has a rollback journal, and is opened in SQLite's exclusive mode, in which nothing is mapped: not
-even that of a catalog which was made elsewhere and copied.
-
 The files beside a catalog are looked at before SQLite opens it: SQLite plays back what lies beside a database, and
-deletes files.
+deletes the *super-journal* that a rollback journal names at its end, wherever that file lies. ckstore never writes one,
+so a set of files that its own protocol would not have left is not opened at all, but put aside whole and rebuilt.
+Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to, and no
+catalog lies in one: in a store of a group each user's is in a directory of their own.
 
-A rollback journal may end with the name of a *super-journal*, which SQLite deletes after it has rolled back, wherever
-that file lies. So a journal that came with a copied store would delete a file of the user who opens the store. ckstore
-never writes one: it attaches no second database. The rule is wider than that attack: what this store's own protocol
-would not have left is not opened at all. It is damage; the set is put aside whole and rebuilt from the directories.
-
-Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to. A
-private store lets no other user write there; in a store of a group each user's catalog lies in a directory of their
-own.
-
-Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c: the name is looked for at the
-end of the file and nowhere else, so a segment in the middle cannot carry one.
+Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c.
 """
 
 from __future__ import annotations
@@ -58,8 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+# SQLite calls the counter after so many steps; more often would cost time, and the bound need not be exact.
 _CALL_STEPS = 1000
+# About a second: no catalog, however small, is called damaged by a join that was not foreseen.
 _LEAST_STEPS = 40_000_000
+# SQLite's whole test, the longest statement, takes a third of a step for each byte.
 _STEPS_PER_BYTE = 20
 _LEAST_ROWS = 1000
 _ROW_BYTES = 4
@@ -67,6 +49,8 @@ _ROW_BYTES = 4
 _LEAST_TEXT_BYTES = 2**20
 _TEXT_PER_BYTE = 8
 """Rows that are joined give a digest and a name again for each few bytes of a use."""
+# Rows are asked for in batches whose worst case fits into memory, so that the check comes before a forged file has
+# filled it.
 _BATCH_MOST = 256
 _BATCH_TEXT_BYTES = 2**29
 
@@ -181,9 +165,12 @@ def set_journal(connection: sqlite3.Connection, *, mapped: bool, durable: bool =
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode == "wal":
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        # `transaction` does it after the commit: in the middle of a commit a full log would make a save wait.
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
+        # EXTRA syncs the directory too: else a power cut could bring the journal back, which rolls an acknowledged
+        # commit back.
         connection.execute("PRAGMA synchronous=EXTRA")
 
 
@@ -203,6 +190,7 @@ def why_strange(path: Path) -> str:
     Raises:
         FileNotFoundError: There is no catalog.
     """
+    # lstat for the file: a symlink there would have SQLite write to a file elsewhere.
     folder, database = path.parent.stat(), path.lstat()
     for suffix in ("", *SUFFIXES):
         try:
@@ -210,8 +198,8 @@ def why_strange(path: Path) -> str:
         except FileNotFoundError:
             continue
         owners = {os.geteuid(), database.st_uid if suffix else folder.st_uid}
-        if why := _why_strange_file(found, folder, owners):
-            return f"{path.name}{suffix} {why}" if suffix else why
+        if problem := _why_strange_file(found, folder, owners):
+            return f"{path.name}{suffix} {problem}" if suffix else problem
         if suffix == "-journal" and found.st_size and _names_another(path):
             return f"{path.name}{suffix} names a second journal, which SQLite would delete; ckstore never writes one"
     return ""
@@ -234,6 +222,7 @@ def _names_another(path: Path) -> bool:
     # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
     with files.opened_to_read(f"{path}-journal") as fd:
         end = os.fstat(fd).st_size
+        # SQLite looks for the name at the end only, so only the end is looked at.
         return os.pread(fd, len(_MAGIC), max(0, end - len(_MAGIC))) == _MAGIC
 
 

@@ -1,10 +1,8 @@
 """A little space and a few inodes that are kept back, so that a full disk can be freed: ``reserve/``.
 
-To free anything, the catalog has to be written and names have to be made in ``trash/``. A process that frees space on
-a full filesystem gives the reserve up first, before the catalog is opened, and takes it back in the end. A save never
-does: its bytes would take the place of the reserve, and then nothing could be freed any more.
-
-Whether it is full is tried: of a quota (of a user, a project, a subvolume) the filesystem's own numbers say nothing.
+A process that frees space on a full filesystem gives the reserve up first and takes it back in the end. A save never
+does: its bytes would take the place of the reserve, and then nothing could be freed any more. Whether it is full is
+tried: of a quota (of a user, a project, a subvolume) the filesystem's own numbers say nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +22,17 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
+# docs/format/v1.md, "reserve/".
 LEAST_BYTES = 2**20
+# docs/format/v1.md: what is kept back is lost to the user, so it does not grow with the catalog without end.
 MOST_BYTES = 64 * 2**20
+# In so many files, since inodes run out as well as blocks, and each file gives one back.
 INODES = 8
 _PLENTY = 16
 """The reserve is made or enlarged only where this many times as much is free: never from the last bytes."""
+# gc goes on then even so: another process may take what gets free as fast as it does.
 _SETTLE_S = 2.0
+# Only after a pause: to sync a whole filesystem makes every program on it wait.
 _SYNC_AFTER_S = 0.05
 _PAUSE_S = 0.005
 
@@ -74,13 +77,14 @@ def kept_bytes(layout: Layout) -> int:
 def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
     """Have the space and the inodes of the reserve free for the time of a block, if the filesystem is full.
 
-    Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block is told
-    whether it was full, which the next one can be told instead of trying again.
+    Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block gets
+    whether it was full, and can pass that to the next one as `full`, which then tries nothing.
     """
     full = is_full(layout) if full is None else full
     gives = full and bool(names_in(layout.reserve))
     try:
         if gives:
+            # Before the catalog is opened: SQLite on a full disk ends the process or reports damage.
             _give_up(layout)
         yield full
     finally:
@@ -107,6 +111,7 @@ def _give_up(layout: Layout) -> None:
         except FileNotFoundError:  # another process frees space, too
             continue
     if removed:
+        # Some filesystems count the space as free only when the removal is in the journal.
         files.sync_directory(layout.reserve)
         _wait_until_free(layout, before_bytes)
 
@@ -114,7 +119,7 @@ def _give_up(layout: Layout) -> None:
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:
     """XFS frees what was unlinked in the background: give it a moment, until a file can be made.
 
-    What the filesystem says of free inodes is no help: XFS says none while it has some below its limit. The quota of a
+    The filesystem's count of free inodes is no help: XFS says none while it has some below its limit. The quota of a
     btrfs counts what was unlinked until the next commit, up to 30 s later, unless that is asked for.
     """
     begun_s = time.monotonic()

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 
 import click
@@ -41,6 +42,26 @@ EXIT_STATUSES = {
 """Every status that ``ckstore`` exits with; those above 128 are 128 + a signal, as in a shell."""
 
 
+_ARGUMENT = re.compile(
+    r"\b(add|allow_incomplete|attempt|file|force|format|if_exists|link|max_shard_bytes|only|rank|run|select|step"
+    r"|strip_prefix|timeout|timeout_s)=(?:'([^']*)'|True\b)?"
+)
+"""An argument of Python that an option stands for: ``step=``, ``format='torch'``, ``force=True``."""
+_OPTIONS = {"max_shard_bytes": "max-shard", "timeout_s": "timeout"}
+"""The options that have another name than the argument."""
+_COMMANDS = {
+    "Store.init(path)": "ckstore init",
+    "store.pins()": "ckstore pin",
+    "store.files(ref)": "ckstore ls REF",
+    "store.plan_retention(policy)": "ckstore prune",
+    "export_safetensors(ref, destination, select=name)": "ckstore export REF DEST --select NAME",
+    "readonly=True still reads it": "commands that only read still work",
+    "with hash='blake3'": "made by ckstore init --hash blake3",
+    "add=[path]": "--add PATH",
+}
+"""What a hint says in Python -> what does the same in a shell. An error whose hint differs more has `command_hint`."""
+
+
 def report(error: Exception, *, as_json: bool) -> int | None:
     """Tell the user on stderr about `error`.
 
@@ -51,10 +72,10 @@ def report(error: Exception, *, as_json: bool) -> int | None:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return USAGE
-    told = _tell(error)
-    if told is None:
+    described = _tell(error)
+    if described is None:
         return None
-    name, message, hint, status = told
+    name, message, hint, status = described
     if as_json:
         text = json.dumps(
             {
@@ -70,6 +91,7 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         text = f"{style('error:', 'red', on=on)} {printable(message, keep_lines=True)}"
         if hint:
             text += f"\n{style('hint:', 'cyan', on=on)} {printable(hint, keep_lines=True)}"
+    # The exit status still says what happened.
     with contextlib.suppress(BrokenPipeError):  # the reader of stderr is gone
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -80,8 +102,9 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
     """Return name, message, hint and exit status."""
     name = type(error).__name__
     if isinstance(error, CkstoreError):
-        return name, error.message, error.command_hint or error.hint, error.exit_status
+        return name, error.message, error.command_hint or for_the_shell(error.hint), error.exit_status
     if isinstance(error, click.Abort):
+        # click makes the same `Abort` of Ctrl-C and of an answer that is no.
         if isinstance(error.__cause__, KeyboardInterrupt):
             return "Interrupted", "interrupted", "", INTERRUPTED
         return "Aborted", "stopped: the answer was not yes", "", FAILED
@@ -95,11 +118,24 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
     return None
 
 
+def for_the_shell(hint: str) -> str:
+    """Return a hint for Python as one for the command line: its options for arguments, its commands for calls."""
+    for python, shell in _COMMANDS.items():
+        hint = hint.replace(python, shell)
+    return _ARGUMENT.sub(_option, hint)
+
+
+def _option(found: re.Match[str]) -> str:
+    name = _OPTIONS.get(found[1], found[1].replace("_", "-"))
+    return f"--{name} {found[2]}" if found[2] else f"--{name}"
+
+
 def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
-    what = error.strerror or str(error)
+    problem = error.strerror or str(error)
     if error.filename is not None:
         where = os.fsdecode(error.filename) if isinstance(error.filename, bytes | str) else ""
-        what = f"{where or error.filename}: {what}"
+        problem = f"{where or error.filename}: {problem}"
+    # A script frees space on status 6, whichever of the two limits was hit.
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = {
         errno.EACCES: "the store belongs to another user, or its permissions were changed",
@@ -108,7 +144,7 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
         errno.ESTALE: "the network filesystem lost the file; is it still mounted?",
         errno.EMFILE: "raise the limit of open files: ulimit -n",
     }.get(error.errno or 0, "")
-    return "OSError", what, hint, NO_SPACE if full else FAILED
+    return "OSError", problem, hint, NO_SPACE if full else FAILED
 
 
 def drop_output() -> None:
@@ -116,6 +152,7 @@ def drop_output() -> None:
     with contextlib.suppress(OSError, ValueError):  # a stand-in for stdout has no descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
+            # Python flushes once more at its end, and would print a traceback for the closed pipe.
             os.dup2(nowhere, sys.stdout.fileno())
         finally:
             os.close(nowhere)

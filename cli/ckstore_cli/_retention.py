@@ -83,6 +83,7 @@ def best_of(text: str) -> Best:
     """
     from ckstore.model.settings.retention import Best
 
+    # From the right: names of metrics have colons, modes and counts have none.
     metric, *rest = text.rsplit(":", 2)
     if len(rest) == 2 and rest[0] not in _MODES:
         metric, rest = f"{metric}:{rest[0]}", rest[1:]
@@ -123,23 +124,3 @@ def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> Non
     out.line(f"{retention_plan.outcome(report.plan)}; nothing was changed" if dry_run else outcome(report))
     for warning in (*report.plan.notes, *report.skipped):
         out.warning(printable(str(warning)))
-
-
-def retention_document(report: RetentionReport, *, dry_run: bool) -> dict[str, Any]:
-    """Return a plan, and what was done of it, as ``prune`` and ``gc`` print it."""
-    return {
-        "dry_run": dry_run,
-        "policy": report.plan.policy.to_json(),
-        "checkpoints": [
-            {
-                "run": entry.run,
-                "step": entry.step,
-                "id": entry.info.id,
-                "keep": entry.keep,
-                "reasons": list(entry.reasons),
-            }
-            for entry in report.plan.entries
-        ],
-        "skipped": [{"run": one.info.run, "step": one.info.step, "reason": one.reason} for one in report.skipped],
-        "warnings": list(report.plan.notes),
-    }

@@ -9,6 +9,7 @@ import re
 from typing import Any, NoReturn, get_args
 
 from ckstore.model.document import refuse, shown
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import MAX_ELEMENTS, LeafKind, LeafRecord, StorageRecord
 
 NUMPY_MAX_DIMENSIONS = 64
@@ -38,6 +39,7 @@ class _Leaves:
     def read(self, items: list[Any]) -> tuple[LeafRecord, ...]:
         # A list: a generator costs a tenth of the time of all.
         leaves = tuple([self.leaf(item, i) for i, item in enumerate(items)])
+        # A set of all first: the loop that finds the name runs only for the message.
         if len({leaf.name for leaf in leaves}) != len(leaves):
             seen: set[str] = set()
             for leaf in leaves:
@@ -105,6 +107,7 @@ class _Leaves:
         if kind == "numbers" and (len(shape) != 1 or strides is not None or offset):
             refuse(self.where, f"layout of leaf {shown(name)}", "one row from the start of its storage", item)
         low, high = _span_bytes(shape, strides, item_bytes)
+        # An element outside its storage would be of no piece, so no digest would cover it.
         if offset + low < 0 or (high and offset + high > storage_bytes):
             wanted = f"elements within the {storage_bytes} bytes of its storage"
             found = f"bytes {offset + low} to {offset + high}"
@@ -119,6 +122,7 @@ class _Leaves:
             if type(size) is not int or size < 0:
                 refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
             count *= size or 1
+            # Also beside a size of 0: torch and NumPy multiply the others anyway.
             if count >= MAX_ELEMENTS:
                 refuse(self.where, f"shape of leaf {shown(name)}", "less than 2^63 elements", shape)
         return tuple(shape)
@@ -152,15 +156,6 @@ def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_by
             high += (size - 1) * stride
     return low * item_bytes, high * item_bytes
 
-
-_TORCH_BY_SIZE = {
-    1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
-    2: "int16 uint16 float16 bfloat16",
-    4: "int32 uint32 float32 complex32",
-    8: "int64 uint64 float64 complex64",
-    16: "complex128",
-}
-TORCH_ITEMSIZE = {name: size for size, names in _TORCH_BY_SIZE.items() for name in names.split()}
 
 NUMBERS_ITEMSIZE = {"int64": 8, "float64": 8, "bool": 1}
 """What a long list of numbers is kept as."""

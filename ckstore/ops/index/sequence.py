@@ -27,12 +27,14 @@ def next_sequence(context: Context) -> int:
     known = _Known(context)
     known.look(*_asked(context, runs, context.greatest_sequence.value))
     greatest = known.greatest()
+    # Below that every number counts, since the first one may be so far from 0; only beyond it all must be compared.
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
     sequence = max(greatest, context.greatest_sequence.value) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
+    # Before the save publishes: another thread of this process must not take the same number.
     context.greatest_sequence.raise_to(sequence)
     tell_passed_over(context)
     if known.looked:
@@ -56,8 +58,8 @@ Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 
 def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[CheckpointKey], Rows]:
     """Return the checkpoints that this process has not looked at, and what the catalog says of these and newer ones."""
-    published = {place for seen in runs.values() for place in seen.published}
-    unsure = {place for seen in runs.values() for place in seen.unsure}
+    published = {place for state in runs.values() for place in state.published}
+    unsure = {place for state in runs.values() for place in state.unsure}
     try:
         count, newest = context.catalog.count_and_sequence()
     except CatalogUnavailable:
@@ -81,7 +83,7 @@ def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Ch
 def _proposed(context: Context, runs: dict[str, RunSeen]) -> set[CheckpointKey] | None:
     """Return the checkpoints of which one has the greatest number, by the catalog; None: all have to be looked at."""
     with context.layout.open_runs() as opened:
-        found = propose(context, opened, None, newest=1, listed={run: seen.names for run, seen in runs.items()})
+        found = propose(context, opened, None, newest=1, listed={run: state.names for run, state in runs.items()})
     return None if found is None else {*found.published}
 
 
@@ -127,6 +129,7 @@ class _Known:
                 self.torn.add(place)
                 continue
             self._written[place] = stamp.mtime_ns
+            # The row was made from this same manifest, by inode and times: it need not be read again.
             if row is not None and row[0] == stamp and place not in self._context.distrusted:
                 self.sequences[place] = row[1]
             else:
@@ -137,6 +140,8 @@ class _Known:
         while self.sequences:
             by_order = sorted(self.sequences, key=self.sequences.__getitem__)
             by_time = sorted(self._written, key=self._written.__getitem__)
+            # The greatest number may be a row that rotted, and the last manifest one whose row is too small: both are
+            # read.
             suspects = {by_order[-1], by_time[-1]} - self._checked
             if not suspects:
                 return self.sequences[by_order[-1]]

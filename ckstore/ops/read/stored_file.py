@@ -39,6 +39,7 @@ class StoredFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""
+        # A container's header says where to read: one that points behind the end is damage, and no shorter answer.
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))
@@ -69,12 +70,12 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
     Raises:
         CannotLoad: It is a directory or a symlink.
     """
-    name = f"{manifest.run}@{manifest.step}"
+    name = manifest.name
     found = next((record for record in manifest.files if record.path == path), None)
     if found is None:
         if not manifest.files:
             msg = f"{name} is a saved state, and has no file {shown(path)}"
-            raise NoSuchRef(msg, hint="leave file= out", command_hint="leave --file out")
+            raise NoSuchRef(msg, hint="leave file= out")
         near = loadable(manifest)
         hint = f"it has {', '.join(near)}" if near else "ckstore ls REF lists its files"
         msg = f"{name} has no file {shown(path)}"

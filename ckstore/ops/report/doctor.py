@@ -36,13 +36,14 @@ Findings = Iterator[DoctorFinding]
 def examine_all(context: Context) -> DoctorReport:
     """Look at everything; what cannot be looked at is a finding of its own."""
     findings: list[DoctorFinding] = []
-    for what, look in _LOOKS:
+    # Each by itself: a directory that is closed to this user must not hide the other findings.
+    for subject, look in _LOOKS:
         try:
             findings += look(context)
         except (CkstoreError, OSError) as error:
             found = why_of(error)
             do = "run doctor as the owner of the store, or as root"
-            findings.append(DoctorFinding("warning", what, f"could not be checked: {found}", do))
+            findings.append(DoctorFinding("warning", subject, f"could not be checked: {found}", do))
     return DoctorReport(tuple(findings))
 
 

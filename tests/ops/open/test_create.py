@@ -86,6 +86,7 @@ def check_clean(root: Path) -> None:
     assert os.listdir(layout.staging.path) == []
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("no_common_locks")
 @pytest.mark.parametrize("half", [False, True], ids=["nothing there", "half-made there"])
 @pytest.mark.parametrize("opens", [False, True], ids=["makes", "makes and opens"])
@@ -112,7 +113,7 @@ def test_of_two_who_make_a_store_at_once_one_does_and_both_have_it(
 
         assert [mine, *made].count(True) == 1, f"at step {at}"
         assert all(read == creating.read_settings(root) for read in settings), "the settings of a store were replaced"
-        if not half:  # else it is for the first who opens it
+        if not half:  # else it is for the first process that opens it
             assert settings_names(root) == ["store.json"]
         check_clean(root)
         if not there:

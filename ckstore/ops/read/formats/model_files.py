@@ -104,12 +104,13 @@ def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
     kinds = [[path for path in weights if (".safetensors" in path) == is_safe] for is_safe in (True, False)]
     taken = next((kind for kind in kinds if not all(path.endswith(".index.json") for path in kind)), [])
     if not taken:
-        name = f"{manifest.run}@{manifest.step}"
+        name = manifest.name
         others = any(other.is_weights(path) for path in left_out)
         msg = f"{name} has no {form.stem}.safetensors or {form.pickled_stem}.bin at its top"
-        hint = f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files"
-        command_hint = f"it has {other.stem} files: --format {other.name}" if others else ""
-        raise BadInput(msg, hint=hint, command_hint=command_hint)
+        raise BadInput(
+            msg,
+            hint=f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files",
+        )
     left_out += [path for path in weights if path not in taken]  # once more as a pickle, or an index alone
     return Chosen(tuple(files[path] for path in taken), tuple(files[path] for path in beside), tuple(sorted(left_out)))
 

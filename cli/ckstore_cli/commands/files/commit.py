@@ -9,7 +9,7 @@ import click
 
 from ckstore.errors import CkstoreError
 from ckstore.model.times import text_of_time
-from ckstore_cli._documents import checkpoint_document
+from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._metrics import metric_option
 from ckstore_cli._progress import Progress
@@ -86,6 +86,7 @@ def commit(
       6  the disk is full
     """
     out = frame.output()
+    # A checkpoint that is older than this call was there already, with the same content.
     begun = text_of_time(datetime.now(UTC))
     with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:
         info = store.commit(
@@ -106,10 +107,11 @@ def commit(
             progress=shown.at,
         )
     source = _source_of_step(step, paths)
-    out.document({**checkpoint_document(info), "warnings": list(info.warnings), "step_from": source})
+    out.document({**to_json(info), "warnings": info.warnings, "step_from": source})
     was_there = info.created < begun
     out.line(f"{'already there:' if was_there else 'committed'} {info}{_GUESSED[source]}")
     untagged = sorted(set(tags) - set(info.tags))
+    # An error although the commit is durable: a script that relies on the tag must stop.
     if untagged:
         msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"
         raise CkstoreError(msg, hint=f"ckstore tag {untagged[0]} {info.name} tries again")

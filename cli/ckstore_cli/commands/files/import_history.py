@@ -52,15 +52,15 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
         {
             "imported": [info.name for info in report.imported],
             "present": [info.name for info in report.present],
-            "skipped": dict(report.skipped),
-            "deleted": [str(path) for path in report.deleted],
+            "skipped": report.skipped,
+            "deleted": report.deleted,
             "source_bytes": report.source_bytes,
             "new_bytes": report.new_bytes,
         }
     )
     for line in lines(report):
         out.line(line)
-    incomplete = [name for name, why in report.skipped.items() if why.startswith("incomplete")]
+    incomplete = [name for name, reason in report.skipped.items() if reason.startswith("incomplete")]
     if incomplete:
         msg = f"{', '.join(map(printable, incomplete))}: incomplete, not imported"
         raise CkstoreError(msg, hint="ckstore commit --allow-incomplete takes one as it is")

@@ -37,16 +37,7 @@ def runs(frame: Frame) -> None:
     with frame.reading() as store:
         found = store.runs()[::-1]
     for one in found:
-        out.document(
-            {
-                "run": one.name,
-                "checkpoint_count": one.checkpoint_count,
-                "newest_step": one.newest.step,
-                "newest_id": one.newest.id,
-                "highest_step": one.highest_step,
-                "created": one.newest.created,
-            }
-        )
+        out.document(one)
     if not found:
         out.note("no checkpoint yet")
         return
@@ -54,7 +45,4 @@ def runs(frame: Frame) -> None:
     rows = [
         (one.name, str(one.checkpoint_count), str(one.newest.step), age_text(one.newest.created, now)) for one in found
     ]
-    head, *lines = columns([_HEAD, *rows], "<>>>")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+    out.table(columns([_HEAD, *rows], "<>>>"))

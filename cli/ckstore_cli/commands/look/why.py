@@ -35,12 +35,9 @@ def why(frame: Frame, blob: str) -> None:
     with frame.reading() as store:
         uses = store.why(blob)
     for use in uses:
-        out.document({"run": use.run, "step": use.step, "names": list(use.names)})
+        out.document(use)
     if not uses:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return
     rows = [(use.checkpoint, named(name)) for use in uses for name in use.names or (DEAD_PART,)]
-    head, *lines = columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width)
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+    out.table(columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width))

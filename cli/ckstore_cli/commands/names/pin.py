@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -50,8 +50,9 @@ def pin(frame: Frame, ref: str | None, reason: str | None, expires: str | None) 
         raise click.UsageError("a pin needs --reason TEXT, so that others know why the checkpoint is kept")
     with frame.writing() as store:
         made = store.pin(ref, reason, expires)
-    out.document(_document(made, datetime.now(UTC)))
-    out.line(f"pinned {made.run}@{made.step} as {made.name}, {_until(made, datetime.now(UTC))}")
+    now = datetime.now(UTC)
+    out.document(made, expired=made.expired(now))
+    out.line(f"pinned {made.run}@{made.step} as {made.name}, {_until(made, now)}")
 
 
 def _list(frame: Frame, out: Output) -> None:
@@ -59,15 +60,12 @@ def _list(frame: Frame, out: Output) -> None:
         found = store.pins()
     now = datetime.now(UTC)
     for one in found:
-        out.document(_document(one, now))
+        out.document(one, expired=one.expired(now))
     if not found:
         out.note("no pins")
         return
     rows = [(one.name, _place(one), _until(one, now), printable(one.reason)) for one in found]
-    head, *lines = columns([("PIN", "CHECKPOINT", "PROTECTED", "REASON"), *rows], "<<<<")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line.rstrip())
+    out.table([line.rstrip() for line in columns([("PIN", "CHECKPOINT", "PROTECTED", "REASON"), *rows], "<<<<")])
 
 
 def _place(one: Pin) -> str:
@@ -80,17 +78,3 @@ def _until(one: Pin, now: datetime) -> str:
     if one.expired(now):
         return "no longer: it expired"
     return f"until {one.expires[:16].replace('T', ' ')} UTC"
-
-
-def _document(one: Pin, now: datetime) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "run": one.run,
-        "step": one.step,
-        "id": one.id,
-        "reason": one.reason,
-        "created": one.created,
-        "expires": one.expires,
-        "expired": one.expired(now),
-        "dangling": one.dangling,
-    }

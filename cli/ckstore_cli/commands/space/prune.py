@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from ckstore.errors import BadInput
+from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import policy_of, print_outcome, print_plan, retention_document, rule_options
+from ckstore_cli._retention import policy_of, print_outcome, print_plan, rule_options
 
 
 @click.command()
@@ -51,7 +52,9 @@ def prune(  # noqa: PLR0917 - one for each option
 
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
     out = frame.output()
+    # A plan needs no right to write, and must change nothing.
     with frame.reading() if dry_run else frame.writing() as store:
+        # Without a rule every checkpoint but the newest would be dropped by a forgotten option.
         if policy is None and store.config.retention is None:
             raise BadInput(
                 "no rule was given and the store has no policy: everything would be dropped",
@@ -60,7 +63,7 @@ def prune(  # noqa: PLR0917 - one for each option
         plan = store.plan_retention(policy, run, shown_only=dry_run)
         print_plan(out, plan.entries)
         done = RetentionReport(plan) if dry_run else store.apply(plan)
-    out.document(retention_document(done, dry_run=dry_run))
+    out.document({"dry_run": dry_run, **to_json(done)})
     print_outcome(out, done, dry_run=dry_run)
     if done.dropped:
         out.note("run ckstore gc to free the space")

@@ -35,18 +35,7 @@ def savers(frame: Frame) -> None:
     with frame.reading() as store:
         found = store.savers()
     for one in found:
-        out.document(
-            {
-                "pid": one.pid,
-                "trainer": one.trainer,
-                "state": one.state,
-                "run": one.run,
-                "step": one.step,
-                "done_bytes": one.done_bytes,
-                "total_bytes": one.total_bytes,
-                "since": one.since,
-            }
-        )
+        out.document(one)
     if not found:
         out.note("no process saves to this store in the background")
         return
@@ -54,7 +43,4 @@ def savers(frame: Frame) -> None:
     for one in found:
         age = f"{max(0.0, time.time() - one.since):.0f} s"
         rows.append((str(one.pid), str(one.trainer), one.state, one.save or "-", one.done or "-", age))
-    head, *lines = columns(rows, ">><<>>")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+    out.table(columns(rows, ">><<>>"))
