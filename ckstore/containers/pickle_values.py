@@ -150,12 +150,22 @@ class NumpyArray:
     unknown: str = ""
 
 
+@dataclass(slots=True, eq=False)
+class PlainObject:
+    """An object that is what is set on it: the name of its class, and its attributes, none until its state comes."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
 def name_of(value: Any) -> str:
     """Return what `value` is, for messages; nothing of it is written out."""
     if type(value) is Unknown:
         return value.what
     if type(value) is Global:
         return str(value)
+    if type(value) is PlainObject:
+        return value.kind
     if type(value) in (TensorView, Sparse):
         return "a tensor"
     return f"a {type(value).__name__}"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ckstore.containers.pickle_values import Global, NumpyArray, NumpyDtype, PlainNode, as_key, is_odd_key
+from ckstore.containers.pickle_values import Global, NumpyArray, NumpyDtype, PlainNode, PlainObject, as_key, is_odd_key
 from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.leaf_records import elements, numpy_itemsize
 from ckstore.model.manifest.nodes import text_of_bytes
@@ -30,6 +30,13 @@ _SCALAR_BYTES_MOST = 4 * 4096
 _UNIT_CHARS_MOST = 16
 _WORDS = {2: "H", 4: "I", 8: "Q"}
 _ARRAY = Global("numpy", "ndarray")
+_OBJECTS = {
+    Global("argparse", "Namespace"): "argparse.Namespace",
+    Global("types", "SimpleNamespace"): "types.SimpleNamespace",
+    Global("collections", "UserDict"): "collections.UserDict",
+    Global("UserDict", "IterableUserDict"): "collections.UserDict",  # as protocol 2 names it, for Python 2
+}
+"""Classes of Python itself whose objects are what is set on them; a state may hold them, too."""
 
 
 def fill_dict(into: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
@@ -44,6 +51,14 @@ def set_attributes(ordered: OrderedDict[Any, Any], state: Any) -> bool:
     if type(state) is not dict or any(type(key) is not str or hasattr(OrderedDict, key) for key in state):
         return False
     vars(ordered).update(state)
+    return True
+
+
+def set_fields(made: PlainObject, state: Any) -> bool:
+    """Give an object its attributes; False if it cannot have them."""
+    if type(state) is not dict or any(type(key) is not str for key in state):
+        return False
+    made.fields.update(state)
     return True
 
 
@@ -250,7 +265,12 @@ def _bytearray(args: tuple[Any, ...]) -> Any:
     return None if found is None else bytearray(found)
 
 
+def _making(kind: str) -> Callable[[tuple[Any, ...]], Any]:
+    return lambda args: None if args else PlainObject(kind)
+
+
 PLAIN_FUNCTIONS: dict[Global, Callable[[tuple[Any, ...]], Any]] = {
+    **{name: _making(kind) for name, kind in _OBJECTS.items()},
     Global("collections", "OrderedDict"): _ordered,
     Global("collections", "Counter"): _counter,
     Global("collections", "defaultdict"): _defaultdict,

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from ckstore.containers.pickle_values import (
     NumpyArray,
     NumpyDtype,
+    PlainObject,
     Storage,
     Unknown,
     as_key,
@@ -30,6 +31,7 @@ from ckstore.containers.plain_functions import (
     set_array_state,
     set_attributes,
     set_dtype_state,
+    set_fields,
 )
 from ckstore.containers.torch_values import global_of, reduced, storage_of
 from ckstore.containers.values import refuse
@@ -261,7 +263,9 @@ class _Machine:
             set_array_state(into, state)
         elif type(into) is NumpyDtype:
             set_dtype_state(into, state)
-        elif type(into) is OrderedDict and set_attributes(into, state):
+        elif (type(into) is OrderedDict and set_attributes(into, state)) or (
+            type(into) is PlainObject and set_fields(into, state)
+        ):
             return
         elif type(into) is not Unknown:
             # Any other object is changed by its state in ways that only its class knows.

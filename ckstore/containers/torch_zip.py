@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckstore.containers.pickle_values import Sparse, TensorView
+from ckstore.containers.pickle_values import PlainObject, Sparse, TensorView
 from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_pickle
 from ckstore.containers.values import MAX_TENSORS, FileTensor, RandomAccess, Refused, refuse
 from ckstore.model.document import shown
@@ -168,7 +168,7 @@ def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str,
 
     Names are plain, as people write them. Values deeper than `MAX_DEPTH`, with names much longer than `MAX_TEXT`, or
     after `MAX_STEPS` others, are left out. A tensor that is the whole value has the empty name. The storages of sparse
-    tensors, whose parts have no names, are added to `parts`.
+    tensors, whose parts have no names, and of tensors in objects are added to `parts`.
     """
     steps = 0
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = []
@@ -178,6 +178,8 @@ def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str,
             yield name, value
         elif isinstance(value, Sparse) and parts is not None:
             parts.update(part.key for part in value.parts.values())
+        elif isinstance(value, PlainObject) and parts is not None:
+            parts.update(view.key for _, view in tensors_in(value.fields))
         elif isinstance(value, (dict, list, tuple)) and len(stack) < MAX_DEPTH and len(name) <= MAX_TEXT:
             stack.append((name, iter(value.items() if isinstance(value, dict) else enumerate(value))))
         item = None

@@ -152,6 +152,11 @@ def symlink_text(where: Where) -> str:
         return os.readlink(name, dir_fd=parent)
 
 
+def is_mounted_read_only(path: str | os.PathLike[str]) -> bool:
+    """Whether the filesystem of `path` takes no writes, not even root's."""
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
 def free_space(path: str | os.PathLike[str]) -> FreeSpace:
     """Return what is free on the filesystem of `path`: the root of a store, or a place outside stores."""
     found = os.statvfs(path)

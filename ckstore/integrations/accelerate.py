@@ -21,6 +21,7 @@ from ckstore.integrations.directories import (
     remove,
     rng_ranks,
 )
+from ckstore.training.capture import warn_of_place
 from ckstore.training.conditions import Conditions
 from ckstore.training.loader import description
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from ckstore.store import Store
 
 _PREFIX = "ckstore:"
+_INSTEAD = (
+    "DataLoaderConfiguration(use_stateful_dataloader=True) goes on where it was, and so does a script that calls "
+    "accelerator.skip_first_batches"
+)
 _NUMBER = re.compile(r"(\d+)\D*\Z")
 
 
@@ -88,6 +93,8 @@ class Installed:
         # accelerate refuses a directory that exists, as after a rollback or a kill.
         if self._names_itself and wanted is not None:
             from_rank_zero(lambda: self._make_way(directory, wanted))
+        if not self._conditions().dataloader_resumes:
+            warn_of_place(self._accelerator._dataloaders[0], _INSTEAD)  # noqa: SLF001 - those that were prepared
         result = self._save(output_dir, safe_serialization, **options)
         # `save_state` of accelerate returns on each rank when its own files are written.
         wait_for_all()

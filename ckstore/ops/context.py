@@ -157,6 +157,8 @@ class Context:
         """
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"
+            if peek.is_mounted_read_only(self.layout.path):
+                raise ReadOnlyStore(f"{msg}: its filesystem is mounted read-only", hint="mount it for writing")
             raise ReadOnlyStore(
                 msg,
                 hint="open it with readonly=False, as a user who may write there",

@@ -30,12 +30,13 @@ from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is
 from ckstore.tensors.named.objects import named_value, taken_apart
 from ckstore.tensors.numbers import pack_numbers
 from ckstore.tensors.plain_values import PLAIN, is_named_tuple, torch_value
-from ckstore.tensors.refusals import refuse_key, refuse_value
-from ckstore.tensors.stateful import is_stateful, state_of
+from ckstore.tensors.refusals import refuse_in_optimizer, refuse_key, refuse_value
+from ckstore.tensors.stateful import is_optimizer, is_stateful, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
+    from ckstore.tensors.stateful import Stateful
     from ckstore.tensors.torch_leaves import Admission, Admitted
     from ckstore.tensors.torch_parts import Parts
 
@@ -104,6 +105,7 @@ class Walk:
         self.name_chars = 0
         self.refused: list[CannotStore] = []
         self._open: set[int] = set()
+        self._optimizer_state: str | tuple[()] = ()  # how the paths begin of what the latest optimizer keeps
         # Classes that were admitted as plain: tens of thousands of tensors are not asked again whether they come apart.
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
@@ -247,10 +249,15 @@ class Walk:
             return self._container(value, path, depth)
         if type(value) in (bytearray, io.BytesIO):
             return self.held_bytes(value, path)
-        if is_stateful(value):
-            with self._inside(value, path, "leave the object out of its own state_dict()"):
-                return self.node(state_of(value, path), path, depth)
-        return refuse_value(value, path)
+        return self._stateful(value, path, depth) if is_stateful(value) else refuse_value(value, path)
+
+    def _stateful(self, value: Stateful, path: str, depth: int) -> Node:
+        if path.startswith(self._optimizer_state):
+            refuse_in_optimizer(value, path)
+        if is_optimizer(value, own_load=True):
+            self._optimizer_state = f"{join_key(path, 'state')}["  # whose keys are the numbers of parameters
+        with self._inside(value, path, "leave the object out of its own state_dict()"):
+            return self.node(state_of(value, path), path, depth)
 
     def held_bytes(self, value: bytearray | io.BytesIO, path: str) -> Node:
         """Return the node of a bytearray or of a file in memory, whose bytes are kept and not its position."""

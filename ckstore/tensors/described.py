@@ -44,7 +44,14 @@ class DescribedParts(NamedTuple):
     extra: Node
 
 
-Place = Callable[[Any, str], "DescribedLeaf | DescribedParts | Node"]
+class DescribedObject(NamedTuple):
+    """A described object: the name of its class, and its attributes."""
+
+    kind: str
+    fields: Mapping[str, object]
+
+
+Place = Callable[[Any, str], "DescribedLeaf | DescribedParts | DescribedObject | Node"]
 """Says what a described value with this path is in a state."""
 
 
@@ -127,6 +134,10 @@ class _DescribedWalk(Walk):
         if isinstance(found, DescribedParts):
             pairs = [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in found.parts.items()]
             return ["parts", pairs, found.kind, found.extra]
+        if isinstance(found, DescribedObject):
+            self._count(len(found.fields), sum(map(_weight, found.fields)), names=len(path) * len(found.fields))
+            with self._inside(value, path, "store a flatter state"):
+                return ["object", self._named(found.fields, path, depth), found.kind]
         return self._leaf(found) if isinstance(found, DescribedLeaf) else found
 
     def _leaf(self, placed: DescribedLeaf) -> Node:

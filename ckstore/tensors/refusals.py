@@ -83,6 +83,15 @@ def refuse_value(value: object, path: str) -> NoReturn:
     raise CannotStore(path, f"{type_name(type(value))} cannot be stored", hint=_hint(value))
 
 
+def refuse_in_optimizer(value: object, path: str) -> NoReturn:
+    """Raise the error for an object with `state_dict` in the state of an optimizer, which would get back a dict."""
+    kind = type_name(type(value))
+    why = (
+        f"{kind} in the state of an optimizer cannot be stored as its state_dict(): the optimizer would get back a dict"
+    )
+    raise CannotStore(path, why, hint=f"take state_dict off its class, and allow it: {how_to_allow(type(value))}")
+
+
 def refuse_key(key: object, path: str, reason: str) -> CannotStore:
     """Return the error for a key that the format does not hold."""
     cause = f"a key of type {type_name(type(key))}, {_text(key)}, which {reason}, cannot be stored"

@@ -45,13 +45,13 @@ def is_module(value: object) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-def is_optimizer(value: object) -> bool:
-    """Whether `value` is a torch optimizer that loads its state in torch's own way."""
+def is_optimizer(value: object, *, own_load: bool = False) -> bool:
+    """Whether `value` is a torch optimizer that loads its state in torch's own way, or also one with `own_load`."""
     kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
     if kind is None or not isinstance(value, kind):
         return False
     # An overridden method may take another state: that is for it to judge.
-    return type(value).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(value)
+    return own_load or (type(value).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(value))
 
 
 def state_of(value: Stateful, path: str) -> object:

@@ -23,6 +23,7 @@ RECORD = "training"
 """The key of the record in the state."""
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
 """Those that most runs have; a record says which of them a checkpoint lacks."""
+_INSTEAD = "torchdata.stateful_dataloader.StatefulDataLoader, with the same arguments, goes on where it was"
 _warned: set[str] = set()
 """The classes of data loaders that this process has warned of: they keep no place."""
 
@@ -71,7 +72,7 @@ def capture(
     if dataloader is not None:
         held["dataloader"] = place(dataloader)
         if not is_stateful(dataloader):
-            _warn_of_place(dataloader)
+            warn_of_place(dataloader, _INSTEAD)
     # Gathered: one rank saves, and each rank draws its own numbers after a resume.
     states = of_all_ranks(random_states()) if rng else {}
     conditions = Conditions(
@@ -116,15 +117,13 @@ def _by_place(name: str) -> int:
     return PARTS.index(name) if name in PARTS else len(PARTS)
 
 
-def _warn_of_place(loader: Any) -> None:
+def warn_of_place(loader: Any, instead: str) -> None:
+    """Warn once for each class of data loaders that keep no place in their data; `instead`: what does."""
     kind = type_name(type(loader))
     # Once, and by one rank: each capture of each rank would repeat it through the whole training.
     if kind not in _warned and rank_and_world()[0] == 0:
         _warned.add(kind)
-        msg = (
-            f"a {kind} keeps no place in its data: a run that is resumed within an epoch begins it again; "
-            f"torchdata.stateful_dataloader.StatefulDataLoader, with the same arguments, goes on where it was"
-        )
+        msg = f"{kind} keeps no place in its data: a run that is resumed within an epoch begins it again; {instead}"
         warnings.warn(msg, CkstoreWarning, stacklevel=3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import signal
@@ -82,6 +83,17 @@ def test_a_limit_of_one_deletes_after_the_commit_and_a_rollback_and_changes_are_
     after = {info.step: info.id for info in store.checkpoints()}
     assert [before[step] == after[step] for step in range(4)] == [True, True, True, False]
     assert kept.resumed_inexactly[0].startswith("the data loader has another batch size: 8 now, 4 in the checkpoint")
+
+
+def test_a_loader_that_keeps_no_place_is_named_at_the_first_save_with_what_does(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("ckstore.training.capture"), "_warned", set())
+
+    with pytest.warns(CkstoreWarning, match=r"DataLoaderShard keeps no place.*use_stateful_dataloader=True") as told:
+        train(store, tmp_path / "out")
+
+    assert len([warning for warning in told if "keeps no place" in str(warning.message)]) == 1
 
 
 def test_a_directory_without_a_number_takes_the_next_step_and_its_name_as_message(tmp_path: Path, store: Store) -> None:

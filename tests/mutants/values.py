@@ -27,6 +27,15 @@ VALUES = [
         "AssertionError",
     ),
     Mutant(
+        "an object in the state of an optimizer is not stored as a dict, which the next step could not use",
+        "optimizer-gets-a-dict",
+        "capture.Walk._stateful",
+        "            refuse_in_optimizer(value, path)\n",
+        "            pass\n",
+        f"{_OBJECTS}::test_an_object_that_an_optimizer_would_get_back_as_a_dict_is_refused",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a load that failed halfway leaves the next save without a parent",
         "half-loaded-has-a-parent",
         "load_into.load_into",

@@ -130,6 +130,16 @@ def _eight_bits(inner: int, outer: int) -> Any:
     return _of("bitsandbytes.nn", "Linear8bitLt")(inner, outer, has_fp16_weights=False)
 
 
+def _make_weights(parts: Parts, state: Any) -> None:
+    """Make weights of 4 bits of what was loaded, as the hint says."""
+    linear, weight = _of("bitsandbytes.nn", "Linear4bit"), _of("bitsandbytes.nn", "Params4bit")
+    for name, module in parts["model"].named_modules():
+        if isinstance(module, linear):
+            own = f"{name}.weight".removeprefix(".")
+            kept = {k.removeprefix(f"{own}."): v for k, v in state["model"].items() if k.startswith(f"{own}.")}
+            module.weight = weight.from_prequantized(state["model"][own], kept, device="cpu", module=module)
+
+
 class _Adapters:
     """The adapters of a model alone, which is what QLoRA saves; the base is that of every run."""
 
@@ -169,7 +179,7 @@ def rows() -> Iterator[Run]:
         for nested in (True, False):
             make = _bitsandbytes("Linear4bit", quant_type=kind, compress_statistics=nested)
             row = _computes(f"bitsandbytes: Linear4bit({kind}, compress_statistics={nested})", make)
-            yield replace(row, torch_refuses=True)
+            yield replace(row, by_hand=_make_weights)
     yield Run(
         "bitsandbytes: StableEmbedding",
         lambda: {"model": _of("bitsandbytes.nn", "StableEmbedding")(16, 8)},
@@ -178,6 +188,6 @@ def rows() -> Iterator[Run]:
     yield _learns("peft: LoRA", _adapted(nn.Linear))
     yield _learns("peft: DoRA", _adapted(nn.Linear, use_dora=True))
     yield replace(_learns("peft: LoRA of 8 bits", _adapted(_eight_bits)), again=False)
-    yield replace(_learns("peft: QLoRA, the whole model", _adapted(_four_bits)), torch_refuses=True)
+    yield replace(_learns("peft: QLoRA, the whole model", _adapted(_four_bits)), by_hand=_make_weights)
     for name, linear in (("LoRA", nn.Linear), ("LoRA of 8 bits", _eight_bits), ("QLoRA", _four_bits)):
         yield _learns(f"peft: {name}, the adapters alone", partial(_Adapters, _adapted(linear)))

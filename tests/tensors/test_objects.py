@@ -148,6 +148,34 @@ def test_an_optimizer_with_objects_in_its_state_goes_on_as_if_it_had_not_stopped
     assert torch.equal(stepped(3, store), stepped(5))
 
 
+class WithState(Projector):
+    """Has what the store asks of other objects."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_object_that_an_optimizer_would_get_back_as_a_dict_is_refused(tmp_path: Path, own: bool) -> None:
+    class Own(torch.optim.SGD):
+        def load_state_dict(self, state_dict: Any) -> None:
+            super().load_state_dict(state_dict)
+
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = (Own if own else torch.optim.SGD)([weight])
+    optimizer.state[weight]["projector"] = WithState(3)
+    store = Store.init(tmp_path / "store")
+
+    with pytest.raises(CannotStore, match=r"o\.state\[0\]\.projector: .*WithState in .* get back a dict") as caught:
+        store.save({"o": optimizer})
+    line = caught.value.hint.partition("allow it: ")[2]
+    assert line == f"from {__name__} import WithState; ckstore.add_safe_globals([WithState])"
+    store.save({"p": WithState(3), "list": [WithState(3)]})
+
+
 def test_tensors_inside_objects_go_where_the_parameter_is() -> None:
     ckstore.add_safe_globals([Projector])
     node = Saved({"projector": Projector(3), "step": torch.ones(1)}).manifest.state

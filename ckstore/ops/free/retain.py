@@ -74,8 +74,10 @@ def plan_asked(
     """As `plan_retention`, for a policy and a run that a person gives now: what is misspelt is refused.
 
     Raises:
-        BadInput: No checkpoint has a metric of the policy; or as `plan_retention`.
+        BadInput: `policy` is of another type, or no checkpoint has one of its metrics; or as `plan_retention`.
     """
+    if policy is not None and not isinstance(policy, RetentionPolicy):
+        raise BadInput(f"policy must be a RetentionPolicy or None, got {policy!r:.80}")
     made = plan_retention(context, policy, run, sure=sure)
     if run is not None and not made.entries:
         runs = context.layout.runs()

@@ -9,6 +9,7 @@ from ckstore.containers.pickle_values import (
     NumpyArray,
     NumpyDtype,
     PlainNode,
+    PlainObject,
     Sparse,
     Storage,
     TensorView,
@@ -20,7 +21,7 @@ from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.python_values import TORCH_NAMED, is_python_value
-from ckstore.tensors.described import DescribedLeaf, DescribedParts, Place
+from ckstore.tensors.described import DescribedLeaf, DescribedObject, DescribedParts, Place
 from ckstore.tensors.layout import row_major
 
 if TYPE_CHECKING:
@@ -126,5 +127,6 @@ _PLACES: dict[type, Place] = {
     NumpyArray: _array,
     NumpyDtype: lambda value, path: _unknown(Unknown(value.unknown or f"the NumPy dtype {value.code}"), path),
     Sparse: _sparse,
+    PlainObject: lambda value, _: DescribedObject(value.kind, value.fields),
     Storage: lambda _, path: _unknown(Unknown("a storage without a tensor"), path),
 }

@@ -212,7 +212,7 @@ class _ChunkWriter:
         self._local = threading.local()
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
-        self._skipped: dict[str, Callable[[], memoryview]] = {}
+        self._skipped: dict[str, _Chunk | bytes] = {}  # no functions: they would hold this writer, and it them
         self._done_bytes = 0
         self.first_error: BaseException | None = None
         self._stopped = threading.Event()
@@ -285,7 +285,8 @@ class _ChunkWriter:
         lacking = self._staging.keep_exactly(wanted)
         given_up = self._skipped.keys() & lacking
         for digest in given_up:
-            data = self._skipped[digest]()
+            left = self._skipped[digest]
+            data = memoryview(left) if isinstance(left, bytes) else self._copy(left.source, left.start, left.stop)[0]
             # The tensor may have changed since it was hashed: the bytes must still be what the manifest says.
             if self._context.algorithm.digest(data) != digest:
                 raise state_changed("")
@@ -302,6 +303,9 @@ class _ChunkWriter:
         # discarded.
         self._stopped.set()
         self._pool.stop()
+        # An error refers by its traceback to this writer, which must not refer to it: together they keep the state.
+        self._futures.clear()
+        self.first_error = None
 
     def _submit(self, work: Callable[..., T], *args: object) -> Future[T]:
         future = self._pool.submit(self._guarded, work, *args)
@@ -333,7 +337,7 @@ class _ChunkWriter:
         chunk.piece = chunk.blob = digest
         # Two equal chunks of one state: the second would find a half-written blob of the first, and take it for damage.
         if not self.is_first(digest):
-            self._skipped[digest] = lambda: self._copy(source, start, stop)[0]
+            self._skipped[digest] = chunk
             if self._compare:
                 self._unsure.append(chunk)
             return
@@ -412,8 +416,7 @@ class _ChunkWriter:
         self._context.watch.hashed(len(data))
         self._context.watch.writing()
         if not self.is_first(digest):
-            kept = bytes(data)  # the packer uses its memory again
-            self._skipped[digest] = lambda: memoryview(kept)
+            self._skipped[digest] = bytes(data)  # the packer uses its memory again
         elif (self._claim(digest, data, choose=True) or not self._staging.put(digest, data)) and (
             self._compare and not self._staging.holds(digest, data)
         ):

@@ -59,7 +59,15 @@ def advice(load: Load) -> list[str]:
     selecting = [*_only_what_the_target_has(load, left, rename)]
     if selecting and rename:  # both in one
         renaming, last = [], []
-    said = [*_useless(load), *parts, *selecting, *renaming, *_of_values(left, load.terms), *_of_parts(left), *last]
+    said = [
+        *_useless(load),
+        *parts,
+        *selecting,
+        *renaming,
+        *_of_values(left, load.terms),
+        *_of_parts(load, left),
+        *last,
+    ]
     return said or ["ckstore ls REF lists the names of the checkpoint"]
 
 
@@ -111,15 +119,14 @@ def _of_values(found: Differences, terms: LoadRules) -> Iterator[str]:
         yield "load the module first, then make its optimizer, and load that"
 
 
-def _of_parts(found: Differences) -> Iterator[str]:
+def _of_parts(load: Load, found: Differences) -> Iterator[str]:
     """Yield how tensors are made whose parts the module of the target does not take."""
     for name, kind in list(found.partial.items())[:1]:
-        how = "make it of them"
+        how = "make the weight of what load() returns"
         if kind.endswith("Params4bit"):
-            how = (
-                "module.weight = Params4bit.from_prequantized(weight, parts, device=…, module=module) makes it of them"
-            )
-        yield f"the module of {plain(name)}, a {kind}, does not load its parts; load() returns them, {how}"
+            how += ": module.weight = Params4bit.from_prequantized(weight, parts, device=…, module=module)"
+        rest = "load the rest with strict=False, then " if load.strict and load.fits_somewhere else ""
+        yield f"the module of {plain(name)}, a {kind}, does not load its parts: {rest}{how}"
 
 
 def _target_is_a_part(load: Load) -> Iterator[str]:

@@ -49,9 +49,11 @@ class IntoPlan:
     def __init__(self, comparison: Comparison) -> None:
         self.differences = comparison.differences
         self.taken = comparison.filling.wanted
-        self._attempts = comparison.attempts
+        # Both refer to the comparison, which must not refer to them: together they keep the target.
+        self._attempts, comparison.attempts = comparison.attempts, []
+        self._steps, comparison.steps = comparison.steps, []
         handed = [given for attempt in self._attempts for given in attempt.handed.values()]
-        self.is_empty = not self.taken and not comparison.steps and not any(handed)
+        self.is_empty = not self.taken and not self._steps and not any(handed)
         self.kept_bytes = sum(attempt.kept_bytes for attempt in self._attempts)
         self.attempted = [storages for attempt in self._attempts for storages in attempt.storages()]
         self.new_bytes = comparison.filling.later_bytes
@@ -59,7 +61,6 @@ class IntoPlan:
         self.copied: list[int] = []
         self.indirect: set[int] = set()
         self._filling = comparison.filling
-        self._steps = comparison.steps
         self._guessed = comparison.guessed
 
     @property

@@ -48,7 +48,7 @@ class _Module:
         self.found: RenamedDict = comparison.found_in(node, path, rename_all=True)
         apart = {key for key, (_, item) in self.found.items() if _is_wrapper(item)}
         self.parts = parts_of(module, self.found, apart)
-        self.attempt = Attempt(comparison, path, self.parts, self._metadata, self.report)
+        self.handed: dict[str, dict[str, Node]] = {prefix: {} for prefix in self.parts.loaders}
         self.loaded: set[str] = set()
         self.assigned: dict[str, Make] = {}
         self._memories: dict[object, tuple[str, Node]] = {}
@@ -84,7 +84,7 @@ class _Module:
             self._take_parts(key, place.value, name, item)
         elif loader is not None:
             if place is None or self._may_take(place.value, name, item):
-                self.attempt.handed[loader.prefix][key] = item
+                self.handed[loader.prefix][key] = item
         elif place is not None and place.value.is_meta:
             self._take_meta(key, place.value, name, item)
         elif place is not None:
@@ -108,7 +108,8 @@ class _Module:
     def plan(self) -> None:
         """Add what is to be done."""
         if self.parts.loaders:
-            self.comparison.attempts.append(self.attempt)
+            given = self.comparison, self.path, self.parts, self.handed
+            self.comparison.attempts.append(Attempt(*given, metadata=self._metadata, report=self.report))
         if self.assigned:
             self.comparison.steps.append(self._assign)
 
@@ -119,7 +120,7 @@ class _Module:
         self._judge(unexpected)
 
     def _handed(self) -> set[str]:
-        return {key for given in self.attempt.handed.values() for key in given}
+        return {key for given in self.handed.values() for key in given}
 
     def _differ(self, missing: Collection[str], unexpected: Collection[str]) -> None:
         """Say which keys are on one side only."""
@@ -223,16 +224,18 @@ class _Module:
         if how is How.FILLED:
             self.loaded.add(key)
         elif how is How.COPIED and loader is not None:
-            self.attempt.handed[loader.prefix][key] = item
+            self.handed[loader.prefix][key] = item
         elif how is How.ASSIGNED:
             self.assigned[key] = lambda leaf: build_with(item, leaf, self.comparison.leaves)
 
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        fresh = self._fresh  # not self, which refers to what keeps this function
+
         def make() -> torch.Tensor:
-            if id(value) not in self._fresh:
+            if id(value) not in fresh:
                 # By identity: a tied parameter gets one memory, and stays tied after `assign`.
-                self._fresh[id(value)] = torch_targets.empty_like_meta(value)
-            return self._fresh[id(value)]
+                fresh[id(value)] = torch_targets.empty_like_meta(value)
+            return fresh[id(value)]
 
         return make
 

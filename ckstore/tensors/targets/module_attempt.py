@@ -42,6 +42,7 @@ class Attempt:
         comparison: What is wanted, and what differs.
         path: Its name.
         parts: Its parts.
+        handed: What is handed to them; filled before `run`.
         metadata: Gives the versions of modules that torch keeps with a state.
         report: Called with the keys that are missing, and those that are not expected.
 
@@ -54,10 +55,12 @@ class Attempt:
         comparison: Comparison,
         path: str,
         parts: Parts,
+        handed: dict[str, dict[str, Node]],
+        *,
         metadata: Callable[[], Any],
         report: Callable[[list[str], list[str]], None],
     ) -> None:
-        self.handed: dict[str, dict[str, Node]] = {prefix: {} for prefix in parts.loaders}
+        self.handed = handed
         self._comparison = comparison
         self._path = path
         self._parts = parts

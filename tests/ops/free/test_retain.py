@@ -62,6 +62,15 @@ def test_a_plan_changes_nothing(store: Store) -> None:
     assert after == before
 
 
+def test_what_is_no_policy_is_refused(store: Store) -> None:
+    fill(store, range(2))
+    keep: Any = 3
+
+    for act in (store.gc, store.plan_retention):
+        with pytest.raises(BadInput, match="policy must be a RetentionPolicy or None, got 3"):
+            act(keep)
+
+
 def test_each_run_is_looked_at_by_itself(store: Store) -> None:
     fill(store, range(3), "a")
     fill(store, range(10, 12), "b")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
-from collections import OrderedDict
+from argparse import Namespace
+from collections import OrderedDict, UserDict
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,6 +113,54 @@ def test_every_protocol_of_pickle_is_read(protocol: int, store: Store, tmp_path:
         committed(store, tmp_path, torch_file(state, pickle_protocol=protocol, **options), name)
 
         assert_same(state, store.load(file=name))
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_the_options_of_a_script_are_loaded_with_the_rest(protocol: int, store: Store, tmp_path: Path) -> None:
+    args = Namespace(lr=0.1, data=["a"], inner=SimpleNamespace(w=torch.ones(3)))
+    state = {"args": args, "more": UserDict(a=1), "again": args, "model": {"w": torch.ones(4)}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        committed(store, tmp_path, torch_file(state, pickle_protocol=protocol))
+
+    found: Any = store.load(file="x.pt")
+
+    assert (found["args"].lr, found["args"].data, type(found["args"].inner)) == (0.1, ["a"], SimpleNamespace)
+    assert torch.equal(found["args"].inner.w, torch.ones(3))
+    assert (type(found["more"]), dict(found["more"])) == (UserDict, {"a": 1})
+    assert torch.equal(found["model"]["w"], torch.ones(4))
+
+
+def _endless() -> Namespace:
+    args = Namespace()
+    args.own = args
+    return args
+
+
+def _deep() -> Namespace:
+    args = Namespace()
+    for _ in range(150):
+        args = Namespace(a=args)
+    return args
+
+
+def _often() -> Namespace:
+    args = Namespace()
+    for _ in range(60):
+        args = Namespace(a=args, b=args)
+    return args
+
+
+@pytest.mark.parametrize(
+    "make, why", [(_endless, "contains itself"), (_deep, "nested deeper"), (_often, "repeats values more often")]
+)
+def test_options_that_have_no_end_are_refused(
+    make: Callable[[], Namespace], why: str, store: Store, tmp_path: Path
+) -> None:
+    committed(store, tmp_path, torch_file({"args": make()}))
+
+    with pytest.raises(CannotLoad, match=why):
+        store.load(file="x.pt")
 
 
 @pytest.mark.parametrize("alignment", [1, 4096])

@@ -7,7 +7,10 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ from ckstore.fs.locks import try_exclusive
 from ckstore.model.manifest.info import Note
 from tests.support.crashing import run_and_kill
 from tests.support.meanwhile import elsewhere
+from tests.support.requirements import require_program, require_root
 from tests.support.stores import check_store
 
 if TYPE_CHECKING:
@@ -405,6 +409,24 @@ def test_a_store_opened_for_reading_takes_no_words(store: Store, what: str) -> N
     with pytest.raises(ReadOnlyStore, match=r"was opened for reading only \(open it with readonly=False"):
         SAY[what](Store.open(store.path, readonly=True), 0)
     assert not said(store)
+
+
+@pytest.mark.root
+def test_a_store_on_a_filesystem_that_is_mounted_read_only_says_so(store: Store) -> None:
+    require_root()
+    unshare = require_program("unshare")
+    fill(store, 1)
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    code = "import sys; from ckstore import Store; Store(sys.argv[1]).tag('x', 0)"
+    words = [sys.executable, "-W", "ignore", "-c", code, str(store.path)]
+
+    done = subprocess.run(
+        [unshare, "-m", "sh", "-c", mount, store.path, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    told = "ReadOnlyStore: .* was opened for reading only: its filesystem is mounted read-only .mount it for writing"
+    assert re.search(told, done.stderr), done.stderr
+    assert not store.tags()
 
 
 @pytest.mark.crash
