@@ -1292,17 +1292,6 @@ class Store:
 
         return StoreConfig(self._context)
 
-    @short_tracebacks
-    def set_retention(self, policy: RetentionPolicy | None) -> None:
-        """Set ``config.retention``: the policy that is applied after each save; None: everything stays.
-
-        Raises:
-            BadInput: It is no policy, or the settings of the store are damaged; nothing was changed.
-            NewerFormat: A newer ckstore wrote the settings; nothing was changed.
-            SaveFailed: The store was opened for reading.
-        """
-        self.config.retention = policy
-
     @act
     def plan_retention(
         self, policy: RetentionPolicy | None = None, run: str | None = None, *, shown_only: bool = False

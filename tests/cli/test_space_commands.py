@@ -102,7 +102,7 @@ def test_prune_without_a_rule_takes_the_policy_of_the_store(run: Run, path: Path
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "hint: give one: --keep-last" in refused.stderr
 
-    Store.open(path).set_retention(RetentionPolicy(keep_last=1))
+    Store.open(path).config.retention = RetentionPolicy(keep_last=1)
     assert run("prune", "--store", path).exit_code == 0
     assert steps(path) == [100, 600]
 

@@ -73,7 +73,7 @@ def _annotate(store: Store, journal: Journal, step: int, metric: str, value: flo
 def _keep(store: Store, journal: Journal, policy: RetentionPolicy) -> None:
     text = json.dumps(policy.to_json(), sort_keys=True)
     journal.begin(("retention", "policy"), text)
-    store.set_retention(policy)
+    store.config.retention = policy
     journal.done(("retention", "policy"), text)
 
 

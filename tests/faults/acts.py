@@ -75,14 +75,14 @@ def _annotating(store: Store, journal: Journal) -> None:
 
 def _setting_retention(store: Store, journal: Journal) -> None:
     for keep_last in (3, 2):
-        store.set_retention(RetentionPolicy(keep_last=keep_last))
+        store.config.retention = RetentionPolicy(keep_last=keep_last)
         mark(durable=["store/config.json"])
 
 
 def _rotated(path: Path, journal: Journal) -> None:
     _SAVED(path, journal)
     with Store.open(path) as store:
-        store.set_retention(RetentionPolicy(keep_last=1))
+        store.config.retention = RetentionPolicy(keep_last=1)
 
 
 def _rotating(store: Store, journal: Journal) -> None:

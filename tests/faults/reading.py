@@ -49,7 +49,7 @@ def make(path: Path) -> None:
         store.save({**STATE, "small": np.arange(10)}, 2)
         store.pin(1, "kept")
         store.annotate(2, {"loss": 1.0}, note="a note")
-        store.set_retention(RetentionPolicy(keep_last=5))
+        store.config.retention = RetentionPolicy(keep_last=5)
 
 
 def _inside(read: Callable[[Any], object]) -> Callable[[Store], object]:

@@ -112,7 +112,7 @@ def _changes(store: Store, scene: Scene) -> Iterator[Act]:
     yield Act("commit", lambda: store.commit(files, step=11))
     yield Act("replace", lambda: store.save(state(11), step=9, if_exists="replace"))
     yield Act("gc", store.gc)
-    yield Act("set a policy", lambda: store.set_retention(RetentionPolicy(keep_last=2)))
+    yield Act("set a policy", lambda: setattr(store.config, "retention", RetentionPolicy(keep_last=2)))
     yield Act("save with a policy", lambda: store.save(state(12), step=12))
     yield Act("apply", lambda: store.apply(store.plan_retention(RetentionPolicy(keep_last=1))))
     yield Act("unpin", lambda: store.unpin("main@2"))

@@ -76,7 +76,6 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "annotate": lambda store: store.annotate(1, note="a note"),
     **{f"config.{name}": partial(setting, name) for name in SETTINGS},
     **{f"del config.{name}": partial(no_setting, name) for name in SETTINGS},
-    "set_retention": lambda store: store.set_retention(None),
     "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
     "checkout": lambda store: store.checkout(1, "out"),
     "export": lambda store: store.export(1, "out.pt", format="torch"),
@@ -127,8 +126,8 @@ def test_every_act_in_the_middle_of_a_save_is_refused_at_once(
 
 
 def test_every_public_method_is_an_act() -> None:
-    # Nothing, or the acts of opening and making; `set_retention` is that of `config.retention`.
-    without = {"close", "config", "init", "open", "open_or_init", "set_retention"}
+    # Nothing, or the acts of opening and making.
+    without = {"close", "config", "init", "open", "open_or_init"}
     methods = {name: method for name, method in vars(Store).items() if not name.startswith("_")}
     quick = {"warnings", "settings", "should_stop", "stop_on_signals"}
 

@@ -258,7 +258,7 @@ staging.lock.release()
 
 def test_retention_drops_and_says_once_that_the_bytes_stay(hosts: Hosts) -> None:
     one, _ = hosts
-    one.do("store.set_retention(RetentionPolicy(keep_last=1))")
+    one.do("store.config.retention = RetentionPolicy(keep_last=1)")
     store = one.open()
 
     warned = [store.save(state(step), step=step).warnings for step in range(4)]

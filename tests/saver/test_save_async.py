@@ -78,7 +78,7 @@ def test_what_is_saved_is_the_state_at_the_call_with_all_that_was_said_of_it(sto
 
 
 def test_each_checkpoint_is_of_one_step_though_the_state_changes_right_after_the_call(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=3))
+    store.config.retention = RetentionPolicy(keep_last=3)
     state = state_of(0)
     for number in range(ROUNDS):
         state["w"][:] = number
@@ -97,7 +97,7 @@ def test_each_checkpoint_is_of_one_step_though_the_state_changes_right_after_the
 
 
 def test_many_saves_leave_nothing_behind(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=3))
+    store.config.retention = RetentionPolicy(keep_last=3)
     w = np.zeros(300_000, np.float32)
 
     def save(number: int) -> None:

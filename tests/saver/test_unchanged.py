@@ -168,7 +168,7 @@ def test_what_has_another_form_is_copied(store: Store) -> None:
 
 
 def test_retention_and_gc_between_two_saves_leave_what_the_next_takes(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=1))
+    store.config.retention = RetentionPolicy(keep_last=1)
     for number in range(4):
         saved(store, number).result(DEADLINE_S)
         store.gc()

@@ -64,7 +64,7 @@ def test_keeping_the_last_three_for_long_leaks_nothing_and_needs_no_more_space(
 ) -> None:
     place = make_filesystem("ext4", DISK_MIB)
     store = Store.init(place / "store", chunk_bytes=MIB)
-    store.set_retention(RetentionPolicy(keep_last=KEPT))
+    store.config.retention = RetentionPolicy(keep_last=KEPT)
     data = np.random.default_rng(0).integers(0, 256, SAVED_BYTES, dtype=np.uint8)
     watch = Watch(place)
     for step in range(SAVES):

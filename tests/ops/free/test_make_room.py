@@ -77,7 +77,7 @@ def test_a_disk_that_cannot_hold_it_whatever_is_dropped_is_told_so(small_store: 
 
 
 def test_without_a_policy_nothing_is_dropped(small_store: Store, mount: Path) -> None:
-    small_store.set_retention(RetentionPolicy(keep_last=1))  # it is for after a save
+    small_store.config.retention = RetentionPolicy(keep_last=1)  # it is for after a save
     leave_bytes(mount, MIB)
     before = names(small_store)
 

@@ -250,21 +250,21 @@ def test_a_policy_is_kept_in_the_store_and_applied_after_each_save(store: Store)
     policy = RetentionPolicy(keep_last=2, keep_best=[Best("loss"), Best("acc", "max", 2)], keep_within=0.000001)
     assert Store.open(store.path).config.retention is None
 
-    store.set_retention(policy)
+    store.config.retention = policy
 
     assert Store.open(store.path).config.retention == store.config.retention == policy
     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
         info = Store.open(store.path).save(state(step), step, metrics={"loss": loss, "acc": -loss})
         assert info.warnings == ()
     assert steps(store) == [1, 2, 3, 4]
-    store.set_retention(None)
+    store.config.retention = None
     fill(store, [5])
     assert Store.open(store.path).config.retention is None
     assert steps(store) == [1, 2, 3, 4, 5]
 
 
 def test_a_policy_with_a_metric_that_no_checkpoint_has_drops_nothing_and_each_save_says_so(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=1, keep_best=Best("los")))
+    store.config.retention = RetentionPolicy(keep_last=1, keep_best=Best("los"))
 
     for step in range(3):
         info = store.save(state(step), step, metrics={"loss": 1.0})
@@ -317,7 +317,7 @@ def test_a_plan_for_a_run_that_is_not_there_is_refused(store: Store) -> None:
 
 
 def test_what_a_save_drops_is_freed(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=1))
+    store.config.retention = RetentionPolicy(keep_last=1)
 
     sizes = []
     for step in range(5):
@@ -334,7 +334,7 @@ def test_other_settings_and_runs_stay_when_a_policy_is_set(store: Store) -> None
     )
     fill(store, range(2), "other")
 
-    store.set_retention(RetentionPolicy(keep_last=1))
+    store.config.retention = RetentionPolicy(keep_last=1)
     fill(store, range(2))
 
     kept = json.loads((store.path / "config.json").read_text())
@@ -370,7 +370,7 @@ def test_a_failure_of_retention_does_not_fail_the_save_and_is_said_until_it_work
     store: Store, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     fill(store, range(2))
-    store.set_retention(RetentionPolicy(keep_last=1))
+    store.config.retention = RetentionPolicy(keep_last=1)
     module: Any = files if call == "sync_directory" else links
     original = getattr(module, call)
 
@@ -396,7 +396,7 @@ def test_a_failure_of_retention_does_not_fail_the_save_and_is_said_until_it_work
 
 def test_a_save_with_a_step_below_the_others_stays_and_is_the_newest(store: Store) -> None:
     fill(store, [900, 1000, 1100])
-    store.set_retention(RetentionPolicy(keep_last=2))
+    store.config.retention = RetentionPolicy(keep_last=2)
 
     fill(store, [100])
 
@@ -445,7 +445,7 @@ def test_a_kill_at_any_change_of_a_save_with_retention_loses_nothing_that_is_to_
         store = Store.init(root, chunk_bytes=MIB)
         fill(store, range(3))
         store.tag("good", 0)
-        store.set_retention(RetentionPolicy(keep_last=1))
+        store.config.retention = RetentionPolicy(keep_last=1)
 
         died = run_and_kill(functools.partial(store.save, state(3), 3), at=at, before=True)
 

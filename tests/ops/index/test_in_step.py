@@ -281,7 +281,7 @@ def damage_table(catalog: Path, table: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_a_catalog_that_can_only_be_read_is_rebuilt_by_the_next_gc(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=2))
+    store.config.retention = RetentionPolicy(keep_last=2)
     for step in range(3):
         store.save(state(step), step)
     damage_table(store.path / "catalog.db", "uses")

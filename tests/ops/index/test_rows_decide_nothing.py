@@ -48,7 +48,7 @@ def test_retention_keeps_the_best_whatever_the_metrics_of_a_row_are(
 ) -> None:
     fill(store)
     change(store.path, "checkpoints", "metrics", metrics, where=f"step = {step}", forged=forged)
-    store.set_retention(BEST)
+    store.config.retention = BEST
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -126,7 +126,7 @@ def test_a_newest_that_a_row_hides_lets_more_be_kept(store: Store, hidden: int) 
     policy = RetentionPolicy(keep_last=2, keep_every=10)
     for step in (1, 2, 3, 4, 20):
         store.save(state(step), step)
-    store.set_retention(policy)
+    store.config.retention = policy
     change(store.path, "checkpoints", "sequence", hidden, where="step = 20", forged=True)
 
     store.save(state(30), 30)
@@ -148,7 +148,7 @@ def test_a_save_with_a_policy_reads_each_manifest_once(store: Store, monkeypatch
     monkeypatch.setattr("ckstore.model.manifest.parse.parse_facts", watched(parse_facts))
     monkeypatch.setattr(validity, "parse_manifest", watched(parse_manifest))
     with Store.open(store.path) as opened:
-        opened.set_retention(RetentionPolicy(keep_last=2))
+        opened.config.retention = RetentionPolicy(keep_last=2)
         for step in range(10, 15):
             opened.save(state(step), step)
 

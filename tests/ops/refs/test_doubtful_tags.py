@@ -83,7 +83,7 @@ def test_while_a_tag_cannot_be_read_nothing_is_dropped(tagged: Store, harm: Call
 
 @HARMS
 def test_a_save_with_a_policy_keeps_everything_and_warns(tagged: Store, harm: Callable[[Store], None]) -> None:
-    tagged.set_retention(POLICY)
+    tagged.config.retention = POLICY
     harm(tagged)
 
     info = tagged.save(state(4), 4)

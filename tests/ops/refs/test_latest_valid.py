@@ -374,7 +374,7 @@ def test_a_checkpoint_that_was_replaced_or_is_gone_is_not_valid(store: Store) ->
 
 def test_training_resumes_from_the_one_before_and_retention_keeps_it(left_damaged: Store) -> None:
     store = left_damaged
-    store.set_retention(RetentionPolicy(keep_last=2))
+    store.config.retention = RetentionPolicy(keep_last=2)
 
     def train(model: torch.nn.Module, adam: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:

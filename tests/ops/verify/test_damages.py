@@ -70,7 +70,7 @@ def template() -> Iterator[Path]:
     config = path / "config.json"
     from ckstore.model.settings.retention import RetentionPolicy
 
-    store.set_retention(RetentionPolicy(keep_last=50))
+    store.config.retention = RetentionPolicy(keep_last=50)
     assert config.exists()
     assert store.verify().findings == ()
     yield path
