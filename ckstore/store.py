@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ckstore.model.reports.held import DeletedFile
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
-    from ckstore.model.reports.retention_report import RetentionReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
@@ -1119,36 +1118,60 @@ class Store:
         return plan_gc(self._context)
 
     @act
-    def gc(
+    def prune(
         self,
         policy: RetentionPolicy | None = None,
-        *,
         run: str | None = None,
+        *,
         dry_run: bool = False,
         exclusive: bool = False,
     ) -> GcReport:
+        """Drop the checkpoints that a policy does not keep, durably, then free the space as `gc` does.
+
+        Tags, pins, readers and the newest valid checkpoint are looked at again for each that is dropped.
+
+        Args:
+            policy: None: the one that is kept in the store.
+            run: Only this one; None: that of `open`, else each run by itself.
+            dry_run: Change nothing; report what would be dropped and freed.
+            exclusive: As in `gc`.
+
+        Returns:
+            What `gc` returns; its `retention` has the plan, and what was dropped and skipped.
+
+        Raises:
+            NoSuchRef: There is no checkpoint of that run.
+            BadInput: There is no policy, no checkpoint has a metric that it names, or a tag or a pin cannot be read.
+            InUse: Another gc is at work: it was dropped, and nothing was freed.
+            SaveFailed: The store cannot be written.
+            CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
+        """
+        from ckstore.ops.free.gc import prune
+
+        run = self.run if run is None else run
+        return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
+
+    @act
+    def gc(self, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:
         """Free what no checkpoint needs and no process has open, and what killed saves left.
 
         Savers and readers go on meanwhile. What a process has open is reported with its holder, and freed by the
         next gc after it was closed.
 
         Args:
-            policy: Drop the checkpoints first that it does not keep, as `apply` does; `GcReport.retention` says which.
-            run: Apply the policy to this run only; None: to that of `open`, else to each run by itself.
-            dry_run: Change nothing; report what would be dropped and freed.
+            dry_run: Change nothing; report what would be freed.
             exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
                 filesystem, where open files of other hosts cannot be seen, only what has waited for
                 `StoreConfig.grace_s` is freed without it. Elsewhere it changes nothing.
 
         Raises:
             InUse: Another gc is at work: nothing was changed.
-            BadInput: A tag or a pin cannot be read, or a run is given without a policy.
+            BadInput: A tag or a pin cannot be read.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
-        from ckstore.ops.free.gc import gc
+        from ckstore.ops.free.gc import collect, gc_dry
 
-        run = self.run if run is None and policy is not None else run
-        return gc(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
+        return gc_dry(self._context) if dry_run else collect(self._context, exclusive=exclusive)
 
     @act
     def leaks(self) -> list[DeletedFile]:
@@ -1301,8 +1324,8 @@ class Store:
         Args:
             policy: None: the one that is kept in the store.
             run: Only this one; None: that of `open`, else each run by itself.
-            shown_only: The plan is only shown, and `apply` refuses it: the catalog is believed where it knows a
-                checkpoint, instead of reading the manifest of each that goes. Of 20,000 that takes 2 s instead of 8.
+            shown_only: The catalog is believed where it knows a checkpoint, instead of reading the manifest of each
+                that goes. Of 20,000 that takes 2 s instead of 8.
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
@@ -1311,20 +1334,6 @@ class Store:
         from ckstore.ops.free.retain import plan_asked
 
         return plan_asked(self._context, policy, self.run if run is None else run, sure=not shown_only)
-
-    @act
-    def apply(self, plan: RetentionPlan) -> RetentionReport:
-        """Drop the checkpoints that a plan drops, durably, unless something speaks against it by now.
-
-        Tags, pins, readers and the newest valid checkpoint are looked at again for each. Space is given back by gc.
-
-        Raises:
-            SaveFailed: The store cannot be written.
-            BadInput: A pin cannot be read.
-        """
-        from ckstore.ops.free.retain import apply
-
-        return apply(self._context, plan)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Let the saver go, if there is one; nothing else is held open between calls.

@@ -120,7 +120,7 @@ class StoreConfig:
     """The policy that is applied to a run after each save to it, by every process; None: everything stays.
 
     What it drops is freed. What there is when it is set stays until the next save of its run;
-    ``store.apply(store.plan_retention())`` does it at once.
+    ``store.prune()`` does it at once.
     """
 
     make_room = _policy(config_file.MAKE_ROOM)

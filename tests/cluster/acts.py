@@ -43,7 +43,7 @@ def pruned(store: Store) -> None:
     Raises:
         CkstoreError: One was skipped, which a policy is told of by its report.
     """
-    report = store.apply(store.plan_retention(RetentionPolicy(keep_last=1), "main"))
+    report = store.prune(RetentionPolicy(keep_last=1), "main")
     if report.skipped:
         raise CkstoreError(f"skipped: {report.skipped}")
 

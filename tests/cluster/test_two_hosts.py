@@ -121,7 +121,7 @@ def test_each_act_of_a_host_is_seen_whole_by_the_other(hosts: list[Store], tmp_p
     seen(lambda: two.export_safetensors("main@2", tmp_path / "exported"))
     assert (tmp_path / "exported").exists()
 
-    one.apply(one.plan_retention(RetentionPolicy(keep_last=1), "main"))
+    one.prune(RetentionPolicy(keep_last=1), "main")
     seen(lambda: [info.name for info in two.checkpoints()] == ["main@3", "main@2", "files@7"])
     one.config.grace_s = 0
     seen(lambda: two.config.grace_s == 0)

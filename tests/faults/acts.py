@@ -190,7 +190,7 @@ def _marked(path: Path, journal: Journal) -> None:
 
 
 def _pruning(store: Store, journal: Journal) -> None:
-    report = store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    report = store.prune(RetentionPolicy(keep_last=1))
     mark(gone=[f"store/checkpoints/{info.run}/{info.step}" for info in report.dropped])
 
 

@@ -173,8 +173,7 @@ def _goes_on(store: Store, listed: list[tuple[str, str]], facts: dict[Fact, set[
     saved = [*listed, (older.name, older.id), (newer.name, newer.id)]
     if _listed(store) != saved:
         wrong.append(f"after two saves it lists {_listed(store)}, before that {listed}")
-    dropped = store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run=_PROBE)).dropped
-    store.gc()
+    dropped = store.prune(RetentionPolicy(keep_last=1), run=_PROBE).dropped
     if [info.name for info in dropped] != [older.name]:
         wrong.append(f"pruning dropped {[info.name for info in dropped]} instead of {older.name}")
     saved.remove((older.name, older.id))

@@ -37,6 +37,7 @@ from ckstore import (
     training,
 )
 from ckstore.model.sizes import size_text
+from ckstore.ops.free.retain import carry_out
 from ckstore.training.history import ImportReport
 from ckstore.training.restore import ResumeReport
 
@@ -204,7 +205,7 @@ def test_a_long_difference_is_cut_short(store: Store) -> None:
 
 def test_a_plan_and_what_became_of_it_say_which_checkpoints_go(store: Store) -> None:
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
-    done = store.apply(plan)
+    done = carry_out(store._context, plan)
 
     assert str(plan).split("\n") == [
         "exp@100 dropped because it is not the newest",

@@ -76,6 +76,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "annotate": lambda store: store.annotate(1, note="a note"),
     **{f"config.{name}": partial(setting, name) for name in SETTINGS},
     **{f"del config.{name}": partial(no_setting, name) for name in SETTINGS},
+    "prune": lambda store: store.prune(RetentionPolicy(keep_last=1)),
     "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
     "checkout": lambda store: store.checkout(1, "out"),
     "export": lambda store: store.export(1, "out.pt", format="torch"),
@@ -135,7 +136,7 @@ def test_every_public_method_is_an_act() -> None:
         function = method.fget if isinstance(method, property) else method
         if name not in without | quick:
             assert getattr(function, "__wrapped__", None) is not None, name
-    assert NESTED.keys() >= methods.keys() - without - quick - {"apply"}
+    assert NESTED.keys() >= methods.keys() - without - quick
 
 
 def test_acts_of_another_thread_and_of_another_store_go_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_nothing_is_freed_at_once_unless_the_user_says_that_no_other_host_is_at_
     assert blob_bytes(one) == before
     would = store.gc(dry_run=True)
     assert store.gc().freed_bytes == 0
-    assert store.gc(RetentionPolicy(keep_last=1)).freed_bytes == 0
+    assert store.prune(RetentionPolicy(keep_last=1)).freed_bytes == 0
     assert blob_bytes(one) == before
 
     report = store.gc(exclusive=True)

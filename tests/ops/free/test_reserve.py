@@ -19,6 +19,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError
 from ckstore.fs import files
 from ckstore.objects import reserve
+from ckstore.ops.free.retain import carry_out
 from tests.support.filling import fill_bytes, fill_inodes, free_bytes, prepare
 from tests.support.loopfs import Kind, loop_filesystem
 from tests.support.requirements import CRASH_FULL
@@ -73,7 +74,7 @@ def test_gc_frees_space_on_a_filesystem_without_a_free_byte_or_inode(kind: Kind,
         store = Store.init(mount / "store", chunk_bytes=MIB)
         for step in range(3):
             store.save(state(step), step=step)
-        store.apply(store.plan_retention(RetentionPolicy(keep_last=2)))
+        carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=2)))
         fill(mount, full)
 
         report = Store.open(store.path).gc()

@@ -15,6 +15,7 @@ import pytest
 from ckstore import Best, RetentionPolicy, Store
 from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, NoSuchRef, SaveFailed
 from ckstore.fs import files, links
+from ckstore.ops.free.retain import carry_out
 from tests.support.crashing import run_and_kill
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import CRASH_FULL
@@ -44,7 +45,7 @@ def test_what_the_plan_drops_is_dropped_and_the_rest_loads(store: Store) -> None
     policy = RetentionPolicy(keep_last=2, keep_every=3)
 
     plan = store.plan_retention(policy)
-    report = store.apply(plan)
+    report = carry_out(store._context, plan)
 
     assert [info.step for info in report.dropped] == [entry.step for entry in plan.dropped] == [1, 2]
     assert report.skipped == ()
@@ -66,10 +67,10 @@ def test_each_run_is_looked_at_by_itself(store: Store) -> None:
     fill(store, range(3), "a")
     fill(store, range(10, 12), "b")
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
     assert (steps(store, "a"), steps(store, "b")) == ([2], [10, 11])
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
     assert (steps(store, "a"), steps(store, "b")) == ([2], [11])
 
 
@@ -77,7 +78,7 @@ def test_dropping_unlinks_nothing_until_gc(store: Store) -> None:
     fill(store, range(3))
     before = disk_bytes(store.path)
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
 
     assert disk_bytes(store.path) == before
     check_links(store.path)
@@ -93,7 +94,7 @@ def test_tags_pins_and_readers_keep_and_say_so(store: Store) -> None:
 
     with store.open_checkpoint(3):
         plan = store.plan_retention(RetentionPolicy(keep_last=1))
-        report = store.apply(plan)
+        report = carry_out(store._context, plan)
 
     said = {entry.step: str(entry) for entry in plan.entries}
     assert "it has the tag paper" in said[0]
@@ -111,7 +112,7 @@ def test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped(store: Store
     store.pin(1, "figure 3")
 
     with store.open_checkpoint(2):
-        report = store.apply(plan)
+        report = carry_out(store._context, plan)
 
     assert [info.step for info in report.dropped] == [3]
     reasons = {skipped.info.step: skipped.reason for skipped in report.skipped}
@@ -125,7 +126,7 @@ def test_a_step_that_was_saved_again_since_the_plan_is_another_checkpoint(store:
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
     store.save(state(77), 0, if_exists="replace")
 
-    report = store.apply(plan)
+    report = carry_out(store._context, plan)
 
     assert [info.step for info in report.dropped] == [1]
     assert "no longer there" in report.skipped[0].reason
@@ -137,7 +138,7 @@ def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
     store.delete(2)
 
-    report = store.apply(plan)
+    report = carry_out(store._context, plan)
 
     assert report.dropped == ()
     assert all("still there and valid" in skipped.reason for skipped in report.skipped)
@@ -166,7 +167,7 @@ def test_what_turned_out_valid_and_newest_since_the_plan_stays(store: Store) -> 
     assert [entry.step for entry in plan.dropped] == [2]
     os.utime(blob, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
 
-    report = store.apply(plan)
+    report = carry_out(store._context, plan)
 
     assert report.dropped == ()
     assert "newest valid checkpoint" in report.skipped[0].reason
@@ -177,7 +178,7 @@ def test_the_best_by_an_annotated_metric_stays(store: Store) -> None:
     store.annotate(1, metrics={"bleu": 40.0})
     store.annotate(2, metrics={"bleu": 30.0})
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
 
     assert steps(store) == [1, 3]
 
@@ -210,7 +211,7 @@ def test_a_disk_that_does_not_say_whether_there_are_annotations_is_no_answer(
     with pytest.raises(CkstoreError, match="Stale file handle"):
         store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max")))
     monkeypatch.undo()
-    store.apply(store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
     assert steps(store) == [1, 3]
 
 
@@ -223,7 +224,7 @@ def test_an_unreadable_pin_stops_every_drop(store: Store) -> None:
     with pytest.raises(BadInput, match=f"unpin\\('{pin.name}'\\) removes the pin"):
         store.plan_retention(RetentionPolicy(keep_last=1))
     with pytest.raises(BadInput):
-        store.apply(plan)
+        carry_out(store._context, plan)
     with pytest.raises(BadInput):
         store.delete(1)
     assert steps(store) == [0, 1, 2]
@@ -239,7 +240,7 @@ def test_a_store_opened_for_reading_plans_but_does_not_drop(store: Store) -> Non
     plan = readonly.plan_retention(RetentionPolicy(keep_last=1))
 
     with pytest.raises(SaveFailed, match="reading only"):
-        readonly.apply(plan)
+        carry_out(readonly._context, plan)
 
 
 # ------------------------------------------------------------------------------------- the policy of a store
@@ -304,7 +305,7 @@ def test_a_plan_by_a_metric_that_no_checkpoint_has_is_refused(store: Store) -> N
     with pytest.raises(BadInput, match="the run other has the metric loss"):
         store.plan_retention(RetentionPolicy(keep_best=Best("loss")), "other")
     with pytest.raises(BadInput, match="the metric los"):
-        store.gc(policy)
+        store.prune(policy)
     assert len(store.plan_retention(RetentionPolicy(keep_best=Best("loss"))).kept) == 2
 
 
@@ -463,14 +464,13 @@ def test_a_kill_at_any_change_of_a_save_with_retention_loses_nothing_that_is_to_
 
 def test_errors_of_the_system_are_errors_of_ckstore(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, range(2))
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
 
     def failing(path: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     monkeypatch.setattr(files, "sync_directory", failing)
-    with pytest.raises(CkstoreError, match="apply failed: Input/output error"):
-        store.apply(plan)
+    with pytest.raises(CkstoreError, match="prune failed: Input/output error"):
+        store.prune(RetentionPolicy(keep_last=1))
     monkeypatch.undo()
 
     assert steps(store) == [0, 1]

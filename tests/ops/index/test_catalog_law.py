@@ -81,10 +81,8 @@ def act_on(store: Store, act: str, policy: RetentionPolicy) -> None:
     if act == "save":
         store.config.retention = policy
         store.save(state(99), None, "main", metrics={"loss": 1.0})
-    elif act == "prune":
-        store.apply(store.plan_retention(policy))
-    elif act == "gc":
-        store.gc(policy)
+    elif act in {"prune", "gc"}:
+        store.prune(policy)
 
 
 def left(store: Store) -> Left:

@@ -218,7 +218,7 @@ def test_directories_of_runs_are_not_listed_to_free_one_checkpoint(
 
     monkeypatch.setattr(Layout, "published", watched)
 
-    assert store.gc(RetentionPolicy(keep_last=2, keep_every=2)).freed_count == 1
+    assert store.prune(RetentionPolicy(keep_last=2, keep_every=2)).freed_count == 1
     store.delete(23)
     assert store.gc().freed_count == 0
 

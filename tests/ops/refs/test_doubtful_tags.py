@@ -14,6 +14,7 @@ import pytest
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.objects.layout import Layout
+from ckstore.ops.free.retain import carry_out
 from ckstore.ops.refs.doubtful import doubtful_tags
 
 POLICY = RetentionPolicy(keep_last=1)
@@ -73,9 +74,9 @@ def test_while_a_tag_cannot_be_read_nothing_is_dropped(tagged: Store, harm: Call
     with pytest.raises(DamagedBlob, match="`ckstore untag good` removes it"):
         tagged.plan_retention(POLICY)
     with pytest.raises(DamagedBlob, match="`ckstore tag good REF` points it to a checkpoint again"):
-        tagged.apply(plan)
+        carry_out(tagged._context, plan)
     with pytest.raises(DamagedBlob):
-        tagged.gc(POLICY)
+        tagged.prune(POLICY)
     with pytest.raises(DamagedBlob):
         tagged.delete(1)
     assert steps(tagged) == [0, 1, 2, 3]
@@ -97,7 +98,7 @@ def test_a_tag_that_is_written_again_protects_again(tagged: Store, harm: Callabl
     harm(tagged)
 
     tagged.tag("good", 0)
-    tagged.apply(tagged.plan_retention(POLICY))
+    tagged.prune(POLICY)
 
     assert steps(tagged) == [0, 3]
     assert tagged.load("good")["w"][0] == 0
@@ -109,7 +110,7 @@ def test_a_tag_that_is_removed_protects_nothing(tagged: Store, harm: Callable[[S
     harm(tagged)
 
     tagged.untag("good")
-    tagged.apply(tagged.plan_retention(POLICY))
+    tagged.prune(POLICY)
 
     assert steps(tagged) == [3]
 
@@ -150,7 +151,7 @@ def test_verify_doctor_and_reindex_say_what_to_do(tagged: Store, harm: Callable[
 def test_a_checkpoint_that_was_removed_by_hand_holds_up_nothing(tagged: Store) -> None:
     shutil.rmtree(tagged.directory_of(0))
     with Store.open(tagged.path) as store:
-        store.apply(store.plan_retention(POLICY))
+        store.prune(POLICY)
 
         assert steps(store) == [3]
         assert [tag.dangling for tag in store.tags()] == [True]
@@ -162,7 +163,7 @@ def test_a_tag_of_an_older_ckstore_protects_as_ever_and_can_be_renewed(tagged: S
 
     assert (finding.kind, finding.harmful) == ("tag", False)
     assert tagged.info("good").step == 0
-    tagged.apply(tagged.plan_retention(POLICY))
+    tagged.prune(POLICY)
     assert steps(tagged) == [0, 3]
 
     tagged.tag("good", "good")
@@ -197,7 +198,7 @@ def test_a_directory_among_the_tags_is_not_removed(tagged: Store) -> None:
 def test_a_temporary_name_of_a_tag_holds_up_nothing(tagged: Store) -> None:
     point(tagged, "torn", ".best.0123456789ab")
 
-    tagged.apply(tagged.plan_retention(POLICY))
+    tagged.prune(POLICY)
 
     assert steps(tagged) == [0, 3]
 
@@ -228,7 +229,7 @@ def test_no_act_of_the_store_leaves_a_tag_without_its_checkpoint(tagged: Store) 
     with pytest.raises(InUse, match="has the tag good"):
         tagged.delete(0)
     tagged.save(state(9), 0, if_exists="replace", force=True)
-    tagged.gc(POLICY)
+    tagged.prune(POLICY)
 
     assert not any(tag.dangling for tag in tagged.tags())
     assert tagged.load("good")["w"][0] == 9

@@ -102,7 +102,7 @@ def test_a_bound_handle_drops_only_in_its_run(path: Path) -> None:
     store = Store.open(path, run="gpt")
     policy = RetentionPolicy(keep_last=1)
     assert [entry.info.name for entry in store.plan_retention(policy).dropped] == ["gpt@1"]
-    store.gc(policy)
+    store.prune(policy)
     assert [info.name for info in Store.open(path).checkpoints()] == ["gpt@2", "other@9", "other@10", "other@11"]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckstore.errors import BadInput
 from ckstore.model.reports.gc_report import lines
 from ckstore.model.reports.held import by_holder, held_size
 from ckstore.model.words import printable
@@ -19,6 +20,7 @@ from ckstore_cli._retention import policy_of, print_outcome, print_plan, retenti
 if TYPE_CHECKING:
     from ckstore.model.reports.gc_report import GcReport
     from ckstore.model.reports.held import HeldBlob
+    from ckstore_cli._output import Output
 
 _UNSEEN = "?"
 
@@ -47,8 +49,8 @@ def gc(  # noqa: PLR0917 - one for each option
 
     Run it at any time: saves and readers go on. A blob that a process has open
     is not freed; gc names the process, and a later gc frees the blob. With a
-    rule (--keep-last and the like) it first drops the checkpoints that no rule
-    keeps, as ckstore prune does.
+    rule (--keep-last and the like) it is ckstore prune, which first drops the
+    checkpoints that no rule keeps.
 
     On a shared filesystem (NFS, Lustre, FUSE ...) gc cannot see other hosts. There
     it frees what has not been touched for an hour; --exclusive frees at once and
@@ -70,10 +72,22 @@ def gc(  # noqa: PLR0917 - one for each option
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    if policy is None and run is not None:
+        msg = f"--run {run} limits a retention policy to one run, and there is no policy"
+        raise BadInput(msg, hint="give a rule, such as --keep-last 3, or leave --run out")
     out = frame.output()
     # The dry run opens the store as the real one does, which clears up what killed saves left: so both see the same.
     with frame.writing() as store:
-        report = store.gc(policy, run=run, dry_run=dry_run, exclusive=exclusive)
+        if policy is None:
+            report = store.gc(dry_run=dry_run, exclusive=exclusive)
+        else:
+            report = store.prune(policy, run, dry_run=dry_run, exclusive=exclusive)
+    return print_freed(out, report)
+
+
+def print_freed(out: Output, report: GcReport) -> int:
+    """Print what was dropped, if a policy was asked for, and freed; return the exit status."""
+    dry_run = report.dry_run
     document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
     if report.retention is not None:
         document = retention_document(report.retention, dry_run=dry_run)
