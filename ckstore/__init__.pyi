@@ -1,5 +1,6 @@
 # The public names, each written once: `__init__.py` reads this file to find where they are defined.
 
+from ckstore.background import BackgroundSaves as BackgroundSaves
 from ckstore.errors import AmbiguousRef as AmbiguousRef
 from ckstore.errors import BadInput as BadInput
 from ckstore.errors import CannotLoad as CannotLoad

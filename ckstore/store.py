@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
+from ckstore.background import BackgroundSaves
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
@@ -18,18 +19,15 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
-    from ckstore.errors import CkstoreError
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
-    from ckstore.model.manifest.files import FileSummary
     from ckstore.model.manifest.manifest import Description
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport
-    from ckstore.model.reports.held import DeletedFile
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.usage import Usage, Use
@@ -45,10 +43,9 @@ if TYPE_CHECKING:
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.load_into import LoadReport
-    from ckstore.ops.read.open_checkpoint import LeafSummary, OpenCheckpoint
+    from ckstore.ops.read.open_checkpoint import OpenCheckpoint
     from ckstore.ops.refs.follow import Follower
     from ckstore.ops.save.save import Request
-    from ckstore.saver.client.client import Client
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
@@ -68,10 +65,9 @@ class Store:
     Attributes:
         path: Directory of the store.
         run: The run that the handle is bound to, or None; see `open`.
+        background: The saves of `save_async` that have not ended: to wait for them, to finish or give them up before
+            the end, to have memory and the saver ready before the first.
     """
-
-    _savers: Client | None = None
-    """The saves of this handle in the background; `_client` makes it, at the first of them."""
 
     @short_tracebacks
     def __init__(
@@ -93,7 +89,7 @@ class Store:
             recover=recover,
             catalog_path=self._catalog_path,
         )
-        self._stop = False
+        self.background = BackgroundSaves(self._context, self.path, self._catalog_path)
 
     @classmethod
     @short_tracebacks
@@ -260,7 +256,7 @@ class Store:
         """
 
         def request() -> Request:
-            self._settle(run)
+            self.background.settle(self._run_meant(run))
             about = self._description(metrics, metadata, message, parent)
             return self._request(run, step, about, tags, if_exists, force=force, progress=progress)
 
@@ -353,76 +349,10 @@ class Store:
 
                 selects = as_filter(unchanged, "unchanged")
                 named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-            pending = self._client().submit(state, order_of(request, ref), terms, self._context.last_parents, named)
+            return self.background.submit(state, order_of(request, ref), terms, named)
         except BaseException:
-            if self._savers is not None:
-                self._savers.call_failed(self._run_meant(run))
+            self.background.call_failed(self._run_meant(run))
             raise
-        if pending.skipped:
-            self._context.totals.not_saved("skipped")
-        return pending
-
-    @act_in_memory
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every save of this handle in the background has ended.
-
-        Returns:
-            False: some have not after `timeout_s`; None waits as long as the saver gets on.
-
-        Raises:
-            CkstoreError: One of them failed, and its `result` was not read.
-        """
-        if self._savers is None:
-            return True
-        done = self._savers.wait(timeout_s)
-        self._savers.raise_unread()
-        return done
-
-    @act_in_memory
-    def flush(self, deadline_s: float) -> bool:
-        """Finish the saves in the background within `deadline_s`, as before a preemption; else give them up.
-
-        A save whose publishing has begun is not given up: it may still appear. The others leave the checkpoint before
-        them as the newest.
-
-        Returns:
-            Whether all of them are durable.
-
-        Raises:
-            CkstoreError: One of them failed, and its `result` was not read.
-        """
-        if self._savers is None:
-            return True
-        done = self._savers.wait(deadline_s)
-        if not done:
-            self._savers.cancel_all()
-        self._savers.raise_unread()
-        return done
-
-    @act_in_memory
-    def staging_bytes(self, state: object) -> int:
-        """Return how much memory a save of this state in the background takes, for each of `max_in_flight`.
-
-        Raises:
-            CannotStore: A value in the state cannot be stored.
-        """
-        return self._client().staging_bytes(state)
-
-    @act_in_memory
-    def prewarm(self, state: object | None = None, *, nice: int = 0) -> None:
-        """Start the saver and make the memory that a save of this state needs: the first is as quick as others then.
-
-        Raises:
-            CannotStore: A value in the state cannot be stored.
-            InsufficientSpace: There is no memory for the copy.
-            SaveFailed: No saver can be started.
-        """
-        from ckstore.saver.client.terms import Terms
-
-        terms = Terms(nice=nice)
-        terms.check()
-        self._context.check_writable()
-        self._client().prewarm(state, terms)
 
     @act_in_memory
     def write_metrics(self, path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> None:
@@ -441,28 +371,6 @@ class Store:
         from ckstore.ops.report.metrics import write_metrics
 
         write_metrics(self._context, self.path, expanded(path), labels or {})
-
-    def should_stop(self) -> bool:
-        """Whether a signal of `stop_on_signals` has come; no call of a store waits for this."""
-        return self._stop
-
-    def stop_on_signals(self, *signals: int) -> None:
-        """Have these signals, or SIGTERM, do nothing but let `should_stop` say so, instead of what they did.
-
-        Raises:
-            BadInput: This is not the main thread, or a signal cannot be handled.
-        """
-        import signal
-
-        def stop(_number: int, _frame: object) -> None:
-            self._stop = True
-
-        for number in signals or (signal.SIGTERM,):
-            try:
-                signal.signal(number, stop)
-            except (ValueError, OSError) as error:
-                msg = f"the signal {number} cannot be handled: {error}"
-                raise BadInput(msg, hint="call stop_on_signals in the main thread") from error
 
     @act
     def commit(
@@ -539,7 +447,7 @@ class Store:
         files = [expanded(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
 
         def request() -> Request:
-            self._settle(run)
+            self.background.settle(self._run_meant(run))
             about = self._description(metrics, metadata, message, parent)
             return self._request(run, step, about, tags, if_exists, force=force, progress=progress)
 
@@ -915,46 +823,6 @@ class Store:
         return follow(self._context, run, after, timeout_s)
 
     @act
-    def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
-        """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: It has no form of a ref.
-            DamagedBlob: Its manifest is damaged.
-        """
-        from ckstore.ops.read.open_checkpoint import open_ref
-
-        with open_ref(self._context, ref) as checkpoint:
-            return checkpoint.leaves()
-
-    @act
-    def files(self, ref: RefLike = "latest") -> list[FileSummary]:
-        """Return what was committed, in the order of paths; nothing for a saved state.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: It has no form of a ref.
-            DamagedBlob: Its manifest is damaged.
-        """
-        from ckstore.ops.read.open_checkpoint import open_ref
-
-        with open_ref(self._context, ref) as checkpoint:
-            return checkpoint.files()
-
-    @act
-    def directory_of(self, ref: RefLike = "latest") -> Path:
-        """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: It has no form of a ref.
-        """
-        from ckstore.ops.refs.find import find
-
-        return self._context.layout.checkpoint(*find(self._context, ref).key).path
-
-    @act
     def delete(self, ref: RefLike, *, dry_run: bool = False) -> None:
         """Delete a checkpoint durably and free the bytes that only it used.
 
@@ -1173,19 +1041,6 @@ class Store:
 
         return gc_dry(self._context) if dry_run else collect(self._context, exclusive=exclusive)
 
-    @act
-    def leaks(self) -> list[DeletedFile]:
-        """Return the deleted files that still take space on the store's filesystem, largest first, and who has them.
-
-        Files of other programs are among them. As root all processes are seen, otherwise your own.
-
-        Raises:
-            CkstoreError: A directory of the store cannot be read.
-        """
-        from ckstore.fs.holders import deleted_but_open
-
-        return deleted_but_open(self.path.stat().st_dev)
-
     @act_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:
         """Return the processes that save to this store in the background, of all handles and users seen from here.
@@ -1339,7 +1194,7 @@ class Store:
         """Let the saver go, if there is one; nothing else is held open between calls.
 
         Saves in the background are waited for so long, to hear how they end. What has not ended by then is finished by
-        the saver, whether this process lives or not; `wait` waits longer.
+        the saver, whether this process lives or not; `background.wait` waits longer.
 
         Args:
             timeout_s: How long.
@@ -1347,10 +1202,7 @@ class Store:
         Raises:
             CkstoreError: One of them failed, and its `result` was not read.
         """
-        if self._savers is not None:
-            self._savers.wait(timeout_s)
-            self._savers.close()
-            self._savers.raise_unread()
+        self.background.close(timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -1360,42 +1212,8 @@ class Store:
     ) -> None:
         if kind is None:
             self.close()
-        elif self._savers is not None:  # what was raised is the news
-            self._savers.close()
-
-    def _client(self) -> Client:
-        if self._savers is None:
-            import weakref
-
-            from ckstore.saver.client.client import Client
-
-            context = self._context
-
-            def ended(outcome: CheckpointInfo | CkstoreError) -> None:
-                if isinstance(outcome, CheckpointInfo):
-                    context.last_parents[outcome.run] = outcome.id
-                    context.totals.saved(outcome)
-                else:
-                    context.totals.not_saved("failed")
-
-            catalog_path = None if self._catalog_path is None else str(self._catalog_path)
-            made = Client(str(self.path), catalog_path, ended)
-            closing = weakref.finalize(self, made.close)
-            closing.atexit = False
-            # One step: of two threads the second gets what the first made. There is no lock that a fork could leave
-            # taken, and what was made for nothing has no process, thread or memory yet.
-            first: Client = vars(self).setdefault("_savers", made)
-            if first is not made:
-                closing.detach()
-            return first
-        return self._savers
-
-    def _settle(self, run: str | None) -> None:
-        """Wait for the saves of a run in the background, so that the next one comes after them."""
-        if self._savers is not None:
-            self._savers.raise_unread()
-            self._savers.wait(None, self._run_meant(run))
-            self._savers.raise_unread()
+        else:  # what was raised is the news
+            self.background.close(None)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -177,7 +177,8 @@ def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, .
         recorded = Conditions.from_json(info.metadata.get(CONDITIONS))
     except BadInput:  # none, or metadata of the user with the same name
         return (f"{info.name} does not say under which conditions it was saved",)
-    names = [file.path for file in store.files(info)]
+    with store.open_checkpoint(info) as checkpoint:
+        names = [file.path for file in checkpoint.files()]
     if names:
         recorded = replace(recorded, rng_ranks=rng_ranks(names))
     return tuple(differences(recorded, now, range(now.world_size)))

@@ -19,6 +19,7 @@ from tests.cli.conftest import Run, on_terminal
 from tests.cli.test_command_line_page import keys, section
 from tests.containers.files import torch_file
 from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
+from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
 
 
@@ -232,7 +233,7 @@ def test_a_sample_that_is_no_part_is_wrong_usage(part: str, run: Run, path: Path
 
 def test_verify_repairs_from_a_copy_and_says_from_where(run: Run, path: Path, tmp_path: Path) -> None:
     with Store.open(path) as store:
-        shutil.copytree(store.directory_of(1), tmp_path / "backup")
+        shutil.copytree(directory_of(store, 1), tmp_path / "backup")
         victim = blobs_by_size(store, 2)[-1]
         flip(victim, keep_time=True)
 

@@ -18,6 +18,7 @@ from ckstore_cli._retention import best_of
 from tests.cli.conftest import Run, on_terminal, process
 from tests.support.damage import two_part_state
 from tests.support.holding import holding
+from tests.support.look import directory_of
 from tests.support.stores import check_store, disk_bytes
 
 MIB = 2**20
@@ -180,7 +181,7 @@ def test_gc_frees_what_was_dropped_and_says_what_would_free_more(run: Run, path:
 
 def test_the_dry_run_of_gc_reports_what_the_real_run_reports(run: Run, path: Path) -> None:
     with Store.open(path) as store:
-        blobs = sorted((store.directory_of(200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+        blobs = sorted((directory_of(store, 200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     words = ["gc", "--keep-last", "3", "--json", "--store", path]
     before_bytes = disk_bytes(path)
 
@@ -236,7 +237,7 @@ def test_the_dry_run_of_gc_foresees_which_parts_of_packs_die(run: Run, path: Pat
 
 def test_gc_names_who_holds_what_it_kept_and_frees_it_after_that(run: Run, path: Path) -> None:
     with Store.open(path) as store:
-        blob = max((store.directory_of(200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+        blob = max((directory_of(store, 200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     with holding("read", blob) as holder:
         dry = run("gc", "--keep-last", "3", "--dry-run", "--store", path)
         real = run("gc", "--keep-last", "3", "--store", path)
@@ -252,7 +253,7 @@ def test_gc_names_who_holds_what_it_kept_and_frees_it_after_that(run: Run, path:
 
 def test_gc_reports_names_outside_the_store(run: Run, path: Path) -> None:
     with Store.open(path) as store:
-        blob = max((store.directory_of(200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+        blob = max((directory_of(store, 200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     (path.parent / "mine").hardlink_to(blob)
 
     shown = run("gc", "--keep-last", "3", "--store", path)
@@ -263,6 +264,6 @@ def test_gc_reports_names_outside_the_store(run: Run, path: Path) -> None:
 
 def test_gc_ends_a_process_with_status_7(path: Path) -> None:
     with Store.open(path) as store:
-        blob = max((store.directory_of(200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+        blob = max((directory_of(store, 200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     with holding("read", blob):
         assert process("gc", "--keep-last", "3", "--store", path).returncode == 7

@@ -13,6 +13,7 @@ import numpy as np
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError
+from tests.support.look import files_of
 
 MIB = 2**20
 Seen = dict[str, object]
@@ -97,7 +98,7 @@ def seen(store: Store, outside: Path) -> Seen:
         if info.run == "main":
             found[info.name] = (int(store.load(info)["w"].sum()), *map(str, about))
         else:
-            found[info.name] = ([file.path for file in store.files(info)], *map(str, about))
+            found[info.name] = ([file.path for file in files_of(store, info)], *map(str, about))
     found["pins"] = [(pin.run, pin.step, pin.reason, pin.dangling) for pin in store.pins()]
     found["config"] = store.config.recheck_share
     found["outside"] = {

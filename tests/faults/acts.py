@@ -25,6 +25,7 @@ from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen, without_exchange
 from tests.faults.states import CHUNK_BYTES, state
 from tests.faults.straced import mark
+from tests.support.look import leaves_of
 
 _ONE = f"store/checkpoints/{RUN}/1"
 _SAVED = SCENARIOS["deduplicated_save"].prepare
@@ -230,7 +231,7 @@ def _looking(store: Store, journal: Journal) -> None:
     listed = store.checkpoints()
     first = listed[0] if listed else store.info("latest")
     store.load(first)
-    store.leaves(first)
+    leaves_of(store, first)
     store.diff(first, "latest")
     store.latest(valid=True)
     store.why(min(path.name for path in unseen(store.path).glob("checkpoints/*/*/blobs/*")))

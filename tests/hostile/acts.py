@@ -13,6 +13,7 @@ from ckstore import Best, RetentionPolicy, Store
 from ckstore_cli.app import app
 from tests.hostile.places import state
 from tests.hostile.scene import Scene
+from tests.support.look import files_of, leaves_of
 
 REFS = ("main@2", "main@3", "files@3", "latest", "best")
 
@@ -65,8 +66,8 @@ def _looks(store: Store, scene: Scene, how: str) -> Iterator[Act]:
     for ref in REFS:
         to = scene.out / f"{ref}-{how}"
         yield Act(f"info {ref}", partial(store.info, ref))
-        yield Act(f"leaves {ref}", partial(store.leaves, ref))
-        yield Act(f"files {ref}", partial(store.files, ref))
+        yield Act(f"leaves {ref}", partial(leaves_of, store, ref))
+        yield Act(f"files {ref}", partial(files_of, store, ref))
         yield Act(f"load {ref}", partial(store.load, ref))
         yield Act(f"map {ref}", partial(store.load, ref, mmap=True))
         yield Act(f"map {ref} unverified", partial(store.load, ref, mmap=True, verify=False))

@@ -119,7 +119,7 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
             msg = f"{manifest.run}@{manifest.step} has no file that matches {', '.join(only)}"
             raise NoSuchRef(
                 msg,
-                hint="store.files(ref) lists the files; * in a pattern also stands for slashes",
+                hint="store.open_checkpoint(ref).files() lists the files; * in a pattern also stands for slashes",
                 command_hint="ckstore ls REF lists the files; * in a pattern also stands for slashes",
             )
         for path in list(wanted):

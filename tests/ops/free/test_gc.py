@@ -450,7 +450,7 @@ def test_a_gc_that_is_killed_at_any_change_is_continued(tmp_path: Path, before: 
             report = store.gc()
             assert [one.digest for one in report.held] == ([held] if held else [])
             assert blob is None or blob.exists()
-            assert not [leak for leak in store.leaks() if str(store.path) in leak.holders[0].target]
+            assert not [leak for leak in store.doctor().leaks if str(store.path) in leak.holders[0].target]
         if held:
             assert store.gc().freed_count == 1
         assert blobs_of(store) == used_by(store)

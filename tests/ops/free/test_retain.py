@@ -17,6 +17,7 @@ from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.ops.free.retain import carry_out
 from tests.support.crashing import run_and_kill
+from tests.support.look import directory_of
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, disk_bytes, references_of_catalog, references_of_manifests
@@ -147,7 +148,7 @@ def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
 
 def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> None:
     fill(store, range(4))
-    blob = max((store.directory_of(3) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob = max((directory_of(store, 3) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     os.utime(blob, ns=(1, 1))  # as a program that writes into it would
 
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
@@ -161,7 +162,7 @@ def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> No
 
 def test_what_turned_out_valid_and_newest_since_the_plan_stays(store: Store) -> None:
     fill(store, range(3))
-    blob = max((store.directory_of(2) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob = max((directory_of(store, 2) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     os.utime(blob, ns=(1, 1))
     plan = store.plan_retention(RetentionPolicy(keep_every=1000))
     assert [entry.step for entry in plan.dropped] == [2]
@@ -185,7 +186,7 @@ def test_the_best_by_an_annotated_metric_stays(store: Store) -> None:
 
 def test_a_checkpoint_whose_annotations_cannot_be_read_stays(store: Store) -> None:
     fill(store, range(3))
-    (store.directory_of(0) / "annotations.json").write_text("{")
+    (directory_of(store, 0) / "annotations.json").write_text("{")
 
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
 

@@ -22,6 +22,7 @@ from ckstore.ops.free.retain import carry_out
 from ckstore_cli.app import app
 from tests.support.catalog_rows import change, flipped, forge_stamps, values_of
 from tests.support.examples import examples
+from tests.support.look import directory_of
 
 BEST = RetentionPolicy(keep_last=1, keep_best=Best("loss"))
 
@@ -102,7 +103,7 @@ def test_what_a_ref_names_is_opened_whatever_id_its_row_has(store: Store, ref: s
 
 def test_what_has_no_readable_manifest_is_not_dropped(store: Store) -> None:
     fill(store)
-    path = store.directory_of(0) / "manifest.json"
+    path = directory_of(store, 0) / "manifest.json"
     right = path.read_bytes()
     change_in_place(path, right.replace(b'"loss":3.0', b'"loss":7.0'))
     forge_stamps(store.path / "catalog.db", path.parent, where="step = 0")  # as rot leaves the times

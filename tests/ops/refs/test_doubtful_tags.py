@@ -16,6 +16,7 @@ from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.objects.layout import Layout
 from ckstore.ops.free.retain import carry_out
 from ckstore.ops.refs.doubtful import doubtful_tags
+from tests.support.look import directory_of
 
 POLICY = RetentionPolicy(keep_last=1)
 NAMED_ONCE = "../checkpoints/main/{}"
@@ -149,7 +150,7 @@ def test_verify_doctor_and_reindex_say_what_to_do(tagged: Store, harm: Callable[
 
 
 def test_a_checkpoint_that_was_removed_by_hand_holds_up_nothing(tagged: Store) -> None:
-    shutil.rmtree(tagged.directory_of(0))
+    shutil.rmtree(directory_of(tagged, 0))
     with Store.open(tagged.path) as store:
         store.prune(POLICY)
 
@@ -186,7 +187,7 @@ def test_an_entry_that_no_tag_can_have_as_its_name_can_be_removed(tagged: Store,
 def test_a_directory_among_the_tags_is_not_removed(tagged: Store) -> None:
     """As copying a store with the symlinks followed makes them."""
     (tagged.path / "refs" / "good").unlink()
-    shutil.copytree(tagged.directory_of(0), tagged.path / "refs" / "good")
+    shutil.copytree(directory_of(tagged, 0), tagged.path / "refs" / "good")
 
     with pytest.raises(DamagedBlob):
         tagged.plan_retention(POLICY)

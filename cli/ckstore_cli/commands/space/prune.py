@@ -6,9 +6,9 @@ import click
 
 from ckstore.errors import BadInput
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._freed import print_freed
 from ckstore_cli._refs import complete_run
 from ckstore_cli._retention import policy_of, rule_options
-from ckstore_cli.commands.space.gc import print_freed
 
 
 @click.command()
