@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 
 from ckstore.background import BackgroundSaves
 from ckstore.errors import BadInput, StoreNotFound
@@ -15,7 +15,7 @@ from ckstore.ops.acts import act, act_in_memory, places_of
 from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
-    from ckstore.model.manifest.manifest import Description
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.export_report import ExportReport
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
-    from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
     from ckstore.ops.read.checkout import LinkMode
@@ -45,7 +43,9 @@ if TYPE_CHECKING:
     from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import OpenCheckpoint
     from ckstore.ops.refs.follow import Follower
+    from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
+    from ckstore.ranks.attempt import Ranks
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
@@ -194,18 +194,9 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
-        metrics: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        message: str = "",
-        tags: Iterable[str] = (),
-        parent: RefLike | None = None,
-        if_exists: IfExists = "error",
-        force: bool = False,
         progress: Progress | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        timeout: float = 600.0,
-        attempt: str | None = None,
+        ranks: Ranks | None = None,
+        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
@@ -217,25 +208,9 @@ class Store:
             state: What to save.
             step: Step number; None: one more than the highest of the run.
             run: Name of the run; None: that of `open`, else ``main``.
-            metrics: Name -> number, shown by ``ckstore log``.
-            metadata: JSON-like values.
-            message: Shown by ``ckstore log``.
-            tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
-                tags of what is returned, whose `warnings` say why: the checkpoint is saved.
-            parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
-                here, else the one of any run that was last loaded.
-            if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
-                ``keep`` it, so that nothing is saved. The same content again is no error, and a damaged checkpoint is
-                replaced.
-            force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
-                and `warnings` say so. A tag in `tags` moves in any case.
             progress: Called now and then with the bytes that are stored and those to be stored.
-            rank: This process is one of several that each save a part, without a process group: its number. All give
-                the same step, run and `world_size`. The last part that comes publishes one checkpoint.
-            world_size: How many ranks there are.
-            timeout: Seconds to wait for the other ranks.
-            attempt: Names this start of the job, the same on all ranks, so that it never meets what another start left;
-                None: what torchrun or Slurm say.
+            ranks: This process is one of several that each save a part, without a process group.
+            options: metrics, metadata, message, tags, parent, if_exists, force: see `SaveOptions`.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there. Its `warnings` say what else the user
@@ -248,24 +223,18 @@ class Store:
             InUse: It is to be replaced, and a tag or a pin names it.
             InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
                 much. See `StoreConfig.make_room`.
-            MissingRanks: With `rank`: others did not come in time; it says which.
-            RankMismatch: With `rank`: two processes are one rank, or the ranks do not mean the same checkpoint.
-            RankFailed: With `rank`: the save failed at another one.
+            MissingRanks: With `ranks`: others did not come in time; it says which.
+            RankMismatch: With `ranks`: two processes are one rank, or the ranks do not mean the same checkpoint.
+            RankFailed: With `ranks`: the save failed at another one.
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
-
-        def request() -> Request:
-            self.background.settle(self._run_meant(run))
-            about = self._description(metrics, metadata, message, parent)
-            return self._request(run, step, about, tags, if_exists, force=force, progress=progress)
-
-        if rank is not None or world_size is not None:
+        request = self._requested(self.save, run, step, options, progress)
+        if ranks is not None:
             from ckstore.ranks.attempt import AsRank
             from ckstore.ranks.save import save_state
 
-            as_rank = AsRank(rank, world_size, timeout, attempt, self._run_meant(run), step)
-            return self._told(save_state(self._context, state, request, as_rank))
+            return self._told(save_state(self._context, state, request, AsRank(ranks, self._run_meant(run), step)))
         from ckstore.ops.save.save import save
 
         return self._told(save(self._context, state, request()))
@@ -277,19 +246,13 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
-        metrics: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        message: str = "",
-        tags: Iterable[str] = (),
-        parent: RefLike | None = None,
-        if_exists: IfExists = "error",
-        force: bool = False,
         unchanged: Select = None,
         max_in_flight: int = 1,
         when_busy: Literal["wait", "skip", "error"] = "wait",
         timeout_s: float = 600.0,
         stall_timeout_s: float = 120.0,
         nice: int = 0,
+        **options: Unpack[SaveOptions],
     ) -> PendingSave:
         """Copy a state and save it in the background; when this returns, the state may be changed.
 
@@ -301,13 +264,6 @@ class Store:
             state: As in `save`; it is copied once, to memory shared with the saver.
             step: As in `save`; the saver finds the next step.
             run: As in `save`.
-            metrics: As in `save`.
-            metadata: As in `save`.
-            message: As in `save`.
-            tags: As in `save`.
-            parent: As in `save`; a ref that is no `CheckpointInfo` is looked up by the saver.
-            if_exists: As in `save`.
-            force: As in `save`.
             unchanged: What has not changed since the `save_async` before this one of the run, as `select` of `load`
                 names it: globs, where a name also means everything below it, or a function of a name. It is taken from
                 that checkpoint and not copied. That is your word: one chunk in 32 is compared in each save, and what
@@ -319,6 +275,7 @@ class Store:
             stall_timeout_s: A saver that neither says anything nor uses the processor for so long is stuck: it is
                 killed and its saves are given up.
             nice: Niceness of a saver that is started now, 0 to 19: how far it makes way for others.
+            options: As in `save`.
 
         Returns:
             The save under way: `PendingSave.result` waits for its end.
@@ -332,15 +289,17 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
+        from ckstore.ops.save.options import check_options, request_of
         from ckstore.ops.save.order import order_of
         from ckstore.saver.client.terms import Terms
 
+        check_options(self.save_async, options)
         try:
             terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
             terms.check()
+            parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
-            about = self._description(metrics, metadata, message, None if ref else parent)
-            request = self._request(run, step, about, tags, if_exists, force=force)
+            request = request_of(self._context, self._run_named(run), step, options, None, ref)
             self._context.check_writable()
             named = None
             if unchanged is not None:
@@ -379,20 +338,11 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
-        metrics: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        message: str = "",
-        tags: Iterable[str] = (),
-        parent: RefLike | None = None,
-        if_exists: IfExists = "error",
-        force: bool = False,
         progress: Progress | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        timeout: float = 600.0,
-        attempt: str | None = None,
+        ranks: Ranks | None = None,
         times: bool = False,
         allow_incomplete: bool = False,
+        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo:
         """Commit files as they are: a checkpoint directory of any framework, or any other files.
 
@@ -407,24 +357,11 @@ class Store:
             step: Step number; None: the one in the name of a single path (``checkpoint-500``, ``step-500``,
                 ``global_step500``, ``iter_0000500``, ``epoch=1-step=500``), else one more than the highest of the run.
             run: Name of the run; None: that of `open`, else ``main``.
-            metrics: Name -> number, shown by ``ckstore log``; none is read out of the files.
-            metadata: JSON-like values.
-            message: Shown by ``ckstore log``.
-            tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
-                tags of what is returned, whose `warnings` say why.
-            parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
-                here, else the one of any run that was last loaded.
-            if_exists: When the run has another checkpoint at that step: raise, ``replace`` it, or ``keep`` it.
-            force: Replace a checkpoint with other bytes although a tag or a pin names it.
             progress: As in `save`.
+            ranks: As in `save`.
             times: Keep modification times as well.
             allow_incomplete: Take files that say of themselves that their writer was not done.
-            rank: This process is one of several that each save a part, without a process group: its number. All give
-                the same step, run and `world_size`. The last part that comes publishes one checkpoint.
-            world_size: How many ranks there are.
-            timeout: Seconds to wait for the other ranks.
-            attempt: Names this start of the job, the same on all ranks, so that it never meets what another start left;
-                None: what torchrun or Slurm say.
+            options: As in `save`.
 
         Returns:
             What was committed; `warnings` names files that look like containers and are not.
@@ -437,28 +374,24 @@ class Store:
             StepExists: The run has another checkpoint at that step.
             InUse: It is to be replaced, and a tag or a pin names it.
             InsufficientSpace: Not enough bytes or inodes; says what is needed and what is free.
-            MissingRanks: With `rank`: others did not come in time; it says which.
-            RankMismatch: With `rank`: two processes are one rank, or the ranks do not mean the same checkpoint.
-            RankFailed: With `rank`: the save failed at another one.
+            MissingRanks: With `ranks`: others did not come in time; it says which.
+            RankMismatch: With `ranks`: two processes are one rank, or the ranks do not mean the same checkpoint.
+            RankFailed: With `ranks`: the save failed at another one.
             SaveFailed: Something else failed. After any of these nothing was published.
         """
         from ckstore.ops.save.commit import CommitOptions, commit
 
         files = [expanded(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
 
-        def request() -> Request:
-            self.background.settle(self._run_meant(run))
-            about = self._description(metrics, metadata, message, parent)
-            return self._request(run, step, about, tags, if_exists, force=force, progress=progress)
-
-        options = CommitOptions(times, allow_incomplete)
-        if rank is not None or world_size is not None:
+        request = self._requested(self.commit, run, step, options, progress)
+        how = CommitOptions(times, allow_incomplete)
+        if ranks is not None:
             from ckstore.ranks.attempt import AsRank
             from ckstore.ranks.save import commit_files
 
-            as_rank = AsRank(rank, world_size, timeout, attempt, self._run_meant(run), step)
-            return self._told(commit_files(self._context, files, request, options, as_rank))
-        return self._told(commit(self._context, files, request(), options))
+            as_rank = AsRank(ranks, self._run_meant(run), step)
+            return self._told(commit_files(self._context, files, request, how, as_rank))
+        return self._told(commit(self._context, files, request(), how))
 
     @act
     def checkout(
@@ -623,8 +556,8 @@ class Store:
             verify: Check every byte against its digest. With `mmap` this reads everything once, now; with
                 ``verify=False`` a mapped tensor is never checked.
             progress: Called now and then with the bytes that were read and those to be read.
-            rank: Of a checkpoint that ranks saved with ``save(rank=…)``: the state of this one; None: a dict of rank ->
-                state. `select` names what is in it.
+            rank: Of a checkpoint that ranks saved with ``save(ranks=…)``: the state of this one; None: a dict of
+                rank -> state. `select` names what is in it.
             file: Of a checkpoint of files: the path of one that `torch.save` or safetensors wrote. What it holds is
                 loaded, as ``torch.load(weights_only=True)`` would. Its pickle is read and never run. None: only the
                 tensors of the files, a dict of path -> name -> tensor. Names are flat (``state[0].step``); all other
@@ -1232,45 +1165,36 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
 
-    def _description(
+    def _requested(
         self,
-        metrics: Mapping[str, Any] | None,
-        metadata: Mapping[str, Any] | None,
-        message: str,
-        parent: RefLike | None,
-    ) -> Description:
-        from ckstore.model.manifest.describe import describe
-        from ckstore.ops.refs.find import find
-
-        return describe(metrics, metadata, message, None if parent is None else find(self._context, parent).id)
-
-    def _request(
-        self,
+        method: Callable[..., CheckpointInfo],
         run: str | None,
         step: int | None,
-        about: Description,
-        tags: Iterable[str],
-        if_exists: IfExists,
-        *,
-        force: bool,
-        progress: Progress | None = None,
-    ) -> Request:
-        from ckstore.model.names import check_step
-        from ckstore.ops.save.save import Request
+        options: SaveOptions,
+        progress: Progress | None,
+    ) -> Callable[[], Request]:
+        """Return what gives the request, once the saves in the background of that run have ended."""
+        from ckstore.ops.save.options import check_options, request_of
 
-        if isinstance(tags, str):
-            msg = f"tags must be a list of names, got the string {tags!r}"
-            raise BadInput(msg, hint=f"tags=[{tags!r}]")
-        step = None if step is None else check_step(step)
-        if run is None:
-            from ckstore.ops.context import tell_unnamed_run
+        check_options(method, options)
 
-            tell_unnamed_run(self._context)
-        return Request(self._run_meant(run), step, about, tuple(tags), if_exists, force=force, progress=progress)
+        def request() -> Request:
+            self.background.settle(self._run_meant(run))
+            return request_of(self._context, self._run_named(run), step, options, progress)
+
+        return request
 
     def _told(self, info: CheckpointInfo) -> CheckpointInfo:
         log_notes(info.name, info.warnings, self._context.told)
         return info
+
+    def _run_named(self, run: str | None) -> str:
+        """As `_run_meant`; where that is a guess, it is said once."""
+        if run is None:
+            from ckstore.ops.context import tell_unnamed_run
+
+            tell_unnamed_run(self._context)
+        return self._run_meant(run)
 
     def _run_meant(self, run: str | None) -> str:
         return (self.run or DEFAULT_RUN) if run is None else run

@@ -130,7 +130,7 @@ def test_du_adds_up_and_says_what_deleting_would_free(run: Run, path: Path) -> N
     assert found["disk_bytes"] == disk_bytes(path)
     assert found["disk_bytes"] == found["unique_bytes"] + found["shared_bytes"] + found["unused_bytes"]
     before_bytes = disk_bytes(path)
-    run("rm", "2", "--store", path)
+    run("delete", "2", "--store", path)
     assert before_bytes - disk_bytes(path) == found["checkpoints"][1]["unique_bytes"]
 
 

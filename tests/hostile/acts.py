@@ -115,8 +115,8 @@ def _changes(store: Store, scene: Scene) -> Iterator[Act]:
     yield Act("gc", store.gc)
     yield Act("set a policy", lambda: setattr(store.config, "retention", RetentionPolicy(keep_last=2)))
     yield Act("save with a policy", lambda: store.save(state(12), step=12))
-    yield Act("unpin", lambda: store.unpin("main@2"))
-    yield Act("untag", lambda: store.untag("again"))
+    yield Act("pin", "-d", lambda: store.unpin("main@2"))
+    yield Act("tag", "-d", lambda: store.untag("again"))
     yield Act("delete", lambda: store.delete("main@2"))
     yield Act("gc after that", store.gc)
     yield Act("reindex", lambda: store.reindex(relink=True))
@@ -154,7 +154,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("pin", "main@2", "--reason", "because"),
     ("tag", "command", "main@2"),
-    ("untag", "command"),
+    ("tag", "-d", "command"),
     ("prune", "--keep-last", "2", "--dry-run"),
     ("prune", "--keep-last", "1"),
     ("gc", "--dry-run"),

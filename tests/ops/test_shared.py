@@ -383,7 +383,7 @@ def test_the_command_line_frees_only_with_exclusive(tmp_path: Path) -> None:
         with Store.open(shared / "store") as store:
             for step in (1, 2, 3):
                 store.save(state(step), step=step)
-        removed, would = ckstore("rm", "1"), ckstore("gc", "--dry-run")
+        removed, would = ckstore("delete", "1"), ckstore("gc", "--dry-run")
         kept = ckstore("gc", "--keep-last", "1")
         left = [info.step for info in store.checkpoints()]
         done = ckstore("gc", "--keep-last", "1", "--exclusive")

@@ -31,6 +31,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.acts import act
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.free import reclaim
+from ckstore.ops.save.options import request_of
 from ckstore.ops.save.save import failing_as_save, save_staged
 from ckstore.ranks.decide import why
 from ckstore.ranks.part import Shard, Who, content_of, stage_part
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
-    from ckstore.ops.save.save import Staged
+from ckstore.ops.save.save import Staged
 
 _PART = "ckstore part"
 STAGED = "staged"
@@ -146,7 +147,7 @@ class CkstoreWriter(StorageWriter):
         del is_coordinator, args
         if not kwargs.get("use_collectives", True):
             msg = "use_collectives=False: without them the ranks cannot agree on one checkpoint"
-            raise BadInput(msg, hint="leave it out; store.save(state, rank=…, world_size=…) needs no process group")
+            raise BadInput(msg, hint="leave it out; store.save(state, ranks=Ranks(…)) needs no process group")
         self.close()
         self.info = None
         self._rank = kwargs.get("rank", 0)
@@ -210,12 +211,8 @@ class CkstoreWriter(StorageWriter):
 
     def request(self) -> Any:
         """Return what `Store.save` would make of the arguments."""
-        about = dict(self._about)
-        store = self.store
-        description = store._description(about["metrics"], about["metadata"], about["message"], about["parent"])  # noqa: SLF001
-        return store._request(  # noqa: SLF001
-            self.run, self.step, description, about["tags"], about["if_exists"], force=about["force"]
-        )
+        options: Any = self._about
+        return request_of(self.store._context, self.run, self.step, options, None)  # noqa: SLF001
 
     def hold(self, context: Context, staging: Staging) -> None:
         """Keep the lock on what was staged until `close`."""

@@ -1,4 +1,4 @@
-"""Gc, rm and prune work where not one byte and not one inode is free: the reserve is given up for them."""
+"""Gc, delete and prune work where not one byte and not one inode is free: the reserve is given up for them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Full = Literal["bytes", "inodes", "both"]
 KINDS: list[Kind] = ["ext4", "xfs"]
 _EVERY = [(kind, full) for kind in KINDS for full in ("bytes", "inodes", "both")]
 FILLED = pytest.mark.parametrize("kind, full", _EVERY if CRASH_FULL else [("ext4", "both"), ("xfs", "inodes")])
-COMMANDS = [("rm", "main@0"), ("prune", "--keep-last", "1"), ("gc", "--keep-last", "1")]
+COMMANDS = [("delete", "main@0"), ("prune", "--keep-last", "1"), ("gc", "--keep-last", "1")]
 
 
 def state(seed: int) -> dict[str, Any]:

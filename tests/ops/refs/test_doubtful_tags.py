@@ -72,7 +72,7 @@ def test_while_a_tag_cannot_be_read_nothing_is_dropped(tagged: Store, harm: Call
     plan = tagged.plan_retention(POLICY)
     harm(tagged)
 
-    with pytest.raises(DamagedBlob, match="`ckstore untag good` removes it"):
+    with pytest.raises(DamagedBlob, match="`ckstore tag -d good` removes it"):
         tagged.plan_retention(POLICY)
     with pytest.raises(DamagedBlob, match="`ckstore tag good REF` points it to a checkpoint again"):
         carry_out(tagged._context, plan)
@@ -90,7 +90,7 @@ def test_a_save_with_a_policy_keeps_everything_and_warns(tagged: Store, harm: Ca
 
     info = tagged.save(state(4), 4)
 
-    assert any("`ckstore untag good`" in warning for warning in info.warnings)
+    assert any("`ckstore tag -d good`" in warning for warning in info.warnings)
     assert steps(tagged) == [0, 1, 2, 3, 4]
 
 
@@ -129,7 +129,7 @@ def test_the_list_of_tags_warns_of_one_that_cannot_be_read(tagged: Store, harm: 
     tagged.tag("other", 1)
     harm(tagged)
 
-    with pytest.warns(CkstoreWarning, match="`ckstore untag good`"):
+    with pytest.warns(CkstoreWarning, match="`ckstore tag -d good`"):
         found = tagged.tags()
 
     assert [tag.name for tag in found] == ["other"]
@@ -144,9 +144,9 @@ def test_verify_doctor_and_reindex_say_what_to_do(tagged: Store, harm: Callable[
     problems = tagged.reindex().problems
 
     assert (finding.kind, finding.subject, finding.harmful) == ("tag", "refs/good", True)
-    assert "`ckstore untag good`" in finding.what
-    assert (told.level, "`ckstore untag good`" in told.do) == ("warning", True)
-    assert any("`ckstore untag good`" in problem for problem in problems)
+    assert "`ckstore tag -d good`" in finding.what
+    assert (told.level, "`ckstore tag -d good`" in told.do) == ("warning", True)
+    assert any("`ckstore tag -d good`" in problem for problem in problems)
 
 
 def test_a_checkpoint_that_was_removed_by_hand_holds_up_nothing(tagged: Store) -> None:
@@ -177,7 +177,7 @@ def test_a_tag_of_an_older_ckstore_protects_as_ever_and_can_be_renewed(tagged: S
 def test_an_entry_that_no_tag_can_have_as_its_name_can_be_removed(tagged: Store, name: str) -> None:
     point(tagged, NAMED_ONCE.format(1), name)
 
-    with pytest.raises(DamagedBlob, match=f"untag '{name}'`"):
+    with pytest.raises(DamagedBlob, match=f"tag -d '{name}'`"):
         tagged.plan_retention(POLICY)
 
     tagged.untag(name)
