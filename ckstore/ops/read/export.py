@@ -130,7 +130,7 @@ def export_open(
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
         tree.publish()
     return ExportReport(
-        checkpoint=f"{directory.manifest.run}@{directory.manifest.step}",
+        name=f"{directory.manifest.run}@{directory.manifest.step}",
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),

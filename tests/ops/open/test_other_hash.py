@@ -58,7 +58,7 @@ def test_verify_and_doctor_say_it_and_leave_no_mark(mixed: Path) -> None:
         report = store.verify()
         found = [finding for finding in store.doctor().findings if finding.what == "hash"]
 
-    assert [(damage.checkpoint, "another hash" in damage.what) for damage in report.damage] == [("main@2", True)]
+    assert [(damage.name, "another hash" in damage.what) for damage in report.damage] == [("main@2", True)]
     assert report.whole == ("main@1",)
     assert [finding.level for finding in found] == ["warning"]
     assert "main@2" in found[0].found

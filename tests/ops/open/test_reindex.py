@@ -180,9 +180,7 @@ def test_it_says_what_is_there_and_what_is_wrong(store: Store) -> None:
     unnamed = [path for path in store.path.glob("blobs/*/*") if path.name not in named]
     assert orphan in unnamed
     assert (report.orphan_count, report.orphan_bytes) == (len(unnamed), sum(path.stat().st_size for path in unnamed))
-    assert [(one.checkpoint, "manifest.json is missing" in one.problem) for one in report.incomplete] == [
-        ("main@2", True)
-    ]
+    assert [(one.name, "manifest.json is missing" in one.problem) for one in report.incomplete] == [("main@2", True)]
     assert not report.ok
     assert report.problems[0] == "the tag t2 names main@2, which does not exist"
     assert "main@1" in report.problems[1]

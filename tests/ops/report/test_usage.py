@@ -153,11 +153,11 @@ def test_why_names_every_checkpoint_and_tensor_that_uses_a_blob(store: Store) ->
     piece = store._context.algorithm.digest(small.tobytes())
 
     for opened in (store, without_catalog(store)):
-        assert [(use.checkpoint, use.names) for use in opened.why(digest)] == [
+        assert [(use.name, use.names) for use in opened.why(digest)] == [
             ("main@1", ("w",)),
             ("main@2", ("v[0]",)),
         ]
-        assert [(use.checkpoint, use.names) for use in opened.why(piece)] == [("main@1", ("x",)), ("b@3", ("y",))]
+        assert [(use.name, use.names) for use in opened.why(piece)] == [("main@1", ("x",)), ("b@3", ("y",))]
         assert opened.why(digest.partition("-")[2][:10]) == opened.why(digest[:20]) == opened.why(digest)
 
 
@@ -170,7 +170,7 @@ def test_why_finds_a_piece_that_is_a_blob_here_and_in_a_pack_there(store: Store)
 
     uses = store.why(piece)
 
-    assert [(use.checkpoint, use.names) for use in uses] == [("main@1", ("small",)), ("main@2", ("w",))]
+    assert [(use.name, use.names) for use in uses] == [("main@1", ("small",)), ("main@2", ("w",))]
 
 
 def test_why_names_all_tensors_of_a_pack(store: Store) -> None:

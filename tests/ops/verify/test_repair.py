@@ -117,7 +117,7 @@ def test_without_another_copy_the_damaged_one_is_put_aside_and_named(shared: Sto
     assert report.quarantined == (f"quarantine/{victim.name}.{inode}",)
     assert (shared.path / report.quarantined[0]).stat().st_ino == inode
     assert not canonical(shared, victim.name).exists(), "no save links it any more"
-    assert [found.checkpoint for found in report.damage] == ["a@1", "b@1", "c@1"]
+    assert [found.name for found in report.damage] == ["a@1", "b@1", "c@1"]
     assert report.whole == ("d@1",)
 
     shared.save(two_part_state(1), run="e", step=1)
@@ -277,7 +277,7 @@ def test_what_lacks_memory_to_look_for_right_copies_still_reports_the_damage(
 
     report = shared.verify()
 
-    assert [found.checkpoint for found in report.damage] == ["a@1", "b@1", "c@1"]
+    assert [found.name for found in report.damage] == ["a@1", "b@1", "c@1"]
     assert report.healable == ()
 
 
@@ -444,7 +444,7 @@ def test_two_names_that_were_swapped_are_right_again_and_no_other_is_blamed(shar
 
     report = shared.verify()
 
-    assert {found.checkpoint for found in report.damage} == {"a@1"}
+    assert {found.name for found in report.damage} == {"a@1"}
     assert {path.stat().st_mtime_ns for path in blobs_by_size(shared, "b@1")} == {files.BLOB_MTIME_NS}
     fixed = shared.verify(repair=True)
     assert (fixed.ok, fixed.quarantined) == (True, ())

@@ -84,7 +84,7 @@ def test_any_changed_byte_is_found_whatever_the_time_says(data: st.DataObject) -
         for found in report.damage:
             mark = store.path / "checkpoints" / found.run / str(found.step) / "damaged.json"
             assert mark.exists() == found.affects
-            loads = _loads(store, found.checkpoint)
+            loads = _loads(store, found.name)
             assert loads != found.affects
         flip(path, at)
         assert store.verify().ok
@@ -109,7 +109,7 @@ def test_damage_is_named_by_every_checkpoint_and_tensor(harmed: Store) -> None:
     report = harmed.verify()
 
     assert not report.ok
-    assert [(found.checkpoint, found.names) for found in report.damage] == [("main@1", ("a",)), ("b@2", ("b.c",))]
+    assert [(found.name, found.names) for found in report.damage] == [("main@1", ("a",)), ("b@2", ("b.c",))]
     assert "the digest is" in report.damage[0].what
     assert report.damage[0].blob == report.damage[1].blob == blobs_by_size(harmed, 1)[-1].name
     mark = json.loads(mark_of(harmed, "b@2").read_bytes())

@@ -105,7 +105,7 @@ def export_dcp(
         written.append(work.small(METADATA_NAME, render_metadata(plan.paths, plan.tensors, work.placed)))
         tree.publish()
     return ExportReport(
-        checkpoint=f"{manifest.run}@{manifest.step}",
+        name=f"{manifest.run}@{manifest.step}",
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),

@@ -83,7 +83,7 @@ def export_pretrained(
         _check_beside(plan, _FORMS[form][0], f"{manifest.run}@{manifest.step}")
         written = _write(directory, path, plan, progress)
     return ExportReport(
-        checkpoint=f"{manifest.run}@{manifest.step}",
+        name=f"{manifest.run}@{manifest.step}",
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),

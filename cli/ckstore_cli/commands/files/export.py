@@ -116,7 +116,7 @@ def export(
 
 def _document(report: ExportReport) -> dict[str, Any]:
     return {
-        "checkpoint": report.checkpoint,
+        "checkpoint": report.name,
         "id": report.checkpoint_id,
         "destination": str(report.destination),
         "nbytes": report.nbytes,
