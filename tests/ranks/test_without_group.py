@@ -276,7 +276,7 @@ def test_a_rank_that_saves_on_its_own_what_another_saved_is_told_what_to_do(
     with pytest.raises(StepExists) as caught:
         store.save({"rank": 1}, 1)
     assert "rank 1 of 4" in caught.value.hint
-    assert "rank=" in caught.value.hint
+    assert "ranks=Ranks(" in caught.value.hint
 
 
 def test_the_command_commits_as_a_rank(store: Store, tmp_path: Path) -> None:
