@@ -27,7 +27,7 @@ class BackgroundSaves:
         path: Directory of the store.
     """
 
-    _client: Client | None = None
+    _made: Client | None = None
     """It is made at the first save, and has a process, a thread and memory from then on."""
 
     def __init__(self, context: Context, path: Path, catalog_path: Path | None) -> None:
@@ -45,10 +45,10 @@ class BackgroundSaves:
         Raises:
             CkstoreError: One of them failed, and its `result` was not read.
         """
-        if self._client is None:
+        if self._made is None:
             return True
-        done = self._client.wait(timeout_s)
-        self._client.raise_unread()
+        done = self._made.wait(timeout_s)
+        self._made.raise_unread()
         return done
 
     @act_in_memory
@@ -64,12 +64,12 @@ class BackgroundSaves:
         Raises:
             CkstoreError: One of them failed, and its `result` was not read.
         """
-        if self._client is None:
+        if self._made is None:
             return True
-        done = self._client.wait(timeout_s)
+        done = self._made.wait(timeout_s)
         if not done:
-            self._client.cancel_all()
-        self._client.raise_unread()
+            self._made.cancel_all()
+        self._made.raise_unread()
         return done
 
     @act_in_memory
@@ -79,7 +79,7 @@ class BackgroundSaves:
         Raises:
             CannotStore: A value in the state cannot be stored.
         """
-        return self.client().staging_bytes(state)
+        return self._client().staging_bytes(state)
 
     @act_in_memory
     def prewarm(self, state: object | None = None, *, nice: int = 0) -> None:
@@ -95,41 +95,41 @@ class BackgroundSaves:
         terms = Terms(nice=nice)
         terms.check()
         self._context.check_writable()
-        self.client().prewarm(state, terms)
+        self._client().prewarm(state, terms)
 
-    def submit(self, state: object, order: Order, terms: Terms, unchanged: Unchanged | None) -> PendingSave:
+    def _submit(self, state: object, order: Order, terms: Terms, unchanged: Unchanged | None) -> PendingSave:
         """Have a save begun; see `ckstore.Store.save_async`."""
-        pending = self.client().submit(state, order, terms, self._context.last_parents, unchanged)
+        pending = self._client().submit(state, order, terms, self._context.last_parents, unchanged)
         if pending.skipped:
             self._context.totals.not_saved("skipped")
         return pending
 
-    def call_failed(self, run: str) -> None:
+    def _call_failed(self, run: str) -> None:
         """Note that a save of a run was refused: what comes after it goes on from what was there before."""
-        if self._client is not None:
-            self._client.call_failed(run)
+        if self._made is not None:
+            self._made.call_failed(run)
 
-    def settle(self, run: str) -> None:
+    def _settle(self, run: str) -> None:
         """Wait for the saves of a run, so that the next one comes after them."""
-        if self._client is not None:
-            self._client.raise_unread()
-            self._client.wait(None, run)
-            self._client.raise_unread()
+        if self._made is not None:
+            self._made.raise_unread()
+            self._made.wait(None, run)
+            self._made.raise_unread()
 
-    def close(self, timeout_s: float | None) -> None:
+    def _close(self, timeout_s: float | None) -> None:
         """Let the saver go; None: without waiting for it, and without the errors of its saves."""
-        if self._client is None:
+        if self._made is None:
             return
         if timeout_s is not None:
-            self._client.wait(timeout_s)
-        self._client.close()
+            self._made.wait(timeout_s)
+        self._made.close()
         if timeout_s is not None:
-            self._client.raise_unread()
+            self._made.raise_unread()
 
-    def client(self) -> Client:
+    def _client(self) -> Client:
         """Return the trainer's side of the saver, which is made now if there is none."""
-        if self._client is not None:
-            return self._client
+        if self._made is not None:
+            return self._made
         from ckstore.saver.client.client import Client
 
         context = self._context
@@ -147,7 +147,7 @@ class BackgroundSaves:
         closing.atexit = False
         # One step: of two threads the second gets what the first made. There is no lock that a fork could leave
         # taken, and what was made for nothing has no process, thread or memory yet.
-        first: Client = vars(self).setdefault("_client", made)
+        first: Client = vars(self).setdefault("_made", made)
         if first is not made:
             closing.detach()
         return first

@@ -308,9 +308,9 @@ class Store:
 
                 selects = as_filter(unchanged, "unchanged")
                 named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-            return self.background.submit(state, order_of(request, ref), terms, named)
+            return self.background._submit(state, order_of(request, ref), terms, named)  # noqa: SLF001 - its own
         except BaseException:
-            self.background.call_failed(self._run_meant(run))
+            self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
             raise
 
     @act_in_memory
@@ -1135,7 +1135,7 @@ class Store:
         Raises:
             CkstoreError: One of them failed, and its `result` was not read.
         """
-        self.background.close(timeout_s)
+        self.background._close(timeout_s)  # noqa: SLF001 - its own
 
     def __enter__(self) -> Self:
         return self
@@ -1146,7 +1146,7 @@ class Store:
         if kind is None:
             self.close()
         else:  # what was raised is the news
-            self.background.close(None)
+            self.background._close(None)  # noqa: SLF001 - its own
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -1179,7 +1179,7 @@ class Store:
         check_options(method, options)
 
         def request() -> Request:
-            self.background.settle(self._run_meant(run))
+            self.background._settle(self._run_meant(run))  # noqa: SLF001 - its own
             return request_of(self._context, self._run_named(run), step, options, progress)
 
         return request

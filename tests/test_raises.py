@@ -15,8 +15,6 @@ from ckstore import BackgroundSaves, LeafSlice, OpenCheckpoint, Store, StoreConf
 QUIET = {
     *("Store.close", "Store.warnings", "Store.settings", "Store.config"),
     *(f"OpenCheckpoint.{name}" for name in ("keys", "leaves", "files", "directory", "close")),
-    # For the store itself, which says what it raises.
-    *(f"BackgroundSaves.{name}" for name in ("client", "submit", "call_failed", "settle", "close")),
 }
 """What raises nothing of its own."""
 

@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass
 
 from ckstore.errors import BadInput
-from ckstore.model.brief import brief
 from ckstore.model.manifest.shards import ATTEMPT_MOST_CHARS, WORLD_SIZE_MOST
 from ckstore.model.names import check_run, check_step
 from ckstore.ranks.part import Who
@@ -34,7 +33,6 @@ def attempt_here(attempt: str | None) -> str:
     )
 
 
-@brief()
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """This process is one of several that each save a part, without a process group.

@@ -74,7 +74,7 @@ def _saved(
 ) -> tuple[CkstoreError | None, list[str]]:
     """Save the second step beside harm, and the third without; return the error of the second, and what is wrong."""
     with Store.open(path) as store:
-        client = store.background.client()
+        client = store.background._client()
         with patch.dict(os.environ, harmful):
             store.background.prewarm()
             error = _second(store, journal) if both else None

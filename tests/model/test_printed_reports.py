@@ -31,6 +31,7 @@ from ckstore import (
     NextToFree,
     PlainChange,
     PlannedBlob,
+    Ranks,
     RetentionPolicy,
     Store,
     StoreSettings,
@@ -41,7 +42,7 @@ from ckstore.ops.free.retain import carry_out
 from ckstore.training.history import ImportReport
 from ckstore.training.restore import ResumeReport
 
-GIVEN = {RetentionPolicy, StoreSettings}
+GIVEN = {Ranks, RetentionPolicy, StoreSettings}
 """What a caller writes, or fixed when a store was made: printed as it is written in Python."""
 EXPORTED = {name: getattr(ckstore, name) for name in ckstore.__all__}
 REPORTS = [one for one in EXPORTED.values() if isinstance(one, type) and is_dataclass(one) and one not in GIVEN]

@@ -435,4 +435,4 @@ def _kill_saver(store: Store) -> None:
 
 
 def _client(store: Store) -> Client:
-    return store.background.client()
+    return store.background._client()
