@@ -88,9 +88,9 @@ from ckstore.ops.read.load_into import LoadReport as LoadReport
 from ckstore.ops.read.open_checkpoint import LeafSlice as LeafSlice
 from ckstore.ops.read.open_checkpoint import LeafSummary as LeafSummary
 from ckstore.ops.read.open_checkpoint import OpenCheckpoint as OpenCheckpoint
+from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks
-from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike
 from ckstore.store import Store as Store

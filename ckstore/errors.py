@@ -129,9 +129,9 @@ class CannotStore(BadInput):
 
     exit_status = 1
 
-    def __init__(self, path: str, why: str, *, hint: str = "", command_hint: str = "") -> None:
+    def __init__(self, path: str, why: str, *, hint: str = "") -> None:
         where = f"{path or 'the state itself'}: "
-        super().__init__(where + why, hint=hint, command_hint=command_hint)
+        super().__init__(where + why, hint=hint)
         self.path = path
         self.refused = {path: str(self).removeprefix(where)}
 
@@ -165,11 +165,10 @@ class CannotLoad(BadInput):
         message: str,
         *,
         hint: str = "",
-        command_hint: str = "",
         file: str = "",
         refused: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message, hint=hint, command_hint=command_hint)
+        super().__init__(message, hint=hint)
         self.file = file
         self.refused = dict(refused or {})
 
@@ -256,8 +255,8 @@ class MissingRanks(RankError):
         missing: Their numbers.
     """
 
-    def __init__(self, message: str, *, hint: str = "", command_hint: str = "", missing: tuple[int, ...] = ()) -> None:
-        super().__init__(message, hint=hint, command_hint=command_hint)
+    def __init__(self, message: str, *, hint: str = "", missing: tuple[int, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
         self.missing = missing
 
 

@@ -515,12 +515,13 @@ class Store:
             DamagedBlob: Some bytes are damaged or missing.
             InsufficientSpace: Says what is needed and what is free. After any of these nothing is left behind.
         """
-        from ckstore.ops.read.export import export_safetensors
+        from ckstore.ops.read.export_formats import export
 
-        return export_safetensors(
+        return export(
             self._context,
             ref,
             expanded(destination),
+            format="safetensors",
             max_shard_bytes=max_shard_bytes,
             select=select,
             strip_prefix=strip_prefix,

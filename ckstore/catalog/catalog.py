@@ -1,15 +1,16 @@
 """The catalog: an index in SQLite over the directories of a store.
 
-The directories are the truth. What the catalog says can be behind, and it can be away; every caller
+The directories are the truth. The catalog can be behind, and it can be away; every caller
 can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
 takes an exclusive flock for as long as one transaction, and is durable when it returns, but for the rows of a save,
-which a power cut may undo. What only writers need is imported when a process writes, so that `ckstore log` starts fast.
+which a power cut may undo. Modules for writers are imported when a process writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ckstore.catalog import queries, space
 from ckstore.catalog.connection import reading, unavailable, writing
@@ -18,16 +19,30 @@ from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey, step_of
 
 if TYPE_CHECKING:
+    import sqlite3
     from pathlib import Path
 
-    from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.info import CheckpointInfo, Published, Stamp
-    from ckstore.model.settings.recheck import Reading
 
 CATALOG_NAME = "catalog.db"
 
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
 Tags = Mapping[str, CheckpointKey]
 Look = Callable[[str, int], "Published | None"]
+
+
+def _asked(
+    query: Callable[Concatenate[sqlite3.Connection, P], Answer],
+) -> Callable[Concatenate[Catalog, P], Answer]:
+    """Return the method that asks a question of the catalog in a connection of its own."""
+
+    @wraps(query)
+    def method(self: Catalog, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        with reading(self.path) as connection:
+            return query(connection, *args, **kwargs)
+
+    return method
 
 
 class Catalog:
@@ -68,7 +83,7 @@ class Catalog:
             targets: (run, step) of each.
             look: Reads one directory; None: no complete checkpoint is there. It is called inside
                 the transaction, so that of two callers the one who looked last writes last. It must
-                not use the catalog. What it raises ends the transaction and passes on.
+                not use the catalog. Its errors end the transaction and pass on.
             timeout_s: For the locks; what `look` takes comes on top.
             tags: Reads all tags; called inside the transaction too. None: leave them.
             readings: As `record_readings` takes them.
@@ -76,9 +91,12 @@ class Catalog:
         """
         from ckstore.catalog import rows
 
+        # One transaction for all: each costs the lock and the fsyncs of a commit, 2 ms (docs/adr/0002).
         with writing(self.path, timeout_s=timeout_s, durable=durable) as connection:
             for run, step in targets:
+                # Looked at inside the transaction: of two callers, the one that looked last writes last.
                 found = look(run, step)
+                # The bound on steps is for a file; a checkpoint with many pieces needs more of them.
                 connection.renew(0 if found is None else rows.row_count(found.manifest))
                 rows.set_checkpoint(connection, run, step, found)
             if tags is not None:
@@ -100,6 +118,7 @@ class Catalog:
         """
         from ckstore.catalog import rows
 
+        # Most saves change no tag, and then no lock is taken and nothing is synced.
         if not callable(tags) and self._has_tags(tags):
             return
         with writing(self.path, timeout_s=timeout_s) as connection:
@@ -121,6 +140,7 @@ class Catalog:
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             removed = rows.remove_wrong(connection)
+            # A row that cannot be deleted lies on a damaged page: only a new file helps.
             if rows.wrong_ids(connection):
                 raise unavailable(self.path, "has damaged rows that cannot be removed", "damaged")
         return removed
@@ -148,10 +168,21 @@ class Catalog:
 
     # -------------------------------------------------------------------------------------- reading
 
-    def owner(self) -> str:
-        """Return the uuid of the store whose catalog it is; empty if that was not noted."""
-        with reading(self.path) as connection:
-            return queries.owner(connection)
+    owner = _asked(queries.owner)
+    places_of_id = _asked(queries.places_of_id)
+    counts = _asked(queries.counts)
+    chosen = _asked(queries.chosen)
+    count_and_sequence = _asked(queries.count_and_sequence)
+    find_pieces = _asked(queries.find_pieces)
+    best_shares = _asked(queries.best_shares)
+    readings_of_newest = _asked(queries.readings_of_newest)
+    readings = _asked(queries.readings)
+    oldest_reading = _asked(queries.oldest_reading)
+    blobs_of = _asked(queries.blobs_of)
+    unused = _asked(queries.unused)
+    pack_uses = _asked(space.pack_uses)
+    without_use = _asked(space.without_use)
+    dead_pack_bytes = _asked(space.dead_pack_bytes)
 
     def listing(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
@@ -190,40 +221,28 @@ class Catalog:
             run: They are all of this run; None: `listed` has all runs.
         """
         unknown: set[CheckpointKey] = set()
-        gone: set[CheckpointKey] = set()
+        missing: set[CheckpointKey] = set()
         with reading(self.path) as connection:
+            # Runs of the catalog too: of one whose directory is gone all rows are to be reported.
             runs = {run} if run is not None else listed.keys() | queries.counts(connection).keys()
             for name in runs:
-                there, known = listed.get(name, {}), queries.inodes(connection, name)
-                if there != known:
-                    names = (step for step, _ in there.items() - known.items())
+                present, known = listed.get(name, {}), queries.inodes(connection, name)
+                # Equal dicts are compared in C: the usual run costs no loop.
+                if present != known:
+                    names = (step for step, _ in present.items() - known.items())
                     unknown.update((name, step) for step in map(step_of, names) if step is not None)
-                    gone.update((name, int(step)) for step in known.keys() - there.keys())
-            left_out = unknown | gone
+                    missing.update((name, int(step)) for step in known.keys() - present.keys())
+            left_out = unknown | missing
+            # So many more, since in the worst case all that is left out would have been the newest.
             first = queries.first_by_order(connection, run, newest + len(left_out))
             places = [place for place in first if place not in left_out]
-            return Proposal(queries.listing(connection, places=places), unknown, gone)
-
-    def places_of_id(self, manifest_id: str) -> list[CheckpointKey]:
-        """Return (run, step) of the checkpoints with this whole id."""
-        with reading(self.path) as connection:
-            return queries.places_of_id(connection, manifest_id)
+            return Proposal(queries.listing(connection, places=places), unknown, missing)
 
     def outline(self, *, rows: bool = True) -> Outline:
         """Return all that opening asks, from one connection (each takes half a millisecond); with `rows` those, too."""
         with reading(self.path) as connection:
             listing = queries.everything(connection) if rows else Listing({}, {}, 0)
             return Outline(listing, queries.tags(connection), queries.blobs_listed(connection))
-
-    def counts(self) -> dict[str, int]:
-        """Return how many checkpoints each run has."""
-        with reading(self.path) as connection:
-            return queries.counts(connection)
-
-    def chosen(self, run: str, *, newest: int, off_every: int) -> Listing:
-        """As `orders`, in no order: the newest so many of a run, and all whose step `off_every` does not divide."""
-        with reading(self.path) as connection:
-            return queries.chosen(connection, run, newest, off_every)
 
     def infos(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None, durable: bool = True
@@ -263,6 +282,7 @@ class Catalog:
         """
         with reading(self.path) as connection:
             unknown, places, wrong_count = set(published), [*published] if seek else None, 0
+            # A row in full takes three times as long as its stamp: of few out of many the stamps are read first.
             if newest or (not seek and 2 * len(published) < queries.count_and_sequence(connection)[0]):
                 listing = queries.listing(connection, run, places=places)  # first which they are: a third of a row
                 same = [place for place, known in listing.stamps.items() if published.get(place) == known]
@@ -278,68 +298,6 @@ class Catalog:
         if len({info.key for info in found}) < len(found):  # SQLite goes by an index that knows one
             raise unavailable(self.path, "has two rows of one checkpoint", "damaged")
         return found
-
-    def count_and_sequence(self) -> tuple[int, int]:
-        """Return how many checkpoints there are, and their greatest sequence number, 0 if there is none."""
-        with reading(self.path) as connection:
-            return queries.count_and_sequence(connection)
-
-    def find_pieces(self, digests: Collection[str]) -> dict[str, PieceLocation]:
-        """Return where pieces are, alone or in packs. A hint: the blob may be gone since."""
-        with reading(self.path) as connection:
-            return queries.find_pieces(connection, digests)
-
-    def best_shares(self, blob_digests: Collection[str]) -> dict[str, int]:
-        """Return for each blob the most bytes of it that any single checkpoint uses; 0 if none."""
-        with reading(self.path) as connection:
-            return queries.best_shares(connection, blob_digests)
-
-    def readings_of_newest(self, run: str) -> list[Reading]:
-        """Return the last readings of the blobs of the newest checkpoint of `run`; of all runs, if it has none."""
-        with reading(self.path) as connection:
-            return queries.readings_of_newest(connection, run)
-
-    def readings(self, digests: Collection[str]) -> list[Reading]:
-        """Return the last readings of blobs; those that are not known are left out."""
-        with reading(self.path) as connection:
-            return queries.readings(connection, digests)
-
-    def oldest_reading(self, place: CheckpointKey | None, *, now_ns: int) -> tuple[int, int, int | None]:
-        """Return how many blobs a checkpoint uses, of how many no reading is known, and when the oldest reading was.
-
-        Args:
-            place: Run and step; None: of the blobs that any checkpoint uses.
-            now_ns: A later reading is none.
-        """
-        with reading(self.path) as connection:
-            return queries.oldest_reading(connection, place, now_ns)
-
-    def blobs_of(self, run: str, step: int) -> set[tuple[str, int]]:
-        """Return (digest, size) of the blobs that a checkpoint uses; none if it has no rows."""
-        with reading(self.path) as connection:
-            return queries.blobs_of(connection, run, step)
-
-    def pack_uses(self) -> list[tuple[CheckpointKey, str, int, int]]:
-        """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
-        from ckstore.catalog import space
-
-        with reading(self.path) as connection:
-            return space.pack_uses(connection)
-
-    def unused(self, limit: int | None = None) -> list[tuple[str, int]]:
-        """Return (digest, size) of blobs that no checkpoint uses, at most `limit` of them."""
-        with reading(self.path) as connection:
-            return queries.unused(connection, limit)
-
-    def without_use(self, digests: Collection[str], *, without: Collection[CheckpointKey] = ()) -> set[str]:
-        """Return those of the blobs that no checkpoint uses; the checkpoints `without` (run, step) do not count."""
-        with reading(self.path) as connection:
-            return space.without_use(connection, digests, without)
-
-    def dead_pack_bytes(self, without: Collection[CheckpointKey] = ()) -> int:
-        """Return how many bytes of the packs in use are dead, at most, as if the checkpoints `without` were dropped."""
-        with reading(self.path) as connection:
-            return space.dead_pack_bytes(connection, without)
 
     # --------------------------------------------------------------------------------------- upkeep
 

@@ -31,10 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# A reader has the directories as its second way, and need not wait for long.
 _READ_TIMEOUT_S = 2.0
+# Also after the deadline: SQLite would else refuse at the first busy page.
 _LEAST_WAIT_S = 0.05
+# A transaction of 20,000 pieces touches pages all over the index; those that do not fit are written before its end.
 _CACHE_KIB = 64 * 1024
 
+# A copied catalog may be forged: its schema may call no function, its cells are looked at, and no page is mapped,
+# since a truncated file would end the process by SIGBUS.
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
 _TRIED_BYTES = 64 * 1024
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
@@ -70,8 +75,10 @@ os.register_at_fork(after_in_child=_look_in_child)
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BoundedConnection]:
     """Open the catalog to read from one state of it; takes no flock and changes nothing."""
+    # mode=ro: such a connection cannot checkpoint the log, so it needs no flock (docs/adr/0002).
     with _translated(path, for_writing=False), _opened(path, "ro", _READ_TIMEOUT_S) as connection:
         connection.execute("PRAGMA query_only=ON")
+        # One state for all statements of the block, whatever writers commit meanwhile.
         connection.execute("BEGIN")
         check_header(connection, path)
         yield connection
@@ -86,6 +93,8 @@ def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[B
     The block must not use the catalog in any other way: the flock is held.
     """
     deadline = time.monotonic() + timeout_s
+    # The flock first and to the end: SQLite up to 3.51.2 can damage the file when one process checkpoints while
+    # another commits.
     with locked(path, timeout_s=timeout_s), opened_for_writing(path, deadline) as connection:
         check_header(connection, path, for_writing=True)
         prepare_to_write(connection, path, durable=durable)
@@ -101,6 +110,7 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
     disk, of a store on a shared one, needs no lock that all hosts can take.
     """
     try:
+        # The directory, not the file: SQLite has locks of its own on the file, and the file may be renamed aside.
         lock = lock_exclusive(path.parent, timeout_s=timeout_s)
     except OSError as error:
         msg = f"the directory of the catalog, {path.parent}, cannot be locked: {error.strerror}"
@@ -123,6 +133,7 @@ def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnectio
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Run the block in one `BEGIN IMMEDIATE`; afterwards move the WAL into the database."""
+    # A deferred transaction that becomes a writing one fails at once if another was faster, without waiting.
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -131,7 +142,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         with contextlib.suppress(sqlite3.Error):  # closing does it too; the first error is the news
             connection.execute("ROLLBACK")
         raise
-    # What was committed is durable in the WAL. A reader who keeps it, or a full disk, must not make
+    # The commit is durable in the WAL. A reader who keeps it, or a full disk, must not make
     # a failure of that: the next writer truncates it.
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA busy_timeout=0")
@@ -165,6 +176,7 @@ def is_empty(connection: sqlite3.Connection) -> bool:
 def check_header(connection: sqlite3.Connection, path: Path, *, for_writing: bool = False) -> None:
     """Check that this is a catalog of the version that this ckstore knows."""
     application, version = header(connection)
+    # A process that died after it made the file: the next writer fills it.
     if application == 0 and is_empty(connection):
         raise unavailable(path, "is empty", "missing")
     if application != APPLICATION_ID:
@@ -209,8 +221,9 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
     token = object()
     try:
         with _opening:
-            there = _identity(path)
+            identity = _identity(path)
             _refuse_strange(path)
+            # In the same lock as the look: a child forked in between must know that the file was being opened.
             _open.add(token)
         mapped = _may_be_mapped(path)
         connection = sqlite3.connect(
@@ -221,9 +234,11 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             factory=BoundedConnection,
         )
         try:
+            # Before any statement: reading the schema of a forged file may take for ever.
             connection.bound(_file_bytes(path))
-            if _identity(path) != there:
+            if _identity(path) != identity:
                 raise unavailable(path, "was replaced while it was being opened", "unreadable")
+            # Before the first read, which maps the index of the log.
             if not mapped:
                 limits.map_nothing(connection)
             for pragma in _PRAGMAS:
@@ -234,7 +249,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             connection.close()
         # SQLite opens the log by its name: one that was put there since belongs to another database. And what was
         # written to a file that was removed is in no catalog.
-        if _identity(path) != there:
+        if _identity(path) != identity:
             raise unavailable(path, "was replaced while it was open", "unreadable")
     finally:
         _open.discard(token)
@@ -293,10 +308,12 @@ def _translated(path: Path, *, for_writing: bool) -> Iterator[None]:
     except UnicodeDecodeError as error:  # SQLite does not look into texts
         raise unavailable(path, f"cannot be used: it holds text that is not UTF-8: {error}", "damaged") from error
     except sqlite3.Error as error:
+        # The low byte is the kind; the rest only says where in SQLite it was noticed.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if code in _BUSY and for_writing:
             msg = f"the catalog {path} is locked by another program: {error}"
             raise InUse(msg, hint="close the program that has a transaction open in it") from error
+        # IOERR and CANTOPEN have other causes too: a trial with a file says whether there is room.
         if code in _FULL and (code == sqlite3.SQLITE_FULL or not files.has_room(path.parent, _TRIED_BYTES)):
             msg = f"the catalog {path} cannot be written: the disk, or a quota on it, is full"
             raise CatalogFull(msg, hint="free space there, or raise the quota") from error

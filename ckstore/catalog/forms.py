@@ -2,8 +2,8 @@
 
 A catalog can be copied from elsewhere, forged, or rot, and STRICT tables are only strict about what SQLite writes. So
 no digest, run, step, size, tag or document of a row is used before it has its form: one that has not is damage of the
-whole file, which is set aside and rebuilt from the directories. What has its form may still be a lie; the directories
-decide.
+whole file, which is set aside and rebuilt from the directories. A value of the right form may still be a lie; the
+directories decide.
 
 Columns are checked, not cells: listing 100,000 checkpoints calls each form once.
 
@@ -12,7 +12,7 @@ That finds accidents. A row that was forged together with its checksum is found 
 dropped, and before a checkpoint is called the newest, the manifests themselves are read (`ckstore.ops.index.facts`).
 The other tables have none:
 
-- `tags`: what a tag points to is read from ``refs/``; opening makes the rows equal to that.
+- `tags`: the checkpoint of a tag is read from ``refs/``; opening makes the rows equal to that.
 - `blobs`, `uses`, `candidates`: a blob goes only when its link count says that no checkpoint has it.
 - `pieces`: a place that the catalog names is read and compared before a save relies on it.
 """
@@ -253,12 +253,13 @@ def check_tables(connection: sqlite3.Connection) -> None:
         NotOfItsForm: One is not of its form, or contradicts another.
     """
     for table, forms in TABLES.items():
+        # In batches: a catalog of a million pieces would take gigabytes as one list.
         cursor = connection.execute(f"SELECT {', '.join(forms)} FROM {table}")  # noqa: S608 - names of the schema
         while rows := cursor.fetchmany(_BATCH):
             checked(rows, *forms.values())
-    for what, query in _STRAYS.items():
+    for problem, query in _STRAYS.items():
         if connection.execute(f"{query} LIMIT 1").fetchall():
-            raise NotOfItsForm(what)
+            raise NotOfItsForm(problem)
 
 
 _PLAIN = (

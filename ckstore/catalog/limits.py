@@ -4,7 +4,7 @@ Statements have bounds on steps, rows, bytes and features of SQLite.
 
 Pages that point to one another in a ring, or many to one, make a small file look like an endless one. An honest one has
 each row once, so the rows and the text that a statement gives, and the steps it takes, are in proportion to its bytes.
-What goes beyond is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes 18,000 steps, SQLite's whole test
+Anything beyond is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes 18,000 steps, SQLite's whole test
 470,000.
 
 Steps of SQLite's virtual machine are counted, not seconds: a slow disk or a busy machine is no damage. A million take
@@ -31,8 +31,9 @@ deletes files.
 
 A rollback journal may end with the name of a *super-journal*, which SQLite deletes after it has rolled back, wherever
 that file lies. So a journal that came with a copied store would delete a file of the user who opens the store. ckstore
-never writes one: it attaches no second database. The rule is wider than that attack: what this store's own protocol
-would not have left is not opened at all. It is damage; the set is put aside whole and rebuilt from the directories.
+never writes one: it attaches no second database. The rule is wider than that attack: files that this store's own
+protocol would not have left are not opened at all. It is damage; the set is put aside whole and rebuilt from the
+directories.
 
 Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to. A
 private store lets no other user write there; in a store of a group each user's catalog lies in a directory of their
@@ -58,8 +59,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+# SQLite calls the counter after so many steps; more often would cost time, and the bound need not be exact.
 _CALL_STEPS = 1000
+# About a second: no catalog, however small, is called damaged by a join that was not foreseen.
 _LEAST_STEPS = 40_000_000
+# SQLite's whole test, the longest statement, takes a third of a step for each byte.
 _STEPS_PER_BYTE = 20
 _LEAST_ROWS = 1000
 _ROW_BYTES = 4
@@ -67,6 +71,8 @@ _ROW_BYTES = 4
 _LEAST_TEXT_BYTES = 2**20
 _TEXT_PER_BYTE = 8
 """Rows that are joined give a digest and a name again for each few bytes of a use."""
+# Rows are asked for in batches whose worst case fits into memory, so that the check comes before a forged file has
+# filled it.
 _BATCH_MOST = 256
 _BATCH_TEXT_BYTES = 2**29
 
@@ -181,9 +187,12 @@ def set_journal(connection: sqlite3.Connection, *, mapped: bool, durable: bool =
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
     if mode == "wal":
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        # `transaction` does it after the commit: in the middle of a commit a full log would make a save wait.
         connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
     else:
         connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
+        # EXTRA syncs the directory too: else a power cut could bring the journal back, which rolls an acknowledged
+        # commit back.
         connection.execute("PRAGMA synchronous=EXTRA")
 
 
@@ -203,6 +212,7 @@ def why_strange(path: Path) -> str:
     Raises:
         FileNotFoundError: There is no catalog.
     """
+    # lstat for the file: a symlink there would have SQLite write to a file elsewhere.
     folder, database = path.parent.stat(), path.lstat()
     for suffix in ("", *SUFFIXES):
         try:
@@ -210,8 +220,8 @@ def why_strange(path: Path) -> str:
         except FileNotFoundError:
             continue
         owners = {os.geteuid(), database.st_uid if suffix else folder.st_uid}
-        if why := _why_strange_file(found, folder, owners):
-            return f"{path.name}{suffix} {why}" if suffix else why
+        if problem := _why_strange_file(found, folder, owners):
+            return f"{path.name}{suffix} {problem}" if suffix else problem
         if suffix == "-journal" and found.st_size and _names_another(path):
             return f"{path.name}{suffix} names a second journal, which SQLite would delete; ckstore never writes one"
     return ""
@@ -234,6 +244,7 @@ def _names_another(path: Path) -> bool:
     # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
     with files.opened_to_read(f"{path}-journal") as fd:
         end = os.fstat(fd).st_size
+        # SQLite looks for the name at the end only, so only the end is looked at.
         return os.pread(fd, len(_MAGIC), max(0, end - len(_MAGIC))) == _MAGIC
 
 

@@ -1,6 +1,6 @@
 """Questions to the catalog, each a function of an open connection. Listing imports only what it needs.
 
-What is returned has the form that `forms` asks for; else they raise `forms.NotOfItsForm`.
+Answers have the form that `forms` asks for; else they raise `forms.NotOfItsForm`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def listing(
 
 def inodes(connection: sqlite3.Connection, run: str) -> dict[str, int]:
     """Return step -> inode number of the directory, of every row of a run: to be compared with a list of its names."""
+    # As text, since the directories are listed as names, and both are then compared in C.
     query = "SELECT CAST(step AS TEXT), dir_inode FROM checkpoints NOT INDEXED WHERE run = ?"
     return dict(connection.execute(query, (run,)).fetchall())
 
@@ -92,12 +93,14 @@ def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) 
         "SELECT run, step, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
         " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?2"
     )
+    # By the index, which gives the newest without reading all rows.
     first = connection.execute(query.format("INDEXED BY checkpoints_by_order"), (run, count)).fetchall()
     ((*last, written_ns, later),) = connection.execute(
         "SELECT run, step, max(manifest_mtime_ns), total(sequence >= ?2) FROM checkpoints NOT INDEXED"
         " WHERE ?1 IS NULL OR run = ?1",
         (run, first[-1][2] if first else 0),
     ).fetchall()
+    # The table disagrees with the index: a bit has flipped in one of them, so both are asked.
     if later != len(first):
         first += connection.execute(query.format("NOT INDEXED"), (run, count)).fetchall()
     places = [(of_run, step) for of_run, step, _ in first] + ([] if written_ns is None else [tuple(last)])
@@ -139,7 +142,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(checked(rows, forms.runs, forms.sizes))
 
 
-def chosen(connection: sqlite3.Connection, run: str, newest: int, off_every: int) -> Listing:
+def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> Listing:
     """As `listing`: the newest so many of `run`, and all whose step `off_every` does not divide."""
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
@@ -245,12 +248,14 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dic
         rows = connection.execute(query, part).fetchall()
         for piece, *where in checked(rows, forms.digests, forms.digests, *(forms.sizes,) * 3):
             location = PieceLocation(*where)
+            # Subtracted, not added: of two forged sizes the sum could pass 2^63.
             if location.offset > location.blob_nbytes - location.length:
                 msg = f"wanted a piece inside its blob, found {location}"
                 raise forms.NotOfItsForm(msg)
             found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
         for piece, nbytes in checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes):
+            # Last, so that a whole blob wins over a pack: it is never mostly dead.
             found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
     return found
 
@@ -305,11 +310,11 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 
 
 def oldest_reading(
-    connection: sqlite3.Connection, place: CheckpointKey | None, now_ns: int
+    connection: sqlite3.Connection, place: CheckpointKey | None, *, now_ns: int
 ) -> tuple[int, int, int | None]:
     """Return how many blobs a checkpoint uses (None: all do), of how many no reading is known, and the oldest reading.
 
-    A reading after `now_ns` is none.
+    Readings after `now_ns` are ignored.
     """
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:
@@ -332,7 +337,7 @@ def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[s
     return set(checked(connection.execute(query, (run, step)).fetchall(), forms.digests, forms.sizes))
 
 
-def unused(connection: sqlite3.Connection, limit: int | None) -> list[tuple[str, int]]:
+def unused(connection: sqlite3.Connection, limit: int | None = None) -> list[tuple[str, int]]:
     """Return (digest, size) of blobs that no checkpoint uses, at most `limit`.
 
     Only the candidates are looked at, so that it costs what there is to free.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import Published
     from ckstore.model.manifest.manifest import Manifest
 
-_TOLD = (
+_DESCRIBED = (
     "manifest_id, content, sequence, created, writer, parent, message, metrics, metadata, logical_bytes, new_bytes,"
     " reused_bytes, leaf_count"
 )
@@ -40,16 +40,18 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
         raise BadInput(f"the manifest in the directory of {run}@{step} says that it is {wrong}")
     connection.text_factory = decode_text
     rows = connection.execute(
-        f"SELECT id, {IS_RIGHT}, {queries.STAMP}, {_TOLD} FROM checkpoints WHERE run = ? AND step = ?",  # noqa: S608
+        f"SELECT id, {IS_RIGHT}, {queries.STAMP}, {_DESCRIBED} FROM checkpoints WHERE run = ? AND step = ?",  # noqa: S608
         (run, step),
     ).fetchall()
     if found is not None and len(rows) == 1:
         ((checkpoint_id, right, *said),) = rows
         stamp = encode_stamp(found.stamp)
-        if right and tuple(said[len(stamp) :]) == _told(found):
+        # The same already: a save that nothing changed writes no page.
+        if right and tuple(said[len(stamp) :]) == _described(found):
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
+    # All rows of the place: a damaged index can let two of them in.
     for row in rows:
         _remove_checkpoint(connection, row[0])
     if found is not None:
@@ -61,7 +63,7 @@ def remove_wrong(connection: sqlite3.Connection) -> int:
     wrong = wrong_ids(connection)
     for checkpoint_id in wrong:
         _remove_checkpoint(connection, checkpoint_id)
-    # What belonged to a row whose number has changed must not become part of the next row with that number.
+    # The uses of a row whose number has changed must not become those of the next row with that number.
     stray = "FROM uses WHERE checkpoint_id NOT IN (SELECT id FROM checkpoints)"
     connection.execute(f"INSERT OR IGNORE INTO candidates (blob_id) SELECT blob_id {stray}")
     connection.execute(f"DELETE {stray}")
@@ -81,8 +83,8 @@ def _set_stamp(connection: sqlite3.Connection, checkpoint_id: int, stamp: tuple[
     connection.execute(f"UPDATE checkpoints SET checksum = {CHECKSUM} WHERE id = ?", (checkpoint_id,))  # noqa: S608
 
 
-def _told(found: Published) -> tuple[object, ...]:
-    """Return what a row says of a manifest, in the order of `_TOLD`."""
+def _described(found: Published) -> tuple[object, ...]:
+    """Return what a row says of a manifest, in the order of `_DESCRIBED`."""
     manifest, about = found.manifest, found.manifest.description
     return (
         found.manifest_id,
@@ -158,6 +160,7 @@ def set_blobs_listed(connection: sqlite3.Connection, boot_id: str) -> None:
 
 def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> None:
     connection.execute(
+        # Before the row goes, whose uses go with it: afterwards no row says which blobs lost their last use.
         "INSERT OR IGNORE INTO candidates (blob_id)"
         " SELECT mine.blob_id FROM uses AS mine WHERE mine.checkpoint_id = ?1 AND NOT EXISTS ("
         "  SELECT 1 FROM uses AS other"
@@ -169,12 +172,12 @@ def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> No
 
 def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None:
     manifest = found.manifest
-    told = [encode_text(value) if isinstance(value, str) else value for value in _told(found)]
-    marks = ", ".join("CAST(? AS TEXT)" if name in ("writer", "message") else "?" for name in _TOLD.split(", "))
+    values = [encode_text(value) if isinstance(value, str) else value for value in _described(found)]
+    marks = ", ".join("CAST(? AS TEXT)" if name in ("writer", "message") else "?" for name in _DESCRIBED.split(", "))
     cursor = connection.execute(
-        f"INSERT INTO checkpoints (run, step, {_TOLD}, {queries.STAMP}, checksum)"  # noqa: S608
+        f"INSERT INTO checkpoints (run, step, {_DESCRIBED}, {queries.STAMP}, checksum)"  # noqa: S608
         f" VALUES (?, ?, {marks}, 0, 0, 0, 0, 0)",
-        (manifest.run, manifest.step, *told),
+        (manifest.run, manifest.step, *values),
     )
     checkpoint_id = int(cursor.lastrowid or 0)
     _set_stamp(connection, checkpoint_id, encode_stamp(found.stamp))
@@ -241,6 +244,7 @@ def _insert_pieces(connection: sqlite3.Connection, packs: list[_Contents], seque
         for piece, (offset, length) in pack.pieces.items()
         if piece != pack.digest
     ]
+    # In the order of the primary key: pages are then filled one after another.
     rows.sort()
     # The newest checkpoint knows best: it may have moved a piece out of a pack that is mostly dead.
     connection.executemany(

@@ -38,6 +38,7 @@ def _total(total: int | None) -> int:
 def _numbers(connection: sqlite3.Connection, places: Collection[CheckpointKey]) -> str:
     """Return the row numbers of checkpoints as a list for SQL."""
     query = "SELECT id FROM checkpoints WHERE run = ? AND step = ?"
+    # Numbers of rows, made integers: nothing of the caller's gets into the text of a statement.
     found = [row[0] for place in places for row in connection.execute(query, place).fetchall()]
     return ", ".join(str(int(number)) for number in found)
 
@@ -53,7 +54,7 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, 
 
 
 def without_use(
-    connection: sqlite3.Connection, digests: Collection[str], without: Collection[CheckpointKey]
+    connection: sqlite3.Connection, digests: Collection[str], *, without: Collection[CheckpointKey] = ()
 ) -> set[str]:
     """Return those of the blobs that no checkpoint uses but, perhaps, the checkpoints `without`; unknown ones too."""
     listed = _numbers(connection, without)

@@ -32,6 +32,7 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
 
     `store` is the uuid that it keeps; empty: none.
     """
+    # A look without a lock first: it is the usual case of every opening.
     if _is_current(path):
         return False
     _check_sqlite()
@@ -51,6 +52,7 @@ def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
     with connections.locked(path, timeout_s=timeout_s):
         aside = None
         if os.path.lexists(path):
+            # A newer ckstore may keep what this one does not know, so its catalog is not thrown away.
             _refuse_newer(path)
             aside = _move_aside(path, "old")
         _create_or_migrate(path, store, deadline)
@@ -66,6 +68,7 @@ def _check_sqlite() -> None:
 
 def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
     """As `create_or_migrate`; the flock is held."""
+    # Made by us and not by SQLite, which follows symlinks and obeys the umask.
     _make_file(path)
     with connections.opened_for_writing(path, deadline) as connection:
         application, version = connections.header(connection)
@@ -79,6 +82,7 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
             raise connections.unavailable(path, f"does not have the schema of version {version}", "damaged")
         connections.prepare_to_write(connection, path)
         with connections.transaction(connection):
+            # All steps in one transaction: a process that dies leaves the schema of before, or the new one.
             _apply(connection, store)
             if not is_schema_of(connection, VERSION):  # else the next opener would take it for damaged
                 found = "cannot be made: this SQLite writes a schema that ckstore does not know"
@@ -92,6 +96,8 @@ def set_aside(path: Path, *, timeout_s: float) -> Path | None:
     It is checked again under the lock, whole: another process may have made a good one meanwhile.
     """
     with connections.locked(path, timeout_s=timeout_s):
+        # Judged again under the lock: of two processes that saw the damage the second must not move the new catalog
+        # away.
         if not os.path.lexists(path) or not problems(path, thorough=True):
             return None
         return _move_aside(path, "damaged")
@@ -114,6 +120,7 @@ def problems(path: Path, *, thorough: bool = False) -> list[str]:
     try:
         with connections.reading(path) as connection:
             test = "integrity_check" if thorough else "quick_check"
+            # Twenty messages tell a person enough; one is enough for a decision.
             rows = connection.execute(f"PRAGMA {test}(20)").fetchall()
             found = [f"{path}: {text}" for (text,) in rows if text != "ok"]
             rows = connection.execute("PRAGMA foreign_key_check").fetchall()
@@ -136,7 +143,7 @@ def _is_current(path: Path) -> bool:
 def _make_file(path: Path) -> None:
     if os.path.lexists(path):
         return
-    # What is left of a catalog that was removed must not be taken for part of the new one.
+    # The log of a catalog that was removed must not become part of the new one.
     if any(os.path.lexists(f"{path}{suffix}") for suffix in SUFFIXES):
         _move_aside(path, "old")
     try:
@@ -163,6 +170,7 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
             " ON CONFLICT (id) DO UPDATE SET uuid = excluded.uuid WHERE uuid = ''",
             (store,),
         )
+    # Last: a file with this number has everything that comes before it in the transaction.
     connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={VERSION}")
 
@@ -175,13 +183,15 @@ def _move_aside(path: Path, kind: Aside) -> Path:
     never takes for part of the next one. A database without its log might look sound, and be half of a change.
     """
     try:
-        there = _numbers_aside(path, kind)
-        aside = path.with_name(f"{path.name}.{kind}-{max(there, default=0) + 1}")
+        numbers = _numbers_aside(path, kind)
+        aside = path.with_name(f"{path.name}.{kind}-{max(numbers, default=0) + 1}")
         for suffix in ("", *SUFFIXES):
             with contextlib.suppress(FileNotFoundError):
+                # Renamed, never removed: a person may want to look at what was damaged.
                 links.rename(f"{path}{suffix}", f"{aside}{suffix}")
+        # Durable before a new one is made: a power cut must not bring the old log back beside the new database.
         files.sync_directory(path.parent)
-        for number in sorted(there, reverse=True)[SET_ASIDE_KEPT - 1 :]:
+        for number in sorted(numbers, reverse=True)[SET_ASIDE_KEPT - 1 :]:
             for suffix in ("", *SUFFIXES):
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     links.unlink(path.with_name(f"{path.name}.{kind}-{number}{suffix}"))
@@ -197,5 +207,5 @@ def names_aside(path: Path, kind: Aside) -> list[str]:
 
 def _numbers_aside(path: Path, kind: Aside) -> set[int]:
     pattern = re.compile(rf"{re.escape(path.name)}\.{kind}-([0-9]{{1,9}})(-wal|-shm|-journal)?")
-    matches = (pattern.fullmatch(there.name) for there in path.parent.iterdir())
+    matches = (pattern.fullmatch(entry.name) for entry in path.parent.iterdir())
     return {int(match[1]) for match in matches if match}

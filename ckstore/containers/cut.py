@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckstore.containers.safetensors_file import Entry, looks_like_safetensors, read_entries
+from ckstore.containers.safetensors_file import TensorEntry, looks_like_safetensors, read_entries
 from ckstore.containers.torch_legacy import looks_like_legacy, read_legacy
 from ckstore.containers.torch_zip import Span, archive_name, name_tensors, name_views
 from ckstore.containers.values import Cut, FileTensor, RandomAccess, Refused
 from ckstore.containers.zip_directory import looks_like_zip, read_records
 from ckstore.model.document import shown
+from ckstore.model.manifest.dtypes import DTYPES
 
 __all__ = ["Cut", "FileTensor", "RandomAccess", "cut"]
 
@@ -22,37 +23,19 @@ _SUFFIXES = {
     "zip": (".pt", ".pth", ".ckpt", ".bin", ".npz", ".zip"),
     "torch": (".pt", ".pth", ".ckpt", ".bin"),
 }
-_TORCH_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "I64": "int64",
-    "U64": "uint64",
-    "F64": "float64",
-}
+# Names of safetensors -> names of torch; types that torch lacks (F6) stay bytes without a name.
+_TORCH_DTYPES = {one.safetensors: one.torch for one in DTYPES if one.safetensors and one.torch}
 
 
 def cut(file: RandomAccess, name: str) -> Cut:
     """Return where `file` is cut and which tensors it holds.
 
     Args:
-        file: Must not change meanwhile; what its `read` raises is passed on, and nothing else is raised.
-        name: Its name. What the file is its first bytes say; the name decides whether it is worth a warning that
-            the file is not that.
+        file: Must not change meanwhile; errors of its `read` pass on, and nothing else is raised.
+        name: Its name. The first bytes say which container the file is; the name decides whether it is worth a warning
+            that the file is not that.
     """
+    # By the first bytes, never by the name: a .bin may be any of them.
     if looks_like_safetensors(file):
         kind, read = "safetensors", _cut_safetensors
     elif looks_like_zip(file):
@@ -67,10 +50,12 @@ def cut(file: RandomAccess, name: str) -> Cut:
         return _opaque(file, name, kind, str(error))
 
 
-def _opaque(file: RandomAccess, name: str, kind: str, why: str) -> Cut:
+def _opaque(file: RandomAccess, name: str, kind: str, reason: str) -> Cut:
     """Return one segment, with a warning if the file is named as one of `kind`."""
     claims = name.lower().endswith(_SUFFIXES[kind])
-    warnings = (f"{shown(name)} is not a valid {kind} file, so it is stored as opaque bytes: {why}",) if claims else ()
+    warnings = (
+        (f"{shown(name)} is not a valid {kind} file, so it is stored as opaque bytes: {reason}",) if claims else ()
+    )
     return Cut("", _segments((), file.nbytes)[0], (), warnings)
 
 
@@ -87,6 +72,7 @@ def _segments(
     index: dict[tuple[int, int], int] = {}
     end = 0
     for start, stop in spans:
+        # A tensor without elements has no bytes, and a segment must have some.
         if start == stop:
             continue
         if end < start:
@@ -119,6 +105,7 @@ def _cut_safetensors(file: RandomAccess, name: str) -> Cut:
 
 def _cut_zip(file: RandomAccess, name: str) -> Cut:
     records = read_records(file)
+    # Compressed records are not cut: equal tensors do not have equal bytes there.
     cuts = [record for record in records if record.stored and record.start < record.stop]
     segments, index = _segments(((record.start, record.stop) for record in cuts), file.nbytes)
     spans = {record.name: Span(record.start, record.stop, index[record.start, record.stop]) for record in cuts}
@@ -126,7 +113,7 @@ def _cut_zip(file: RandomAccess, name: str) -> Cut:
     if folder is None:
         return Cut("zip" if spans else "", segments, (), ())
     named = name_tensors(file, folder, spans)
-    return Cut("torch-zip", segments, tuple(named.tensors), tuple(f"{shown(name)}: {why}" for why in named.problems))
+    return Cut("torch-zip", segments, tuple(named.tensors), _warnings(name, named.problems))
 
 
 def _cut_legacy(file: RandomAccess, name: str) -> Cut:
@@ -134,10 +121,14 @@ def _cut_legacy(file: RandomAccess, name: str) -> Cut:
     spans = {key: span for key, span in found.spans.items() if span[0] < span[1]}
     segments, index = _segments(sorted(spans.values()), file.nbytes)
     named = name_views(found.value, {key: Span(*span, index[span]) for key, span in spans.items()})
-    return Cut("torch-legacy", segments, tuple(named.tensors), tuple(f"{shown(name)}: {why}" for why in named.problems))
+    return Cut("torch-legacy", segments, tuple(named.tensors), _warnings(name, named.problems))
 
 
-def torch_layout(entry: Entry) -> tuple[str, tuple[int, ...]] | None:
+def _warnings(name: str, problems: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{shown(name)}: {problem}" for problem in problems)
+
+
+def torch_layout(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
     """Return dtype and shape as torch has them, or None if it has no such tensor."""
     if entry.dtype == "F4":  # torch packs two along the last dimension
         if not entry.shape or entry.shape[-1] % 2:

@@ -1,7 +1,7 @@
 """What a file holds as a value: what torch.load with ``weights_only``, or safetensors, would give; nothing is run.
 
-Tensors are views of stretches of the file, which are not read. What the pickle names beyond the known types is in the
-value as an `Unknown`, at its place.
+Tensors are views of stretches of the file, which are not read. Other types that the pickle names are in the value as an
+`Unknown`, at their places.
 """
 
 from __future__ import annotations
@@ -93,5 +93,6 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
+        # As torch has it: of a tensor without elements the other strides stay those of sizes of 1.
         step *= max(size, 1)
     return tuple(reversed(strides))

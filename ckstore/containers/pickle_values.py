@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckstore.containers.values import refuse
-from ckstore.model.manifest.leaf_records import MAX_SIZE, TORCH_ITEMSIZE, elements
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.leaf_records import MAX_SIZE, elements
 
 KEY_ELEMENTS_MOST = 64
 """So many values may be in a tuple that is a key, at all depths together."""
@@ -170,6 +171,7 @@ def as_key(value: Any) -> Any:
 
 
 def _is_flat(value: tuple[Any, ...]) -> bool:
+    # Counted with a stack: a tuple nested a million deep would end Python's own hash with a crash.
     left = KEY_ELEMENTS_MOST
     stack: list[Any] = [value]
     while stack:
@@ -208,6 +210,7 @@ def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
     at = 0
     name = ""
     while name != "STOP":
+        # Unlike pickletools.genops nothing is decoded here: a number of a million digits would take minutes.
         opcode = _CODES.get(data[at]) if at < len(data) else None
         if opcode is None:
             refuse("the pickle", "an opcode", f"{data[at : at + 1]!r} at byte {at}")
@@ -227,6 +230,7 @@ def _argument(data: bytes, at: int, name: str, nbytes: int) -> tuple[int, int]:
     width = _LENGTHS.get(nbytes)
     if width is not None:
         return at + width, at + width + int.from_bytes(data[at : at + width], "little")
+    # Opcodes of protocol 0 end at a line end; GLOBAL and INST have two lines.
     stop = data.find(b"\n", at)
     if name in _PAIRS and stop >= 0:
         stop = data.find(b"\n", stop + 1)
@@ -242,6 +246,6 @@ def text_of(arg: bytes) -> str:
 
 
 def decimal_of(arg: bytes) -> int | None:
-    """Return a number that is written in digits; None for what is none, as 00 and 01, once False and True."""
+    """Return a number that is written in digits; None for other texts, as 00 and 01, once False and True."""
     digits = arg.rstrip(b"\n")
     return int(digits.rstrip(b"L")) if _DECIMAL_PATTERN.fullmatch(digits) else None

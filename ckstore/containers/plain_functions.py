@@ -1,7 +1,8 @@
 """What the functions of Python and NumPy that a pickle names would make; none of them is looked up.
 
 Those that the weights-only unpickler of torch 2.13 knows, and the few more that it can be told to trust without a risk:
-arrays and scalars of NumPy. What does not fit gives None. Sources: torch/_weights_only_unpickler.py, numpy/_core.
+arrays and scalars of NumPy. Arguments that do not fit give None. Sources: torch/_weights_only_unpickler.py,
+numpy/_core.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from ckstore.model.manifest.python_values import FACTORIES
 
 _OF_NUMPY = ("numpy._core", "numpy.core")
 """As NumPy 2 and NumPy 1 name it."""
+# Numbers and tuples can be chosen to have one hash; a dict of them takes time by the square of their count.
 ODD_KEYS_MOST = 10_000
+# A scalar goes into the manifest as text, where a long one would cost every reader.
 _SCALAR_BYTES_MOST = 4 * 4096
+# The longest unit of NumPy has seven letters.
 _UNIT_CHARS_MOST = 16
 _WORDS = {2: "H", 4: "I", 8: "Q"}
 _ARRAY = Global("numpy", "ndarray")
@@ -36,6 +40,7 @@ def fill_dict(into: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
 
 def set_attributes(ordered: OrderedDict[Any, Any], state: Any) -> bool:
     """Give an OrderedDict attributes, as the state of a module has; False if it cannot have them."""
+    # An attribute named like a method would replace that method for the program that reads the value.
     if type(state) is not dict or any(type(key) is not str or hasattr(OrderedDict, key) for key in state):
         return False
     vars(ordered).update(state)
@@ -61,6 +66,7 @@ def _swapped(dtype: NumpyDtype, data: bytes) -> bytes:
     width = {"c": size // 2, "U": 4, "S": 1}.get(kind, size)
     if width == 1:
         return data
+    # array swaps in C; NumPy is not imported for a file that may never be loaded.
     words = Words(_WORDS[width], data)
     words.byteswap()
     return words.tobytes()
@@ -181,6 +187,7 @@ def _counter(args: tuple[Any, ...]) -> Any:
     if len(args) > 1 or (args and type(args[0]) is not dict):
         return None
     made: Counter[Any] = Counter()
+    # Not Counter.update, which adds counts and would call the values.
     dict.update(made, args[0] if args else {})
     return made
 
@@ -223,6 +230,7 @@ def _complex(args: tuple[Any, ...]) -> Any:
 
 def _encode(args: tuple[Any, ...]) -> Any:
     """See `_codecs.encode`: how protocol 2 writes bytes."""
+    # Any other codec could run code of the user's environment.
     if len(args) != 2 or type(args[0]) is not str or args[1] not in ("latin1", "latin-1"):
         return None
     try:

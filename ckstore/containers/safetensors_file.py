@@ -1,9 +1,9 @@
 """The header of a safetensors file, read with less trust than the library has; no tensor data is read.
 
-What is accepted here the library accepts, and reads alike. The other way round some files are refused that say a
-thing twice or say more than they must. The header is no general JSON to this module: a tree of lists, a number of a
-million digits or an array of a million sizes is refused where it begins, so that what a header costs is bounded by
-its length. Source: https://github.com/huggingface/safetensors, "Format".
+The library accepts every file that is accepted here, and reads it alike. It accepts more: files that say a thing twice,
+or say more than they must. The header is no general JSON to this module: a tree of lists, a number of a million digits
+or an array of a million sizes is refused where it begins, so that what a header costs is bounded by its length. Source:
+https://github.com/huggingface/safetensors, "Format".
 """
 
 from __future__ import annotations
@@ -16,24 +16,18 @@ from typing import NoReturn
 
 from ckstore.containers.values import MAX_DIMENSIONS, MAX_TENSORS, RandomAccess, refuse
 from ckstore.model.document import shown
+from ckstore.model.manifest.dtypes import DTYPES
 from ckstore.model.manifest.leaf_records import elements
 
 MAX_HEADER_BYTES = 100_000_000
 """What the library reads."""
 
 _LENGTH_BYTES = 8
-_BITS = {
-    4: "F4",
-    6: "F6_E2M3 F6_E3M2",
-    8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
-    16: "I16 U16 F16 BF16",
-    32: "I32 U32 F32",
-    64: "C64 I64 U64 F64",
-}
-DTYPE_BITS = {name: bits for bits, names in _BITS.items() for name in names.split()}
+DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}
 """All dtypes of safetensors 0.8."""
 
 _SPACE = rb"[ \t\n\r]*"
+# At most 19 digits: making a number of more takes time by the square of their count.
 _NUMBER = rb"(?:0|[1-9][0-9]{0,18})" + _SPACE
 _MARK_PATTERN = re.compile(_SPACE + rb"([{}:,])")
 _QUOTE_PATTERN = re.compile(_SPACE + rb'"')
@@ -46,7 +40,7 @@ _END_PATTERN = re.compile(_SPACE + rb"\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor as the header says, checked: `start` and `stop` are bytes of the file."""
 
     name: str
@@ -61,10 +55,11 @@ def looks_like_safetensors(file: RandomAccess) -> bool:
     if file.nbytes <= _LENGTH_BYTES:
         return False
     head = file.read(0, _LENGTH_BYTES + 1)
+    # Nine bytes decide, so that a file that is something else costs one read.
     return head[_LENGTH_BYTES:] == b"{" and _header_bytes(head) <= min(MAX_HEADER_BYTES, file.nbytes - _LENGTH_BYTES)
 
 
-def read_entries(file: RandomAccess) -> list[Entry]:
+def read_entries(file: RandomAccess) -> list[TensorEntry]:
     """Return the tensors of a file that looks like safetensors, in the order of their bytes.
 
     They cover everything after the header.
@@ -75,6 +70,7 @@ def read_entries(file: RandomAccess) -> list[Entry]:
         _Header(file.read(_LENGTH_BYTES, length)).entries(start), key=lambda entry: (entry.start, entry.stop)
     )
     for entry in entries:
+        # A gap could hide bytes, an overlap would give one byte to two tensors: the library refuses both.
         if entry.start != start:
             refuse(f"data_offsets of {shown(entry.name)}", f"a start at byte {start} of the file", entry.start)
         start = entry.stop
@@ -95,7 +91,7 @@ class _Header:
         self._at = 0
         self._tensor: str | None = None
 
-    def entries(self, data_start: int) -> Iterator[Entry]:
+    def entries(self, data_start: int) -> Iterator[TensorEntry]:
         """Yield the tensors in the order of the header, each checked for itself."""
         for name in self._members():
             if name == "__metadata__":
@@ -108,7 +104,7 @@ class _Header:
         if _END_PATTERN.match(self._data, self._at) is None:
             self._refuse("spaces after the object")
 
-    def _entry(self, name: str, data_start: int) -> Entry:
+    def _entry(self, name: str, data_start: int) -> TensorEntry:
         dtype = ""
         arrays: dict[str, tuple[int, ...]] = {}
         for key in self._members():
@@ -125,22 +121,25 @@ class _Header:
         if bits is None:
             self._refuse("a dtype of safetensors 0.8", shown(dtype))
         count = elements(shape)
+        # In bits, since F4 and F6 have no whole bytes.
         if count is None or len(offsets) != 2 or count * bits != 8 * (offsets[1] - offsets[0]):
             self._refuse(f"start and end of {shown(shape)} times {dtype}", f"data_offsets {shown(offsets)}")
-        return Entry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
+        return TensorEntry(name, dtype, shape, data_start + offsets[0], data_start + offsets[1])
 
     def _members(self) -> Iterator[str]:
         """Yield the names in an object; the caller reads the value before the next name."""
         self._expect(b"{")
-        seen: set[str] = set()
+        names: set[str] = set()
         if self._next_is(b"}"):
             return
         while True:
             name = self._string()
-            if name in seen:
+            # Parsers differ in which of two members counts: two programs could read such a file as two models.
+            if name in names:
                 self._refuse("each name once", f"{shown(name)} twice")
-            seen.add(name)
-            if len(seen) > MAX_TENSORS:
+            names.add(name)
+            # A header of 100 MB has room for millions of names, which would take gigabytes.
+            if len(names) > MAX_TENSORS:
                 self._refuse(f"at most {MAX_TENSORS} names", "more")
             self._expect(b":")
             yield name
@@ -186,6 +185,6 @@ class _Header:
         return tuple(map(int, match[1].split(b","))) if match[1] else ()
 
     def _refuse(self, wanted: str, found: str = "") -> NoReturn:
-        what = "the header" if self._tensor is None else f"the header of {shown(self._tensor)}"
+        part = "the header" if self._tensor is None else f"the header of {shown(self._tensor)}"
         here = f"{self._data[self._at : self._at + 20]!r} at byte {_LENGTH_BYTES + self._at}"
-        refuse(what, wanted, found or here)
+        refuse(part, wanted, found or here)

@@ -11,38 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.dtypes import DTYPES
 
 MAX_HEADER_BYTES = 100_000_000
 """What the library reads."""
 METADATA_KEY = "__metadata__"
 INDEX_NAME = "model.safetensors.index.json"
 
-# In the order of the library, which puts the last of these first: so every tensor is aligned to its own size.
-_DTYPES = (
-    ("BOOL", "bool", "|b1"),
-    ("F4", "float4_e2m1fn_x2", ""),
-    ("U8", "uint8", "|u1"),
-    ("I8", "int8", "|i1"),
-    ("F8_E5M2", "float8_e5m2", ""),
-    ("F8_E4M3", "float8_e4m3fn", ""),
-    ("F8_E8M0", "float8_e8m0fnu", ""),
-    ("F8_E4M3FNUZ", "float8_e4m3fnuz", ""),
-    ("F8_E5M2FNUZ", "float8_e5m2fnuz", ""),
-    ("I16", "int16", "<i2"),
-    ("U16", "uint16", "<u2"),
-    ("F16", "float16", "<f2"),
-    ("BF16", "bfloat16", ""),
-    ("I32", "int32", "<i4"),
-    ("U32", "uint32", "<u4"),
-    ("F32", "float32", "<f4"),
-    ("C64", "complex64", "<c8"),
-    ("F64", "float64", "<f8"),
-    ("I64", "int64", "<i8"),
-    ("U64", "uint64", "<u8"),
-)
-_RANK = {name: rank for rank, (name, _, _) in enumerate(_DTYPES)}
-_OF_TORCH = {torch: name for name, torch, _ in _DTYPES}
-_OF_NUMPY = {numpy: name for name, _, numpy in _DTYPES if numpy}
+_RANK = {one.safetensors: rank for rank, one in enumerate(DTYPES)}
+_OF_TORCH = {one.torch: one.safetensors for one in DTYPES if one.torch and one.safetensors}
+_OF_NUMPY = {one.numpy: one.safetensors for one in DTYPES if one.numpy}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +82,7 @@ def can_be_name(name: str) -> bool:
 
 def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> FileLayout:
     """Return where everything goes in a file with these tensors and this metadata, which is not empty."""
+    # The order of the library, so that the files are equal to the byte.
     order = sorted(range(len(tensors)), key=lambda i: (-_RANK[tensors[i].dtype], tensors[i].name))
     header: dict[str, object] = {METADATA_KEY: dict(metadata)}
     starts = [0] * len(tensors)
@@ -114,6 +93,7 @@ def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> Fi
         at += tensor.nbytes
         header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (starts[i], at)}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    # Padded to 8 bytes, so that each tensor is aligned to its own size in a mapped file.
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         msg = f"the header of {len(tensors)} tensors has {len(text)} bytes, safetensors reads {MAX_HEADER_BYTES}"
@@ -131,6 +111,7 @@ def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
     current: list[int] = []
     current_bytes = 0
     for i, nbytes in enumerate(sizes):
+        # As huggingface_hub does: it gets a shard of its own, and the current shard goes on.
         if nbytes > most_bytes:
             shards.append([i])
             continue

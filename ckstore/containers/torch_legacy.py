@@ -17,8 +17,11 @@ from ckstore.model.document import shown
 
 MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
+# As pickle writes it: LONG1 with ten bytes.
 _MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
+# The magic number stands right after the protocol, with a frame before it from protocol 4 on.
 _HEAD_BYTES = 32
+# Most pickles end in the first MiB; a file of 10 GB is not read for them.
 _WINDOWS_BYTES = (2**20, 2**23)
 _COUNT_BYTES = 8
 
@@ -58,6 +61,7 @@ def read_legacy(file: RandomAccess) -> Legacy:
         count = int.from_bytes(file.read(at, _COUNT_BYTES), "little")
         start = at + _COUNT_BYTES
         at = start + count * storage.item_bytes
+        # Before anything is made of the number: a forged count must not become a size.
         if count != storage.count or at > file.nbytes:
             refuse(f"the storage {shown(key)}", f"{storage.count} elements inside the file", count)
         spans[key] = (start, at)
@@ -75,6 +79,7 @@ def _read_pickles(file: RandomAccess) -> tuple[Any, list[Any], int, dict[str, St
         if some_bytes < file.nbytes:
             try:
                 return _parse(file.read(0, some_bytes))
+            # It did not end within the window, or is no pickle: the larger window tells.
             except Refused:
                 continue
     return _parse(file.read(0, min(MAX_PICKLE_BYTES, file.nbytes)))
@@ -86,6 +91,7 @@ def _parse(data: bytes) -> tuple[Any, list[Any], int, dict[str, Storage]]:
     machine, at = _next(data, at)
     if (magic, version) != (MAGIC, VERSION):
         refuse("the head of the file", f"the magic number and version {VERSION}", shown(version))
+    # Elements of a big-endian machine would be read with their bytes reversed.
     if type(machine) is not dict or machine.get("little_endian") is not True:
         refuse("the facts of the machine", "little_endian", "something else")
     storages: dict[str, Storage] = {}

@@ -38,6 +38,7 @@ from ckstore.model.document import shown
 MAX_PICKLE_BYTES = 64 * 2**20
 MAX_OPCODES = 5_000_000
 """What torch.save writes for more than a hundred thousand tensors."""
+# The most that LONG1 has; the text of a longer one would take time by the square of its length.
 INT_BYTES_MOST = 255
 
 _TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
@@ -80,9 +81,11 @@ def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -
 
     `storages` gets what it says of each storage that it names.
     """
+    # Calls may copy in proportion to the length of the pickle: a small one must not make gigabytes by memo entries.
     machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
     stop = 0
     for count, (name, arg, end) in enumerate(opcodes(data)):
+        # An opcode has one byte, so 64 MiB could take minutes.
         if count >= MAX_OPCODES:
             refuse("the pickle", f"at most {MAX_OPCODES} opcodes", "more")
         machine.step(name, arg)
@@ -195,8 +198,8 @@ class _Machine:
         if count > ODD_KEYS_MOST:
             refuse("the pickle", f"at most {ODD_KEYS_MOST} keys that are no strings or integers of 64 bits", "more")
 
-    def _replace(self, what: str) -> None:
-        self._stack[-1] = Unknown(what)
+    def _replace(self, description: str) -> None:
+        self._stack[-1] = Unknown(description)
 
     def _dict(self) -> None:
         made: dict[Any, Any] = {}
@@ -211,12 +214,14 @@ class _Machine:
     def _stack_global(self) -> None:
         name, module = self.pop(), self.pop()
         known = type(module) is str and type(name) is str
+        # A name only: nothing is imported or looked up.
         self._push(global_of(module, name) if known else Unknown("a name that is not a string"))
 
     def _persistent_id(self) -> None:
         found = storage_of(self.pop())
         if type(found) is Storage:
             known = self._storages.setdefault(found.key, found)
+            # Two views of one storage must agree on it, or one of them would reach beyond its record.
             if (known.dtype or "uint8", known.count) != (found.dtype or "uint8", found.count):
                 refuse(f"the storage {shown(found.key)}", f"{known.count} of {known.dtype}", "another count or dtype")
         self._push(found)
@@ -227,6 +232,7 @@ class _Machine:
 
     def _new_object_ex(self) -> None:
         options, args, kind = self.pop(), self.pop(), self.pop()
+        # Keyword arguments are written by no function that is known here.
         self._call(kind, args if type(options) is dict and not options else None)
 
     def _object(self) -> None:
@@ -258,7 +264,7 @@ class _Machine:
         elif type(into) is OrderedDict and set_attributes(into, state):
             return
         elif type(into) is not Unknown:
-            # What else has a state is changed by it in ways that only its class knows.
+            # Any other object is changed by its state in ways that only its class knows.
             self._replace(f"an object with a state of its own, on top of {name_of(into)},")
 
     _OPCODES: ClassVar[dict[str, Callable[[_Machine], None]]] = {

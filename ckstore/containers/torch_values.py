@@ -1,6 +1,7 @@
 """What the functions that torch.save names in a pickle would make, as plain values; none of them is looked up.
 
-What does not fit gives None. Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch 2.13.
+Arguments that do not fit give None. Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch
+2.13.
 """
 
 from __future__ import annotations
@@ -20,23 +21,10 @@ from ckstore.containers.pickle_values import (
 )
 from ckstore.containers.plain_functions import PLAIN_FUNCTIONS
 from ckstore.containers.values import MAX_DIMENSIONS
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import DTYPES, TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import is_python_value
 
-_STORAGES = {
-    "DoubleStorage": "float64",
-    "FloatStorage": "float32",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexDoubleStorage": "complex128",
-    "ComplexFloatStorage": "complex64",
-}
+_STORAGES = {one.storage: one.torch for one in DTYPES if one.storage}
 _UNTYPED = (Global("torch.storage", "UntypedStorage"), Global("torch", "UntypedStorage"))
 _PLAIN_CLASSES = {
     Global("torch", "Tensor"),
@@ -64,10 +52,11 @@ def storage_of(persistent_id: Any) -> Any:
     That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
     """
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
-        return Unknown("a persistent id that is none of a storage")
+        return Unknown("a persistent id that is not of a storage")
     _, kind, key, _, count, *view = persistent_id
     if type(kind) is not Global or type(key) is not str or not _is_size(count):
         return Unknown("a storage with a persistent id that torch does not write")
+    # torch.cuda too: a state saved on a GPU names its storages there, and the bytes are the same.
     dtype = _STORAGES.get(kind.name) if kind.module in ("torch", "torch.cuda") else None
     if dtype is None and kind not in _UNTYPED:
         return Unknown(f"a storage of kind {kind}")
@@ -76,6 +65,7 @@ def storage_of(persistent_id: Any) -> Any:
         part = view[0]
         if type(part) is not tuple or len(part) != 3 or not _is_size(part[1]):
             return Unknown("a view of a storage that torch does not write")
+        # Before torch 1.6 a view of a storage was written as a storage of its own with an offset.
         return replace(found, first=part[1])
     return found
 
@@ -90,6 +80,7 @@ def _view(args: tuple[Any, ...], *, dtype: str | None, metadata: Any) -> Any:
     dtype = dtype or storage.dtype
     if dtype is None or not (_is_size(offset) and _are_sizes(shape) and _are_sizes(strides)):
         return None
+    # A tensor like that would be read beyond its storage.
     if len(shape) != len(strides):
         return None
     return TensorView(storage.key, dtype, storage.first + offset, shape, strides, storage)
@@ -130,6 +121,7 @@ def _rebuild_from_type(args: tuple[Any, ...]) -> Any:
     is_named = type(args[1]) is Global
     if made is None or (is_named and args[1] in _PLAIN_CLASSES):
         return made
+    # Subclasses keep their name: a load may then refuse or allow them by it.
     kind = str(args[1]) if is_named else "a tensor of a class that is not named"
     return replace(made, kind=kind) if type(made) is TensorView else Unknown(kind)
 
@@ -177,6 +169,7 @@ def _size(args: tuple[Any, ...]) -> Any:
 def _device(args: tuple[Any, ...]) -> Any:
     if len(args) not in (1, 2) or type(args[0]) is not str:
         return None
+    # Bounded: an index of a million digits would become a text.
     if len(args) == 2 and (type(args[1]) is not int or not 0 <= args[1] < 10_000):
         return None
     return _checked(["torch.device", ":".join(map(str, args))])

@@ -11,7 +11,7 @@ from ckstore.containers.pickle_values import Sparse, TensorView
 from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_pickle
 from ckstore.containers.values import MAX_TENSORS, FileTensor, RandomAccess, Refused, refuse
 from ckstore.model.document import shown
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import MAX_DEPTH
 
 MAX_TEXT = 4096
@@ -44,6 +44,7 @@ class Named:
 
 def archive_name(names: AbstractSet[bytes]) -> bytes | None:
     """Return the folder that all records of a torch.save lie in, or None if these are not its records."""
+    # torch names the folder after the file, so it can have any name; there is one of them.
     folders = [name.removesuffix(PICKLE) for name in names if name.endswith(PICKLE) and name.count(b"/") == 1]
     if len(folders) != 1 or not {folders[0] + b"/version", folders[0] + b"/byteorder"} & names:
         return None
@@ -53,6 +54,7 @@ def archive_name(names: AbstractSet[bytes]) -> bytes | None:
 def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Named:
     """Return the tensors of the archive with the records `spans`, those that can be cut, in the folder `folder`."""
     try:
+        # A pickle that is not understood costs the names only: the bytes are stored in any case.
         found = read_archive(file, folder, spans)
     except Refused as error:
         return Named(problems=[f"its tensors are stored without names: {error}"])
@@ -112,6 +114,7 @@ class _Naming:
         chars = 0
         for name, view in tensors_in(value, self._parts):
             chars += len(name)
+            # A key may be in many places by a memo entry of two bytes, so names are counted, not bytes of the pickle.
             if len(self._named) >= MAX_TENSORS or chars > MAX_NAME_CHARS:
                 problems.append("it has more names than ckstore keeps")
                 break
@@ -141,6 +144,7 @@ class _Naming:
             self._outside += 1
             return
         self._used.add(view.key)
+        # {"a": {"b": t}} and {"a.b": t} have one plain name; only one of them can keep it.
         if self._named.setdefault(name, tensor) is not tensor:
             self._twice = self._twice or name
 
@@ -152,6 +156,7 @@ def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | Non
         return None
     if reach_bytes == 0:
         return FileTensor(name, view.dtype, view.shape, 0)
+    # A view beyond its record would make a manifest that no reader takes.
     if span is None or reach_bytes > span.stop - span.start:
         return None
     strides = None if view.is_row_major else view.strides
@@ -161,9 +166,9 @@ def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | Non
 def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str, TensorView]]:
     """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state.
 
-    Names are plain, as people write them. What lies deeper than `MAX_DEPTH`, has a name much longer than `MAX_TEXT`
-    or comes after `MAX_STEPS` values, is left out. A tensor that is the whole value has the empty name. The storages of
-    sparse tensors, whose parts have no names, are added to `parts`.
+    Names are plain, as people write them. Values deeper than `MAX_DEPTH`, with names much longer than `MAX_TEXT`, or
+    after `MAX_STEPS` others, are left out. A tensor that is the whole value has the empty name. The storages of sparse
+    tensors, whose parts have no names, are added to `parts`.
     """
     steps = 0
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = []
@@ -176,6 +181,7 @@ def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str,
         elif isinstance(value, (dict, list, tuple)) and len(stack) < MAX_DEPTH and len(name) <= MAX_TEXT:
             stack.append((name, iter(value.items() if isinstance(value, dict) else enumerate(value))))
         item = None
+        # Iterators on a stack: a list that holds itself would end a recursion with a crash.
         while stack and (item := next(stack[-1][1], None)) is None:
             stack.pop()
         steps += 1

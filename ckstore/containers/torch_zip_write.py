@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# As torch: a mapped tensor then begins at a cache line.
 ALIGN_BYTES = 64
 _FOLDER = "archive"
 _LOCAL = struct.Struct("<4s5H3L2H")
@@ -20,9 +21,11 @@ _LOCATOR_64 = struct.Struct("<4sLQL")
 _EXTRA = struct.Struct("<2H")
 _FILLING = 0x4246  # "FB", as torch marks what aligns a record
 _ZIP64 = 1
+# Fields of 32 and of 16 bits that hold their greatest value point to the zip64 part.
 _LARGE = 0xFFFFFFFF
 _MANY = 0xFFFF
 _FIRST_DAY = 0x21  # 1980-01-01, the first that a zip can say
+# "Needed to extract" 2.0 and, with zip64, 4.5 (APPNOTE.TXT 4.4.3).
 _VERSION, _VERSION_64 = 20, 45
 
 
@@ -54,6 +57,7 @@ class ArchiveLayout:
         name, size = self.names[i], self.sizes[i]
         large = size >= _LARGE
         extra = _EXTRA.pack(_ZIP64, 16) + struct.pack("<2Q", size, size) if large else b""
+        # Zip has no alignment: an extra field of the missing length moves the data, as torch does it.
         filling = self.starts[i] - self.heads[i] - _LOCAL.size - len(name) - len(extra) - _EXTRA.size
         extra += _EXTRA.pack(_FILLING, filling) + b"Z" * filling
         version, shown = (_VERSION_64, _LARGE) if large else (_VERSION, size)
@@ -106,6 +110,8 @@ def lay_out(names: Sequence[str], sizes: Sequence[int]) -> ArchiveLayout:
     heads, starts, at = [], [], 0
     for name, size in zip(written, sizes, strict=True):
         heads.append(at)
+        # 20: the zip64 field, whose presence is decided by the size alone, so that every place is known before a byte
+        # is written.
         least = at + _LOCAL.size + len(name) + _EXTRA.size + (20 if size >= _LARGE else 0)
         starts.append(-(-least // ALIGN_BYTES) * ALIGN_BYTES)
         at = starts[-1] + size

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 MAX_TENSORS = 1_000_000
-"""Entries of a header, records of an archive, names of tensors; what holds them takes some hundred bytes each."""
+"""Entries of a header, records of an archive, names of tensors; each takes some hundred bytes of memory."""
 MAX_DIMENSIONS = 64
 """What manifests end at: elements of a tensor, and each size or stride of it."""
 
@@ -15,9 +15,9 @@ class Refused(ValueError):
     """The file is not what it looked like. Never leaves this room."""
 
 
-def refuse(what: str, wanted: str, found: object) -> NoReturn:
+def refuse(part: str, wanted: str, found: object) -> NoReturn:
     """Raise the error for content that is not as its format says."""
-    raise Refused(f"{what}: wanted {wanted}, found {found}")
+    raise Refused(f"{part}: wanted {wanted}, found {found}")
 
 
 class RandomAccess(Protocol):
@@ -59,7 +59,7 @@ class Cut:
     Attributes:
         kind: ``safetensors``, ``torch-zip``, ``torch-legacy``, ``zip``, or empty for opaque bytes.
         segments: ``(start, stop)`` of each, in order: not empty, without gap or overlap, from the first byte to the
-            last. Those of tensors and records hold nothing else; what lies between them is a segment as well.
+            last. Those of tensors and records hold nothing else; the bytes between them are segments as well.
         tensors: The tensors that have a name, no name twice.
         warnings: One sentence each: why a file that looked like a container is opaque, or tensors have no names.
     """

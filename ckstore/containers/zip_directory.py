@@ -78,11 +78,13 @@ def read_records(file: RandomAccess) -> list[Record]:
     """
     directory = _find_directory(file)
     entries = sorted(_entries(file, directory), key=lambda entry: entry.header)
+    # Readers differ in which of two records counts, so such an archive is no container here.
     if len({entry.name for entry in entries}) < len(entries):
         refuse("the zip directory", "each name once", "one twice")
     records = []
     end = 0
     for entry in entries:
+        # Overlapping records would give one byte to two tensors, and a small file a huge content.
         if entry.header < end:
             refuse(f"the zip record at byte {entry.header}", f"a start after byte {end}", "an overlap")
         record = _record(file, entry, directory.offset)
@@ -92,10 +94,11 @@ def read_records(file: RandomAccess) -> list[Record]:
 
 
 def _find_directory(file: RandomAccess) -> _Directory:
+    # The end record lies before a comment of at most 64 KiB: no more of the file is read.
     nbytes = min(file.nbytes, _END.size + _MAX_COMMENT_BYTES)
     tail = file.read(file.nbytes - nbytes, nbytes)
     at = tail.rfind(_END_MAGIC)
-    # A comment may hold the magic as well: what counts is that the comment ends with the file.
+    # A comment may hold the magic as well: the right one is followed by a comment that ends with the file.
     while at >= 0 and not (at + _END.size <= nbytes and _comment_bytes(tail, at) == nbytes - at - _END.size):
         at = tail.rfind(_END_MAGIC, 0, at)
     if at < 0:
@@ -107,11 +110,13 @@ def _find_directory(file: RandomAccess) -> _Directory:
     if wide is not None:
         end, *values = wide
         full = (_FULL16, _FULL16, _FULL16, _FULL16, _FULL32, _FULL32)
+        # A reader that goes by the other part must find the same records.
         if any(c not in (v, most) for c, v, most in zip(classic, values, full, strict=True)):
             refuse("the end of the zip directory", "the values of its zip64 part", "others")
         disk, first_disk, here, count, size, offset = values
     if disk or first_disk or here != count:
         refuse("the zip archive", "one file", "one of several")
+    # Before the directory is read: a forged size must not become memory.
     if size > MAX_DIRECTORY_BYTES or count > MAX_TENSORS:
         refuse(
             "the zip directory", f"at most {MAX_DIRECTORY_BYTES} bytes for {MAX_TENSORS} records", f"{size}, {count}"
@@ -190,6 +195,7 @@ def _widened(extra: bytes, nbytes: int, packed: int, header: int, disk: int) -> 
     wide = _extra64(extra)
     at = 0
     for i, width in enumerate((8, 8, 8, 4)):
+        # Only the fields that are full are in the zip64 part, one after another.
         if values[i] == full[i] and at + width <= len(wide):
             values[i] = int.from_bytes(wide[at : at + width], "little")
             at += width
@@ -214,6 +220,7 @@ def _record(file: RandomAccess, entry: _Entry, end: int) -> Record:
     if data_at > end:
         refuse(where, f"a header before byte {end}", "none")
     header = file.read(entry.header, _LOCAL.size + len(entry.name))
+    # The local header must agree with the directory: else two readers could see two archives in one file.
     magic, _, flags, method, _, _, _, packed, _, name_bytes, extra_bytes = _LOCAL.unpack_from(header)
     if (
         magic != _LOCAL_MAGIC
@@ -229,6 +236,7 @@ def _record(file: RandomAccess, entry: _Entry, end: int) -> Record:
     if stop > end:
         refuse(where, f"an end before byte {end}", stop)
     stored = entry.method == _STORED and not flags & _ENCRYPTED
+    # A stored record has one length; two would leave open where the next byte belongs.
     if stored and entry.packed_bytes != entry.nbytes:
         refuse(where, f"{entry.nbytes} bytes as they are", entry.packed_bytes)
     return Record(entry.name, start, stop, stored)

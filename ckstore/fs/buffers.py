@@ -7,6 +7,7 @@ from contextlib import suppress
 
 GRAIN_BYTES = 4096
 """Offsets, lengths and memory of direct reads and writes are multiples of it: no disk in use has larger blocks."""
+# A smaller buffer holds no whole huge page of 2 MiB, so asking for one would be a wasted system call.
 _HUGE_FROM_BYTES = 2 * 2**20
 _WIPE_ON_FORK = 18
 """MADV_WIPEONFORK, of Linux 4.14, for which Python has no name."""
@@ -20,6 +21,7 @@ def aligned_buffer(nbytes: int) -> memoryview:
     would fill those of the child on kernels that copy them on the next write. They must find something, since who frees
     the buffer in a child would else unmap what the child has mapped there meanwhile (as with MADV_DONTFORK).
     """
+    # Private, not shared: the kernel gives shared anonymous memory in small pages only (docs/adr/0006).
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # an older kernel: children have a copy
         memory.madvise(_WIPE_ON_FORK)
@@ -30,10 +32,12 @@ def aligned_buffer(nbytes: int) -> memoryview:
 
 
 def prefer_huge_pages(memory: memoryview) -> None:
-    """Ask the kernel for huge pages below fresh, writable memory; what it has touched already stays as it is."""
+    """Ask the kernel for huge pages below fresh, writable memory; pages that were touched already stay as they are."""
     import ctypes
 
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    # madvise refuses an address that is not on a page, and rounds a length up: round both inwards, so no page of
+    # other data is touched.
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     stop = (address + memory.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     # A kernel without them says so, and nothing else is different then.

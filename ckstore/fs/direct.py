@@ -50,6 +50,8 @@ class UncachedFile:
             buffer: Of `aligned_buffer`; the bytes are a part of it.
         """
         if self.direct:
+            # The kernel refuses a direct read whose offset or length is not a whole block: read the blocks around the
+            # range.
             lead = start % GRAIN_BYTES
             wanted = -(-(lead + stop - start) // GRAIN_BYTES) * GRAIN_BYTES
             try:
@@ -59,6 +61,7 @@ class UncachedFile:
                     raise
                 self._go_through_cache()  # this filesystem refuses at the first read, not when it is opened
             else:
+                # A read at the end of the file is shorter than asked, and may end before the range begins.
                 return buffer[lead : max(lead, min(count, lead + stop - start))]
         count = os.preadv(self.fd, [buffer[: stop - start]], start)
         return buffer[:count]
@@ -77,6 +80,7 @@ def opened_uncached(path: Where, *, dir_fd: int | None = None) -> Iterator[Uncac
         file = UncachedFile(fd, direct=direct)
         yield file
         if not file.direct:
+            # Bytes read for a check must not push what the trainer needs out of the page cache.
             drop_cached(file.fd)
     except BaseException:
         with suppress(OSError):  # it was only read; the error that brought us here says more
@@ -99,6 +103,7 @@ def read_range(path: Where, start: int, stop: int) -> bytearray:
     data = bytearray()
     buffer = aligned_buffer(BUFFER_BYTES)
     with opened_uncached(path) as file:
+        # A read gives at most one buffer, and less where the file ends: ask until it gives nothing.
         while start + len(data) < stop and (part := file.read(start + len(data), stop, buffer)):
             data += part
     return data

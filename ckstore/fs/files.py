@@ -27,8 +27,12 @@ BLOB_MODE = 0o444
 BLOB_MTIME_NS = 1_000_000_000 * 10**9
 """The modification time of every blob; another one says that a program wrote into it."""
 
+# O_EXCL with O_NOFOLLOW: a file or symlink that another user put at the name is an error, never written through (rule
+# N).
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# One write of Linux takes at most 2 GiB; in parts of this size a signal or an error is seen between two of them.
 _WRITE_MOST_BYTES = 16 * 2**20
+# A smaller file costs no memory worth guarding, and the guard takes two more system calls.
 _SPARSE_FROM_BYTES = 2**20
 DIRECT_FROM_BYTES = 2**20
 """Smaller blobs are written through the page cache: there is little to gain."""
@@ -41,9 +45,11 @@ NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
 _NO_SERVER = frozenset((errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH))
 NOT_OF_THE_FILE = NO_MEANS | _NO_SERVER
 """Errors that say nothing about what is in a file; with those of a server that is gone, or has lost the handle."""
+# Answers of kernels and filesystems that do not know O_TMPFILE; EISDIR is from before 3.11.
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _TRIED_FILES = 3
 """A transaction of the catalog makes a log and its index, a document one file."""
+# Errors of open for a symlink, a socket, and a device without a driver.
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
@@ -70,6 +76,7 @@ def open_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> i
     """
     flags |= os.O_RDONLY | os.O_NOFOLLOW
     try:
+        # Without O_NONBLOCK a pipe that another user put here would hold the process for ever.
         return open_at(path, flags | os.O_NONBLOCK, dir_fd=dir_fd)
     except BlockingIOError:  # there is a lease on it, so it is a regular file
         return open_at(path, flags, dir_fd=dir_fd)
@@ -98,6 +105,7 @@ def open_regular(path: Where, *, dir_fd: int | None = None) -> int:
 def open_with_status(path: Where, *, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
     """As `open_regular`, with the status that it had to ask for."""
     try:
+        # Open first, look at the descriptor then: a look by name may be at another file than the one that is opened.
         fd = open_to_read(path, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _NO_FILE:
@@ -163,16 +171,20 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
 def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
     """Create the file `path` with these bytes, read-only, with the fixed time, and make its content durable.
 
-    Of several parts each is written before the next one is asked for; what asking raises is raised, too. The name is
+    Of several parts each is written before the next one is asked for; an error of asking is raised, too. The name is
     durable after `sync_directory` of its parent.
 
     Raises:
         FileExistsError: There is such a file.
-        OSError: It could not be written or made durable; what is there must not be used.
+        OSError: It could not be written or made durable; do not use the file that is there.
     """
     with opened(path, _CREATE, BLOB_MODE) as fd:
         for part in (data,) if isinstance(data, memoryview) else data:
             write_all(fd, part[_write_direct(fd, part) :])
+        # Mode and time come before the fsync (law D3): a power cut must not leave durable bytes with a time that no
+        # save relies on.
+        # One fsync, on the descriptor that wrote: the kernel reports a failed write-back once, and a second fsync would
+        # say success (laws D1, D2).
         os.fchmod(fd, BLOB_MODE)  # whatever the umask is
         os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))
         os.fsync(fd)
@@ -182,7 +194,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
     """Write whole blocks of a large aligned buffer past the page cache; return how many bytes were written.
 
     So the disk works from the first write on and not from the fsync on, nothing is copied to pages of the cache, and no
-    other file loses its own (docs/adr/0006-direct-io.md). What is left, as after a short write, goes through the cache:
+    other file loses its own (docs/adr/0006-direct-io.md). The rest, as after a short write, goes through the cache:
     on the same descriptor, whose fsync covers both.
 
     Raises:
@@ -193,9 +205,12 @@ def _write_direct(fd: int, data: memoryview) -> int:
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     done, whole = 0, len(data) - len(data) % GRAIN_BYTES
     try:
+        # Set after the file was made: open with O_DIRECT makes the file even where it then refuses (docs/adr/0006).
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
         while (
             done < whole
+            # After a short write that ends within a block a further direct write would be refused: the cache takes
+            # the rest.
             and done % GRAIN_BYTES == 0
             and (written := os.write(fd, data[done : min(done + _WRITE_MOST_BYTES, whole)]))
         ):
@@ -203,6 +218,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
     except OSError as error:
         if error.errno not in CANNOT_DIRECT:
             raise
+    # The rest is no whole block, and needs the cache.
     fcntl.fcntl(fd, fcntl.F_SETFL, flags)
     return done
 
@@ -214,7 +230,7 @@ def create_file(path: Where, data: bytes, *, mode: int, dir_fd: int | None = Non
 
     Raises:
         FileExistsError: There is such a file.
-        OSError: It could not be written or made durable; what is there must not be used.
+        OSError: It could not be written or made durable; do not use the file that is there.
     """
     with opened(path, _CREATE, mode, dir_fd=dir_fd) as fd:
         write_all(fd, memoryview(data))
@@ -235,11 +251,13 @@ def allocate(path: Where, nbytes: int) -> None:
             before = None
         with opened(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, dir_fd=parent) as fd:
             try:
+                # Not a sparse file: a truncate would promise space that a full disk does not have.
                 os.posix_fallocate(fd, 0, nbytes)
             except OSError:
                 if before is None:
                     os.unlink(name, dir_fd=parent)
                 else:
+                    # A fallocate that fails may leave the file longer, with the blocks that it got.
                     os.ftruncate(fd, before)
                 raise
 
@@ -252,6 +270,7 @@ def has_room(directory: Where, nbytes: int) -> bool:
     """
     with ExitStack() as made:
         try:
+            # Inodes can run out before blocks do, so several files are made, each with at least one block.
             for number in range(_TRIED_FILES):
                 fd = made.enter_context(_opened_unnamed(directory))
                 os.posix_fallocate(fd, 0, nbytes if number == 0 else 1)
@@ -269,6 +288,8 @@ def _opened_unnamed(directory: Where) -> Iterator[int]:
         if error.errno not in _NO_UNNAMED:
             raise
         with opened_directory(directory) as parent:
+            # With process and thread in the name two probes never meet; the leading dot hides it from readers of the
+            # folder.
             name = f".room-{os.getpid()}-{threading.get_ident()}"
             fd = open_at(name, _CREATE, 0o600, dir_fd=parent)
             os.unlink(name, dir_fd=parent)
@@ -302,6 +323,7 @@ def sync_name(directory: Path) -> None:
     The root of a filesystem has no name in it, so nothing is done for one.
     """
     parent = directory.parent
+    # A mount point: the parent is on another filesystem, whose fsync says nothing of this one.
     if os.stat(parent).st_dev != os.stat(directory).st_dev:
         return
     try:
@@ -333,6 +355,8 @@ def _sync_names(fd: int) -> None:
     """
     os.fsync(fd)
     try:
+        # A shut-down XFS refuses to open what it let fsync pass: without this look a lost checkpoint would be
+        # acknowledged.
         os.close(open_descriptor(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd))
     except OSError as error:
         if error.errno not in NO_MEANS:
@@ -355,12 +379,16 @@ def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blo
             msg = f"{path} has {size} bytes; ckstore reads at most {most_bytes}"
             raise DamagedBlob(msg)
         if size > _SPARSE_FROM_BYTES and not is_blob:
+            # A sparse file of 512 MiB takes no disk and all of that memory: anyone who may write the store could make
+            # one.
             if os.lseek(fd, 0, os.SEEK_HOLE) < size:
                 msg = f"{path} is damaged: wanted {size} bytes of text, found holes in the file"
                 raise DamagedBlob(msg)
             os.lseek(fd, 0, os.SEEK_SET)
         data = bytearray()
         while len(data) <= most_bytes:
+            # One byte more than the file had: a file that grows meanwhile is noticed without a second look at its
+            # size.
             part = os.read(fd, size + 1 - len(data) if size >= len(data) else _WRITE_MOST_BYTES)
             if not part:
                 return bytes(data)
@@ -375,6 +403,7 @@ def is_cached(fd: int, offset: int) -> bool:
     If it is not, the kernel may begin to read it; that is not waited for.
     """
     try:
+        # One byte is enough: RWF_NOWAIT gives it only if its page is there, and never sleeps on the disk.
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:  # EAGAIN: the disk has to be asked; EOPNOTSUPP; EIO: the read that follows tells
         return False
@@ -382,6 +411,7 @@ def is_cached(fd: int, offset: int) -> bool:
 
 def on_block_device(fd: int) -> bool:
     """Whether the filesystem of an open file says that it lies on a disk: those of the network and in memory do not."""
+    # Filesystems without a disk below (NFS, tmpfs, FUSE) have anonymous devices, whose major number is 0.
     return os.major(os.fstat(fd).st_dev) != 0
 
 
@@ -403,8 +433,10 @@ def read_into(fd: int, offset: int, out: memoryview, what: str) -> None:
     done = 0
     while done < len(out):
         try:
+            # One call gives at most 2 GiB, and less when a signal comes: read on until the range is full.
             count = os.preadv(fd, [out[done:]], offset + done)
         except OSError as error:
+            # Only EIO says that the medium lost the bytes; any other error must not mark a whole blob as damaged.
             if error.errno != errno.EIO:
                 raise
             msg = f"{what} cannot be read at byte {offset + done}: {error.strerror}"

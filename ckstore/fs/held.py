@@ -50,6 +50,7 @@ class Held:
         For those who ask it of thousands: one directory is opened for each, and no place is made.
         """
         try:
+            # O_PATH needs no right to read the directory, as following a path does not.
             below = open_below(self.fd, directory, os.O_PATH, self._device)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return frozenset()
@@ -65,7 +66,7 @@ class Held:
     ) -> dict[str, tuple[os.stat_result | None, frozenset[str]]]:
         """Return for each of these directories in this one the status of `name` there, and which of `others` it has.
 
-        None: there is no `name`. A directory that is none, on another filesystem, or closed to this user, is left out.
+        None: there is no `name`. Left out: no directory, on another filesystem, or closed to this user.
         A thousand take 2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond
         more.
         """
@@ -76,6 +77,7 @@ class Held:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             while done < len(waiting):
+                # Opened and closed by C loops, not one by one: a thousand directories take 2 ms so.
                 part = waiting[done : done + _OPEN_AT_ONCE]
                 with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # the part ends before it
                     opened.extend(map(open_one, part, repeat(flags)))  # no handler of a signal gets in between
@@ -90,6 +92,8 @@ class Held:
                     if status.st_dev == self._device:
                         has = frozenset(other for other in others if _has(below, other)) if others else frozenset()
                         found[directory] = status, has
+                # The first directory that could not be opened ended the part: it is left out, and the rest is tried
+                # again.
                 done += min(len(opened) + 1, len(part))
                 _close_all(opened)
         finally:
@@ -131,6 +135,7 @@ def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, I
     held: Held | None = None
     try:
         for thing, place in places:
+            # Only neighbours share a directory: one descriptor is open, however many places there are.
             if parent != (place.top, place.parts[:-1], place.holder) or not place.parts:
                 if held is not None:
                     held.close()

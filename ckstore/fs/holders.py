@@ -30,8 +30,10 @@ Inode = tuple[int, int]
 """Device and inode number, as `os.stat` gives them."""
 
 _DELETED = " (deleted)"
+# They have no inode on a filesystem of the store, so none of them can be what is asked for.
 _NO_FILES = ("socket:", "pipe:", "anon_inode:")
 _IO_URING = "anon_inode:[io_uring]"
+# A command line of a launcher can have megabytes, and is for a message only.
 _COMMAND_MOST = 200
 _INFO_INODE = re.compile(rb"^ino:\s*(\d+)$", re.MULTILINE)
 _INFO_FILE = re.compile(r"^\s*(\d+): (/.*)$")
@@ -122,10 +124,12 @@ def command_of(pid: int) -> str:
 
 def _all_holds(look_closer: Wanted, scan: Scan) -> Iterator[tuple[int, _Hold]]:
     pids = _pids()
+    # A /proc of another PID namespace does not list this process: then an empty answer says nothing.
     scan.blind = os.getpid() not in pids
     unseen_count = 0
     for pid in pids:
         unseen = False
+        # Both: a file that was mapped and closed has no descriptor, and one that is only open has no mapping.
         for source in (_descriptors, _mappings):
             try:
                 for hold in source(pid, look_closer):
@@ -151,10 +155,13 @@ def _descriptors(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
         path = f"/proc/{pid}/fd/{number}"
         try:
             target = os.readlink(path)
+            # Files registered with io_uring have no descriptor of their own in /proc, and stay open without one.
             if target == _IO_URING:
                 yield from _registered(pid, number, look_closer)
             if target.startswith(_NO_FILES) or not look_closer(_inode_of(pid, number), target):
                 continue
+            # Only now: the inode number matched, so the file lies on a filesystem that answers. A dead network mount
+            # would hang here.
             status = os.stat(path)
         except (FileNotFoundError, ProcessLookupError):  # closed meanwhile
             continue
@@ -183,9 +190,11 @@ def _registered(pid: int, number: str, look_closer: Wanted) -> Iterator[_Hold]:
 
 
 def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
-    seen: set[tuple[int, int]] = set()
+    yielded: set[tuple[int, int]] = set()
     for line in _read(f"/proc/{pid}/maps").splitlines():
+        # The path is the sixth field, and may have spaces in it.
         fields = line.split(None, 5)
+        # Inode 0 is memory without a file.
         if len(fields) < 6 or fields[4] == b"0":
             continue
         target = os.fsdecode(fields[5])
@@ -194,12 +203,13 @@ def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
             continue
         status = _status_of_mapping(pid, fields[0])
         if status is None:
+            # On btrfs and overlayfs the device in maps is not the one that stat tells, so this is the second choice.
             major, _, minor = fields[3].partition(b":")
             device = os.makedev(int(major, 16), int(minor, 16))
         else:
             device, inode = status.st_dev, status.st_ino
-        if (device, inode) not in seen:
-            seen.add((device, inode))
+        if (device, inode) not in yielded:
+            yielded.add((device, inode))
             yield _Hold("mapping", target, device, inode, status)
 
 
@@ -241,6 +251,7 @@ def holding_of(path: Where) -> Holding:
         FileNotFoundError: There is no such file.
     """
     try:
+        # O_RDONLY: the right to write is not needed for a write lease, and a blob has none.
         fd = open_at(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except BlockingIOError:  # another process is asking at this moment
         return Holding.HELD
@@ -250,9 +261,11 @@ def holding_of(path: Where) -> Holding:
         # The default signal of a broken lease, SIGIO, would kill this process; SIGURG is ignored by default.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         try:
+            # A write lease, since a read lease is granted while other readers have the file open.
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
             return Holding.HELD if error.errno in (errno.EAGAIN, errno.EBUSY) else Holding.UNKNOWN
+        # At once: a saver that opens the blob waits as long as the lease is there.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return Holding.FREE
     finally:

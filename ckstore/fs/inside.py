@@ -32,13 +32,13 @@ CLOSED = -2
 
 
 class NotInStore(NotADirectoryError):
-    """What has the name of a directory of the store is none: a symlink, a file, or of another filesystem.
+    """The name of a directory of the store leads to something else: a symlink, a file, or of another filesystem.
 
     ``filename`` is its path, ``strerror`` says what it is instead.
     """
 
 
-class Holder(Protocol):
+class OpenDirectory(Protocol):
     """Has a directory open.
 
     Attributes:
@@ -63,7 +63,7 @@ class Inside:
     __slots__ = ("holder", "is_foreign", "parts", "top")
 
     def __init__(
-        self, top: str, parts: tuple[str, ...] = (), holder: Holder | None = None, *, is_foreign: bool = False
+        self, top: str, parts: tuple[str, ...] = (), holder: OpenDirectory | None = None, *, is_foreign: bool = False
     ) -> None:
         self.top = top
         self.parts = parts
@@ -153,8 +153,10 @@ class at:  # noqa: N801 - a with statement reads as a function
         if not isinstance(where, Inside):
             return self._dir_fd, where
         if not where.parts:
+            # The root belongs to the user who named it, and may be reached by a symlink of theirs.
             return (None, where.top) if where.holder is None else (_held(where), ".")
         self._name = where.parts[-1]
+        # Directly in a held directory: no descriptor to open, which spares a save two calls for each blob.
         if where.holder is not None and len(where.parts) == 1:
             return _held(where), self._name
         self._fd = _reach(where)
@@ -164,6 +166,7 @@ class at:  # noqa: N801 - a with statement reads as a function
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
+        # The kernel was given one name only; a user needs the whole path in the message.
         if isinstance(error, OSError) and error.filename == self._name and error.filename2 is None and self._name:
             error.filename = str(self._where)
 
@@ -188,6 +191,8 @@ def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None =
         with at(where, dir_fd) as (parent, name):
             fd = open_descriptor(name, flags, mode, dir_fd=parent)
             if flags & os.O_CREAT and parent is not None:
+                # Before others see the file used: a file that root makes here would else stay root's, in a store of
+                # another user.
                 give_to_owner_of(parent, fd)
     except BaseException:
         if fd >= 0:
@@ -212,6 +217,7 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
     """
     opened: list[int] = []
     try:
+        # C code alone runs between the system call and the list, so no handler of a signal can lose the number.
         opened.extend(map(partial(os.open, dir_fd=dir_fd), (path,), (flags | os.O_CLOEXEC,), (mode,)))
     except BaseException:
         for fd in opened:
@@ -253,6 +259,7 @@ def _reach(where: Inside) -> int:
     It has ``O_PATH``, as those on the way: that needs no right to read them, as following a path does not.
     """
     if where.holder is None:
+        # No O_NOFOLLOW for the root: its path is the user's own.
         fd = open_descriptor(where.top, os.O_PATH | os.O_DIRECTORY)
         owned = True
     else:
@@ -260,6 +267,8 @@ def _reach(where: Inside) -> int:
     try:
         device = _device_of(where, fd)
         for level in range(1, len(where.parts)):
+            # Assigned at once: were the new descriptor only in a local of the call, an exception here would leak the
+            # old one.
             above, fd = fd, _step(fd, where, level, device, how=os.O_PATH)
             if owned:
                 close_quietly(above)
@@ -280,7 +289,7 @@ def _step(fd: int, where: Inside, level: int, device: int | None, *, how: int) -
     """Open the directory of that level on the way to a place, in the one above it, which is open.
 
     Raises:
-        NotInStore: It is none, or not on this device.
+        NotInStore: It is not a directory, or not on this device.
         OSError: It cannot be opened; the file name is its path.
     """
     try:
@@ -294,15 +303,17 @@ def open_below(fd: int, name: str, how: int, device: int | None) -> int:
     """Return a descriptor of a directory in the open one `fd`, if it is on this device; None: on any.
 
     Raises:
-        NotInStore: It is none, or on another filesystem.
+        NotInStore: It is not a directory, or on another filesystem.
     """
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     except OSError as error:
+        # Linux says ENOTDIR of a symlink here; ELOOP is the error that POSIX names.
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             raise NotInStore(errno.ENOTDIR, _kind(fd, name), name) from error
         raise
     try:
+        # A filesystem mounted inside the store would break hardlinks and fsyncs, and may be another user's (FUSE).
         if device is None or os.fstat(below).st_dev == device:
             return below
     except BaseException:

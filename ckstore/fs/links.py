@@ -12,13 +12,17 @@ from ckstore.fs import peek
 from ckstore.fs.inside import Where, at, open_directory
 from ckstore.fs.owner import give_name_to_owner_of, give_to_owner_of
 
+# From linux/fcntl.h and linux/fs.h: the ABI, for which Python has no names.
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+# The owner may always use its own store, whatever the directory above it withholds.
 _OWNER = 0o700
+# One new look-up cures a handle that went stale by a rename; a second covers a rename in between.
 _STALE_TRIES = 3
 
 CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EACCES, errno.EXDEV, errno.EOPNOTSUPP)
 """Errors of `link` that mean: keep a copy (limit of links, another user's file or directory, another filesystem)."""
+# POSIX lets rename say either of them for a directory that is not empty.
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
@@ -45,6 +49,7 @@ def link(source: Where, target: Where) -> None:
 def _link(source: Where, target: Where) -> None:
     with at(source) as (from_fd, old), at(target) as (to_fd, new):
         try:
+            # follow_symlinks=False: link(2) of the C library may follow a symlink in the place of the source.
             os.link(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
         except OSError as error:
             error.filename, error.filename2 = str(source), str(target)
@@ -70,6 +75,7 @@ def replace_name(source: Where, name: Where, temporary: Where) -> bool:
         name: Durable after `files.sync_directory` of its parent.
         temporary: An unused name on the same filesystem.
     """
+    # Link and rename, not unlink and link: at no moment is there no file at the name, so a reader never misses it.
     if not try_link(source, temporary):
         return False
     give_name(temporary, name)
@@ -108,11 +114,14 @@ def exchange(one: Where, other: Where) -> None:
         msg = "the C library has no renameat2, which exchanges two names"
         raise UnsafePlace(msg, hint="glibc 2.28 or later has it") from error
     with at(one) as (from_fd, old), at(other) as (to_fd, new):
-        here = (_AT_FDCWD if from_fd is None else from_fd, os.fsencode(old))
-        there = (_AT_FDCWD if to_fd is None else to_fd, os.fsencode(new))
-        if renameat2(*here, *there, _RENAME_EXCHANGE) == 0:
+        first = (_AT_FDCWD if from_fd is None else from_fd, os.fsencode(old))
+        second = (_AT_FDCWD if to_fd is None else to_fd, os.fsencode(new))
+        # At no moment is there nothing at either name: a list or load meanwhile finds one checkpoint or the other.
+        if renameat2(*first, *second, _RENAME_EXCHANGE) == 0:
             return
         code = ctypes.get_errno()
+    # NFS answers EINVAL, a kernel before 3.15 ENOSYS, FUSE either: the replacement takes two renames then
+    # (docs/adr/0011).
     if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         msg = f"the filesystem of {other} cannot exchange two names"
         raise UnsafePlace(msg, hint="ext4, XFS and btrfs can")
@@ -122,6 +131,7 @@ def exchange(one: Where, other: Where) -> None:
 def symlink(pointing_to: str, path: Where) -> None:
     """Create the symlink `path` with this content."""
     with at(path) as (fd, name):
+        # A symlink cannot be opened to be given away: it is done by its name, and the name is in our hands.
         os.symlink(pointing_to, name, dir_fd=fd)
         if fd is not None:
             give_name_to_owner_of(fd, str(name))
@@ -150,6 +160,7 @@ def make_directory(path: Where, *, mode: int | None = None) -> bool:
 
 def _give_owner_and_mode(path: Where, mode: int, parent_fd: int | None) -> None:
     """Give a directory that was just made what it should have, by a descriptor: no symlink in its place is followed."""
+    # By a descriptor: between mkdir and chmod by name another user of the group could put a symlink there.
     made = open_directory(path, flags=os.O_NOFOLLOW)
     try:
         if parent_fd is not None:

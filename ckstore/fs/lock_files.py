@@ -3,9 +3,9 @@
 It is a `flock`, which NFS turns into a lock of its server (flock(2)), CephFS and Lustre with ``flock`` pass on, and a
 mount with ``nolock`` or ``local_lock`` keeps to itself: there it does no harm. The file stays when the lock ends.
 
-A lock can be lost: a server that was restarted may have given it to another host meanwhile. So who holds one alone
-writes a mark of its own into the file, and each holder looks for the mark that it found or wrote before it relies on
-the lock (`LockFile.check`).
+A lock can be lost: a server that was restarted may have given it to another host meanwhile. So a holder alone writes a
+mark of its own into the file, and each holder looks for the mark that it found or wrote before it relies on the lock
+(`LockFile.check`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ from ckstore.fs.inside import open_at
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
 
+# Polled, since a blocking flock has no deadline: at first a millisecond, then seldom enough for a lock server.
 _POLL_FIRST_S = 0.001
 _POLL_MOST_S = 0.1
+# Each try loses only if the file was replaced in the same moment; a hundred of those in a row are a broken
+# filesystem.
 _TRIES = 100
+# As private or as shared as the folder: a user who may write to the store may lock it.
 _OWNER = 0o600
 _OTHERS = 0o666
 _MARK_BYTES = 32
 _TEMPORARY = ".new-"
+# flock says EAGAIN; NFS, which makes it a lock of the server, can say EACCES.
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NONE_HERE = (errno.ENOSYS, errno.EOPNOTSUPP)
 """The mount has no locks on files, as Lustre without ``flock``: then they are of one host."""
@@ -61,8 +66,10 @@ class LockFile:
         for _ in range(_TRIES):
             lock = cls(path, kind)
             try:
+                # For writing: NFS takes an exclusive lock only on a descriptor that may write.
                 lock._fd = _opened(path)
                 lock._wait(deadline)
+                # Locked, then looked at: a file that was unlinked and made again meanwhile is another lock.
                 if lock._is_there():
                     lock._begin(exclusive=exclusive)
                     return lock
@@ -90,6 +97,7 @@ class LockFile:
             InUse: The lock server does not give it, and not because another has it.
         """
         try:
+            # Asking for a lock that is held changes nothing, and after a server restart it asks for it again.
             fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _BUSY:
@@ -115,6 +123,7 @@ class LockFile:
         except OSError as error:
             if error.errno not in files.NO_SPACE:
                 raise
+        # Without a mark of its own it can still notice that another holder wrote one.
         self._mark = self._read()  # on a full disk, which must not keep a process from freeing it
 
     def _read(self) -> bytes:
@@ -131,10 +140,10 @@ class LockFile:
         except FileNotFoundError:
             return False
         try:
-            there, mine = os.fstat(fd), os.fstat(self._fd)
+            current, mine = os.fstat(fd), os.fstat(self._fd)
         finally:
             os.close(fd)
-        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        return (current.st_dev, current.st_ino) == (mine.st_dev, mine.st_ino)
 
     def check(self) -> None:
         """Make sure that the lock was held all the time; nothing that needs it may be done without asking.
@@ -142,15 +151,16 @@ class LockFile:
         Raises:
             InUse: It was lost, or may have been.
         """
-        why = "another process has it now"
+        reason = "another process has it now"
         try:
             if self._asked():
+                # The lock may be ours again and not have been ours all the time: only the mark tells (docs/adr/0016).
                 if self._is_there() and self._read() == self._mark:
                     return
-                why = "another process had it meanwhile"
+                reason = "another process had it meanwhile"
         except (InUse, OSError) as error:
-            why = str(error)
-        msg = f"the lock on {self.path} was lost: {why}; nothing was changed"
+            reason = str(error)
+        msg = f"the lock on {self.path} was lost: {reason}; nothing was changed"
         raise InUse(msg, hint="its server was restarted, or the file was replaced: try again")
 
     def close(self) -> None:
@@ -160,6 +170,8 @@ class LockFile:
         # A lock that cannot be released was lost, or ends with the descriptor, through which only a mark was written.
         with suppress(OSError):
             try:
+                # A flock belongs to the open file, which a fork shares: a child that unlocks takes the lock from its
+                # parent.
                 if os.getpid() == self._owner:
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
             finally:
@@ -191,8 +203,10 @@ def _make(path: Inside) -> None:
     fresh = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
     fd = open_at(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER)
     try:
+        # Before the link: a file that others see with narrower rights would refuse their lock.
         os.fchmod(fd, _OWNER | peek.status(path.parent).st_mode & _OTHERS)
         with suppress(FileExistsError, FileNotFoundError):  # another process was faster, or swept it as a dead one's
+            # A link, not a rename: rename would put a new inode over a lock that another host holds.
             links.link(fresh, path)
     finally:
         os.close(fd)
@@ -210,4 +224,5 @@ def leftovers(folder: Inside) -> list[Inside]:
             found = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     except FileNotFoundError:
         return []
+    # Only those: the lock files themselves stay, since two hosts may hold two inodes of one name otherwise.
     return [folder / name for name in sorted(found) if name.startswith(_TEMPORARY)]

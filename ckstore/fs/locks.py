@@ -25,10 +25,14 @@ from ckstore.fs.inside import CLOSED, Inside, Where, at, open_directory
 if TYPE_CHECKING:
     from ckstore.fs.lock_files import LockFile
 
+# Polled, since a blocking flock has no deadline; a save holds the lock of a run for some system calls only.
 _POLL_FIRST_S = 0.001
+# Twenty looks a second cost nothing, and a waiting save loses no more than this.
 _POLL_MOST_S = 0.05
+# Each try loses only if the directory was replaced between open and lock.
 _LOCK_TRIES = 100
 
+# Weak, so that a forgotten lock is released when it is collected, and warns.
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
@@ -57,6 +61,7 @@ class DirectoryLock:
         """Release the lock; harmless when it was released before."""
         if self.fd < 0:
             return
+        # In the opposite order of taking: the directory's lock keeps other processes of this host out until the end.
         if self.far is not None:
             self.far.close()
         # Nothing is written through this descriptor, and closing its last copy releases the lock: errors say nothing.
@@ -77,7 +82,7 @@ class DirectoryLock:
         """Make sure that the lock which other hosts see, if there is one, was not lost meanwhile.
 
         Raises:
-            InUse: It was: what needs the lock must not be done.
+            InUse: It was lost: do nothing that needs it.
         """
         if self.far is not None:
             self.far.check()
@@ -111,13 +116,14 @@ class DirectoryLock:
         """
         try:
             with at(path) as (parent, name):
-                there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                current = os.stat(name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             return False
         if self._inode is None:
             mine = os.fstat(self.fd)
             self._inode = mine.st_dev, mine.st_ino
-        return (there.st_dev, there.st_ino) == self._inode
+        # Rule L: a directory that was renamed away and made again has another inode, and another lock.
+        return (current.st_dev, current.st_ino) == self._inode
 
     def __del__(self) -> None:
         if getattr(self, "fd", -1) >= 0:
@@ -136,6 +142,7 @@ def _forget_in_child() -> None:
         lock.release()
 
 
+# A lock lives as long as any copy of its descriptor: a forked data loader would keep a checkpoint locked for hours.
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
@@ -172,8 +179,11 @@ def _lock(path: Where, kind: int, timeout_s: float) -> DirectoryLock:
     for _ in range(_LOCK_TRIES):
         lock = DirectoryLock(path)
         try:
+            # A new open file each time: flocks of one process on two open files exclude each other, as two threads
+            # must.
             lock.fd = open_directory(path, flags=os.O_NOFOLLOW)
             _wait_for(lock.fd, kind, deadline, path)
+            # gc may have moved the directory to trash between open and lock: then the lock protects nothing.
             if lock.names(path):
                 return lock
         except BaseException:
@@ -188,12 +198,14 @@ def _wait_for(fd: int, kind: int, deadline: float, path: Where) -> None:
     pause_s = _POLL_FIRST_S
     while True:
         try:
+            # Never a blocking flock: it would wait without a deadline for a holder that was stopped.
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
         else:
             return
+        # Only after a refusal: the common case pays nothing for it.
         _refuse_own(fd, path)
         left_s = deadline - time.monotonic()
         if left_s <= 0:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Without these ctypes passes and returns 32-bit integers, which cut addresses off.
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -25,6 +26,7 @@ HUGE_BYTES = 2 * 2**20
 """Size of a huge page of x86-64 and of arm64 with pages of 4 KiB."""
 _MADV_COLLAPSE = 25
 """Since Linux 6.1, the same on all processors that ckstore runs on. Source: asm-generic/mman-common.h."""
+# From linux/mman.h; Python's mmap has no name for it.
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
@@ -44,10 +46,12 @@ def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
     A descriptor may be closed when the next part is asked for. The memory is unmapped when nothing refers to the
     returned view any more.
     """
+    # Addresses first: the parts then replace pages of our own range, so MAP_FIXED never hits other memory.
     base = _map(None, total, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = _unmapped_with(base, total)
     at = base
     for part in parts:
+        # Private and writable though the file is read-only: writes go to copies, never to the blob.
         _map(at, part.length, _READ_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED, part.fd)
         at += part.length
     return memory
@@ -63,6 +67,7 @@ def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
 
     It is unmapped when nothing refers to the view any more.
     """
+    # Room to move the start to a whole huge page: the kernel maps by huge pages only from there.
     room_bytes = nbytes + HUGE_BYTES
     base = _map(None, room_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = _unmapped_with(base, room_bytes)
@@ -89,6 +94,7 @@ def reserve(nbytes: int) -> memoryview:
 def _unmapped_with(base: int, nbytes: int) -> memoryview:
     """Return a view of mapped memory, which is unmapped when nothing refers to it any more."""
     memory = (ctypes.c_ubyte * nbytes).from_address(base)
+    # Not at exit: other destructors may still use views then, and the process ends anyway.
     weakref.finalize(memory, _libc.munmap, base, nbytes).atexit = False
     return memoryview(memory).cast("B")
 

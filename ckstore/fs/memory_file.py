@@ -40,6 +40,7 @@ def open_memory(name: str) -> int:
         hint = "allow memfd_create, or mount a tmpfs at /dev/shm, for this container; save() needs neither"
         raise CkstoreError(msg, hint=hint) from error
     try:
+        # At once: a killed process must leave nothing in /dev/shm.
         os.unlink(path)
     except BaseException:
         close_quietly(fd)

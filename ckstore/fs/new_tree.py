@@ -2,7 +2,7 @@
 
 Everything below it is reached by descriptors and without following a symlink, so that no process that changes names
 meanwhile can lead a write elsewhere. Its builder holds a shared lock on it; what a killed one left is removed when the
-same user builds for the same destination again. What other users left, or put there, is no matter: it is not touched,
+same user builds for the same destination again. Names of other users there do not matter: they are not touched,
 and names are drawn until one is free.
 """
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+# Closed to others until it is whole: the modes that the caller wants are set right before the rename.
 _BUILD_MODE = 0o700
+# A name is lost only to another builder that sweeps it, or to one who guesses 48 random bits.
 _CREATE_TRIES = 100
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -95,8 +97,10 @@ class NewTree:
         Raises:
             FileExistsError: There is such a name.
         """
+        # By the descriptor of the parent: a user who swaps a directory meanwhile cannot lead the write elsewhere.
         with self._parent(path) as (parent, name), files.opened(name, _CREATE, dir_fd=parent) as fd:
             yield fd
+            # Before the fsync, so that bytes and mode become durable together.
             os.fchmod(fd, 0o666 & ~_umask() if mode is None else mode)
             os.fsync(fd)
 
@@ -130,11 +134,13 @@ class NewTree:
             BadInput: There is something at the destination now.
             CkstoreError: All of it is there, and not known to be durable.
         """
+        # The innermost first: a parent made durable earlier would name a directory whose own names are not.
         for path in sorted(self._modes, key=lambda path: path.count("/") if path else -1, reverse=True):
             with self._directory(path) as fd:
                 os.fchmod(fd, self._modes[path])
                 os.fsync(fd)
         try:
+            # One rename over nothing or over an empty directory: at the destination is all of it or nothing (law N1).
             links.rename(self.path, self.destination)
         except OSError as error:
             if error.errno in (*links.ALREADY_THERE, errno.ENOTDIR):
@@ -151,6 +157,7 @@ class NewTree:
             CkstoreError: All of it is there, and not known to be durable.
         """
         try:
+            # A link, not a rename: rename would overwrite a file that came to the destination meanwhile.
             os.link(name, self.destination, src_dir_fd=self._lock.fd, follow_symlinks=False)
         except FileExistsError as error:
             msg = f"{self.destination} exists, and ckstore overwrites nothing"
@@ -167,10 +174,11 @@ class NewTree:
 
     def _make_durable(self) -> None:
         try:
+            # The rename is in memory until its parent is synced (law N2).
             files.sync_name(self.destination)
         except OSError as error:
-            why = os.strerror(error.errno or 0)
-            msg = f"{self.destination} is there, and whole, but may not survive a power cut: {why}"
+            reason = os.strerror(error.errno or 0)
+            msg = f"{self.destination} is there, and whole, but may not survive a power cut: {reason}"
             raise CkstoreError(msg, hint="remove it and write it again once the disk works") from error
 
     @contextmanager
@@ -212,11 +220,14 @@ def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
         except FileExistsError:
             continue
         try:
+            # Locked right after mkdir; if a sweep was faster the lock fails or is on another inode, and a new name is
+            # drawn.
             lock = locks.lock_shared(path)
         except OSError as error:  # another builder was faster, or another user put something else there
             if error.errno not in _REPLACED:
                 raise
             continue
+        # In a sticky /tmp another user can make a directory of a guessed name: never build in one of theirs.
         if _is_ours(lock):
             return path, lock
         lock.release()
@@ -266,7 +277,7 @@ def _check_free(destination: Path, *, or_empty: bool = True) -> None:
 def _remove_dead(destination: Path) -> None:
     """Remove what killed builders of this user left for the same destination.
 
-    What cannot be removed takes space and is in no one's way, so it is no reason to fail.
+    A leftover that cannot be removed takes space and is in no one's way: no reason to fail.
 
     Raises:
         FileNotFoundError, NotADirectoryError: The parent is not a directory.
@@ -282,6 +293,7 @@ def _remove_dead(destination: Path) -> None:
 
 
 def _remove_if_dead(path: Path) -> None:
+    # The builder holds a shared lock as long as it lives: the process that gets this one knows that it died.
     with locks.lock_exclusive(path, timeout_s=0.0) as lock:
         if _is_ours(lock):
             _remove(path, lock)
@@ -290,7 +302,7 @@ def _remove_if_dead(path: Path) -> None:
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:
     """Remove the locked tree, in which a directory may have lost its permissions already.
 
-    What others may have put at `path` meanwhile goes only if it is an empty directory. What failed is tried once more:
+    If another user put something at `path` meanwhile, only an empty directory is removed. A failure is tried once more:
     on a shared filesystem one call in the middle may find a stale handle.
     """
     try:
@@ -302,7 +314,7 @@ def _remove(path: Path, lock: locks.DirectoryLock) -> None:
 
 
 def _empty(fd: int) -> None:
-    """Remove everything in an open directory. What is deeper is moved up first: no depth is too much."""
+    """Remove everything in an open directory. Deeper directories are moved up first: no depth is too much."""
     while names := os.listdir(fd):
         for name in names:
             if not _opened_up(name, fd):
@@ -311,6 +323,7 @@ def _empty(fd: int) -> None:
             with files.opened(name, _DIRECTORY, dir_fd=fd) as inner:
                 for deeper in os.listdir(inner):
                     if _opened_up(deeper, inner):
+                        # Up by one level under a random name, so nothing recurses and no path gets longer.
                         os.rename(deeper, secrets.token_hex(8), src_dir_fd=inner, dst_dir_fd=fd)
                     else:
                         os.unlink(deeper, dir_fd=inner)
@@ -324,6 +337,7 @@ def _opened_up(name: str, dir_fd: int) -> bool:
         return False
     if status.st_mode & _BUILD_MODE != _BUILD_MODE:
         with files.opened(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=dir_fd) as fd:
+            # fchmod refuses an O_PATH descriptor, and the mode may forbid any other open.
             os.chmod(f"/proc/self/fd/{fd}", _BUILD_MODE)  # by a name it might be another one
     return True
 

@@ -14,11 +14,14 @@ from ckstore.fs import files
 if TYPE_CHECKING:
     from ckstore.fs.inside import Where
 
+# From sys/inotify.h; Python has no binding for it.
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
 _IN_Q_OVERFLOW, _IN_IGNORED = 0x4000, 0x8000
 _IN_DELETE_SELF, _IN_MOVE_SELF = 0x400, 0x800
+# After any of these names may have been missed, so the caller has to list the directory itself.
 _LOST = _IN_Q_OVERFLOW | _IN_IGNORED | _IN_DELETE_SELF | _IN_MOVE_SELF
 _EVENT = struct.Struct("iIII")
+# Room for two hundred events with the longest names, so that a burst takes few reads.
 _BUFFER_BYTES = 64 * 1024
 _UNAVAILABLE = (errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.EPERM)
 """The kernel has no inotify, or this user has as many watches as are allowed."""
@@ -27,7 +30,7 @@ _UNAVAILABLE = (errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EN
 class Watch:
     """Watches a directory of this host for new names; a context manager.
 
-    What other hosts do in it on a shared filesystem is not seen.
+    It does not see the changes that other hosts make on a shared filesystem.
     """
 
     def __init__(self, fd: int) -> None:
@@ -52,6 +55,8 @@ class Watch:
         try:
             with files.opened_directory(directory) as opened:
                 mask = _IN_CREATE | _IN_MOVED_TO | _IN_DELETE_SELF | _IN_MOVE_SELF
+                # By the descriptor's path in /proc: inotify takes paths only, and one below the store could lead
+                # elsewhere (rule N).
                 added = libc.inotify_add_watch(fd, os.fsencode(f"/proc/self/fd/{opened}"), mask)
                 code = ctypes.get_errno()
         except BaseException:
@@ -67,6 +72,7 @@ class Watch:
         """Return the names that appeared, none after `timeout_s`; None: some were lost, or the directory is gone."""
         waiting = select.poll()
         waiting.register(self._fd, select.POLLIN)
+        # poll, not select: a trainer with many open files has descriptors above 1023.
         waiting.poll(max(timeout_s, 0.0) * 1000)
         names: set[str] = set()
         while True:

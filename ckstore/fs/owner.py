@@ -15,6 +15,7 @@ _MAY_NOT_GIVE = frozenset((errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS
 """Root without CAP_CHOWN, as in a container; squashed by an NFS server; an owner who is not in this user namespace."""
 
 
+# Bit 0 of the capabilities, linux/capability.h.
 _CAP_CHOWN = 1 << 0
 
 
@@ -36,6 +37,7 @@ def give_to_owner_of(parent_fd: int, fd: int) -> None:
     if os.geteuid() != 0:
         return
     owner, made = os.fstat(parent_fd), os.fstat(fd)
+    # Root's own stores need no call, which would change the ctime of each blob.
     if (owner.st_uid, owner.st_gid) == (made.st_uid, made.st_gid):
         return
     try:

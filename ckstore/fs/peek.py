@@ -70,7 +70,7 @@ def exists(where: Where, *, dir_fd: int | None = None) -> bool:
 
 
 def is_directory(where: Where) -> bool:
-    """Whether there is a directory; a symlink to one is none."""
+    """Whether there is a directory; a symlink to one does not count."""
     found = find(where)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
@@ -78,6 +78,7 @@ def is_directory(where: Where) -> bool:
 def may_write(where: Where) -> bool:
     """Whether this user may make names in a directory."""
     with at(where) as (parent, name):
+        # access asks the kernel, which knows ACLs and read-only mounts; mode bits do not tell those.
         return os.access(name, os.W_OK, dir_fd=parent, follow_symlinks=False)
 
 
@@ -106,10 +107,10 @@ def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
-    """Yield everything below a directory that is none, with its status; what vanishes meanwhile is left out.
+    """Yield all but the directories below a directory, with its status; what vanishes meanwhile is left out.
 
-    Nothing recurses, and one directory is open at a time. A store has at most five levels; what lies deeper than
-    `MOST_LEVELS` is not of its making.
+    Nothing recurses, and one directory is open at a time. A store has at most five levels; it makes nothing deeper than
+    `MOST_LEVELS`.
 
     Args:
         top: The directory.
@@ -128,6 +129,7 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
             place = folder / name
             if not stat.S_ISDIR(about.st_mode):
                 yield place, about
+            # Anyone who may write to a store could nest directories without end.
             elif len(place.parts) - len(top.parts) < MOST_LEVELS:
                 waiting.append(place)
             elif too_deep is not None:
@@ -135,7 +137,7 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
 
 
 def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
-    """Return what is in a directory, with its status; what vanishes meanwhile is left out, nothing if it is gone."""
+    """Return the names in a directory with their status, without those that vanish meanwhile; nothing if it is gone."""
     listed = []
     with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
         for entry in found:
@@ -159,6 +161,7 @@ def free_space(path: str | os.PathLike[str]) -> FreeSpace:
         total_bytes=found.f_blocks * block,
         free_bytes=found.f_bavail * block,
         unused_bytes=found.f_bfree * block,
+        # btrfs and many network filesystems report 0 inodes in all, which means no limit and not a full disk.
         free_inodes=found.f_favail if found.f_files else None,
         total_inodes=found.f_files,
     )

@@ -31,15 +31,16 @@ def check_on_disk(path: Where, data: memoryview) -> None:
         raise _refused(f"{path} was written and made durable, but from byte {wrong} on the disk returns other bytes")
 
 
-def _refused(what: str) -> SaveFailed:
+def _refused(found: str) -> SaveFailed:
     hint = "do not trust this disk, its controller or memory; dmesg and the SMART values may say more"
-    return SaveFailed(f"{what}; nothing was published", hint=hint)
+    return SaveFailed(f"{found}; nothing was published", hint=hint)
 
 
 def _first_difference(file: direct.UncachedFile, data: memoryview) -> int | None:
     """Return where a read, of up to a few MiB, first gave other bytes than `data`; None: the file is `data`."""
     at = 0
     buffer = buffers.aligned_buffer(direct.BUFFER_BYTES)
+    # One byte further than was written: a file that is too long is wrong as well.
     while part := file.read(at, len(data) + 1, buffer):
         # A bytearray compares with any buffer as memcmp does; two memoryviews go element by element.
         if bytearray(part) != data[at : at + len(part)]:

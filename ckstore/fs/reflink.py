@@ -6,7 +6,9 @@ import errno
 import fcntl
 import struct
 
+# From linux/fs.h; its argument is struct file_clone_range.
 _FICLONERANGE = 0x4020940D
+# Another filesystem, one without shared blocks, a range off its blocks, or an immutable file: the caller copies.
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
 BLOCK_BYTES = 4096
 """Offsets must be multiples of the filesystem's block; lengths too, but where the source ends."""

@@ -12,6 +12,7 @@ _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
 _FORCE_SYNC = 0x2000
 """AT_STATX_FORCE_SYNC: the attributes are those of the server, not of the cache of this host."""
+# STATX_BASIC_STATS and STATX_DIOALIGN of linux/stat.h, and the size of its structure.
 _BASIC = 0x7FF
 _DIOALIGN = 0x2000
 _SIZE = 256
@@ -33,6 +34,7 @@ def direct_io_bytes(path: Where) -> int | None:
         if call(*here, _AT_SYMLINK_NOFOLLOW, ctypes.c_uint(_DIOALIGN), buffer) != 0:
             return None
     (mask,) = struct.unpack_from("I", buffer)
+    # A kernel that does not know the field leaves its bit out, and zeros in the buffer: not an alignment of 0.
     if not mask & _DIOALIGN:
         return None
     alignments: tuple[int, int] = struct.unpack_from("II", buffer, _ALIGN_AT)
@@ -53,6 +55,7 @@ def refresh(path: Where) -> None:
     try:
         with at(path) as (parent, name):
             here = (_AT_FDCWD if parent is None else parent, os.fsencode(name))
+            # The answer is not looked at: the call fills the kernel's cache, from which the next stat reads.
             call(*here, _AT_SYMLINK_NOFOLLOW | _FORCE_SYNC, ctypes.c_uint(_BASIC), buffer)
     except (FileNotFoundError, NotADirectoryError):  # the caller who looks finds that, too
         return

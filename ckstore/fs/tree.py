@@ -1,4 +1,4 @@
-"""Look at files outside the store: what a directory holds, and whether it is still the same.
+"""Look at files outside the store: list a directory, and see whether it is still the same.
 
 This is the one way into a folder of another program, which may be hostile: every step below the path that the user
 named goes by a descriptor and follows no symlink (`ckstore.fs.inside`), and only regular files are read.
@@ -65,11 +65,13 @@ class Entry:
         """
         try:
             with files.opened(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+                # On the open descriptor, not by name: the file that is read is the one that is compared.
                 if not _same(self, os.fstat(fd)):
                     raise changed(self.path)
                 done = 0
                 while done < len(out):
                     count = os.preadv(fd, [out[done:]], offset + done)
+                    # Shorter than it was: a program truncated it between the look and the read.
                     if count == 0:
                         raise changed(self.path)
                     done += count
@@ -147,26 +149,28 @@ def walk(where: Inside, path: str = "") -> Iterator[Entry]:
         CannotStore: There is something that is neither a file, nor a directory, nor a symlink; or directories are
             nested too deep.
     """
+    # A stack, not recursion: a folder of another program may be nested deeper than Python's limit.
     waiting = _entries_of(where, path)
     while waiting:
         entry = waiting.pop()
         yield entry
         if entry.kind == "directory":
             if entry.path.count("/") >= MOST_LEVELS:
-                why = f"directories there are nested more than {MOST_LEVELS} deep"
-                raise CannotStore(entry.path, why, hint="commit its content separately, or as an archive")
+                problem = f"directories there are nested more than {MOST_LEVELS} deep"
+                raise CannotStore(entry.path, problem, hint="commit its content separately, or as an archive")
             waiting += _entries_of(entry.where, entry.path)
 
 
 def _entries_of(where: Inside, path: str) -> list[Entry]:
     """Return what is in a directory, the last name first."""
     with files.opened_directory(where) as fd:
+        # Reversed, since the stack gives the last one first: so manifests of equal folders are equal.
         names = sorted(os.listdir(fd), reverse=True)
         return [_entry(where / name, f"{path}/{name}" if path else name, name, fd) for name in names]
 
 
 def files_below(top: Path) -> Iterator[Path]:
-    """Yield everything below a directory that is none; what cannot be listed is left out, and no symlink is followed.
+    """Yield all but the directories below a directory; skip directories that cannot be listed, and follow no symlink.
 
     Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
     """

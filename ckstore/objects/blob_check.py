@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.objects.checkpoints import CheckpointDirectory
 
+# Large enough that the disk streams, small enough that a pause between two reads slows a verification evenly.
 READ_BYTES = 4 * 2**20
 
 Piece = tuple[str, int, int]
@@ -94,11 +95,14 @@ def check_file(path: Inside, blob: BlobRecord, how: How) -> Checked:
 
 def _check(path: Inside, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
     try:
+        # From the disk: a page cache that is right would hide a rotten sector until the next restart.
         with direct.opened_uncached(path) as file:
             return _check_open(file, blob, pieces, how, whole=whole)
     except (FileNotFoundError, NotADirectoryError):
         return _all_bad(blobs.why_absent(blob.digest, blob.nbytes, None), pieces)
     except OSError as error:
+        # ELOOP: a symlink has its name; ENXIO: a socket. Any other error says nothing of the blob and must not mark
+        # it.
         if error.errno not in (errno.ELOOP, errno.EIO, errno.ENXIO):
             raise
         return _all_bad(f"blob {blob.digest} cannot be opened: {error.strerror}", pieces)
@@ -112,10 +116,12 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
     status = os.fstat(file.fd)
     problem = blobs.why_absent(blob.digest, blob.nbytes, status)
     if problem:
+        # A device or a pipe in its place must not be read: it could wait for ever, or never end.
         if how.by_size or not stat.S_ISREG(status.st_mode):
             return _all_bad(problem, pieces)
         bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
         return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
+    # Only a blob that is read whole may get the fixed time back: a part that is right says nothing of the rest.
     if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
         checked = _check_touched(file, blob, pieces, how)
     else:
@@ -130,14 +136,16 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
 
     Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
     """
+    # Taken before its time is changed: it may be a user's own file, which gets its time back.
     before = os.fstat(file.fd)
     try:
         blobs.suspect(file.fd)
     except OSError:
         return _compare_all(file, blob, pieces, how, whole=True)
     try:
+        # Durable before it is read: right bytes in dirty pages could still fail to reach the disk (law D2).
         os.fsync(file.fd)
-    except OSError as error:  # what is read may be in memory only, and a second fsync would not tell
+    except OSError as error:  # the bytes may be in memory only, and a second fsync would not tell
         if error.errno in files.NOT_OF_THE_FILE:
             raise
         problem = f"a program wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
@@ -156,6 +164,7 @@ def _compare_all(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece
     known: dict[Piece, str] = {}
     if whole:
         everything = (blob.digest, 0, blob.nbytes)
+        # Blob and pieces in one pass: reading a second time would double the load of a verification.
         known = _compare_at_once(file, everything, pieces, how)
         checked.read_bytes = blob.nbytes
         if known[everything]:
@@ -192,6 +201,7 @@ def _compare_at_once(
     file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: How
 ) -> dict[Piece, str]:
     """Return what is wrong with the blob, and with the pieces as far as it could be read, reading it once."""
+    # The last piece first, so that the next one to begin is taken from the end of the list.
     waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
     open_now = [_Running(everything)]
     known: dict[Piece, str] = {}
@@ -200,6 +210,7 @@ def _compare_at_once(
         try:
             data = _read(file, at, everything[2], how)
         except OSError as error:
+            # Only EIO says that the medium lost the bytes; anything else is this process's or the server's trouble.
             if error.errno != errno.EIO:
                 raise
             return {**known, everything: f"the disk cannot read byte {at}: {error.strerror}"}
@@ -212,6 +223,7 @@ def _compare_at_once(
         at += len(data)
         known.update((running.piece, running.verdict()) for running in open_now if running.stop <= at)
         open_now = [running for running in open_now if running.stop > at]
+    # An empty blob is never read, and still has a digest to be compared.
     return known if everything[2] else {everything: open_now[0].verdict()}
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside, Where
 
 _READ_BYTES = 4 * 2**20
+# Any time but the fixed one would do: no save relies on a blob that has another.
 SUSPECT_NS = 0
 """The time of a blob that is to be read before it is relied on."""
 
@@ -65,6 +66,7 @@ def is_sound(path: Where, digest: str, nbytes: int) -> bool:
     Raises:
         FileNotFoundError: There is no such file.
     """
+    # Size and time first: a hit must not cost a read (docs/adr/0010 says how rot is found nevertheless).
     status = peek.status(path)
     if looks_untouched(status, nbytes):
         return True
@@ -106,8 +108,8 @@ def clear(fd: int) -> bool:
 def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
     """Read a blob whole and return its status if its bytes are what its name says; None if they are not.
 
-    What is right is durable then, read-only, and has the fixed time; what is wrong loses that time, so that no save
-    relies on it. What the page cache has of it is dropped first: a copy may be right in memory only.
+    A right one is durable then, read-only, and has the fixed time; a wrong one loses that time, so that no save relies
+    on it. Its pages in the cache are dropped first: a copy may be right in memory only.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -115,12 +117,15 @@ def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
     """
     with files.opened_to_read(path) as fd:
         before = os.fstat(fd)
+        # Nothing is read or marked: it may be a file of the user that has this name by mistake.
         if not has_size(before, nbytes):
             return None
         untouched = looks_untouched(before, nbytes)
         if not untouched:
+            # Before the fsync, so that after a kill in between it is as suspect as before.
             suspect(fd)
         os.fsync(fd)
+        # After the fsync, since dirty pages are not dropped.
         direct.drop_cached(fd)
         if _digest_or_unreadable(fd, digest) != digest:
             refuse(fd, before)
@@ -128,7 +133,9 @@ def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
         if untouched and os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # a program wrote into it meanwhile
             return None
         if stat.S_IMODE(before.st_mode) != files.BLOB_MODE:
+            # A copy made with cp can be writable, and a program could then write into every checkpoint by this inode.
             os.fchmod(fd, files.BLOB_MODE)
+        # Last: the fixed time says that everything before it was done.
         if not untouched and not clear(fd):
             return None
         return os.fstat(fd)

@@ -30,6 +30,7 @@ def restore_names(layout: Layout, checkpoint: Inside, wanted: Iterable[tuple[str
     """
     given: set[str] = set()
     try:
+        # Locked for use, so that gc does not take the checkpoint apart while its copies are linked.
         with locks.lock_shared(checkpoint), Held(checkpoint / BLOBS) as copies, Held(layout.blobs) as canonical:
             for digest, nbytes in wanted:
                 if _link(copies.inside / digest, canonical.inside / fan_out(digest), nbytes):
@@ -45,6 +46,7 @@ def _link(copy: Inside, folder: Inside, nbytes: int | None) -> bool:
         if not blobs.looks_untouched(status, status.st_size if nbytes is None else nbytes):
             return False
         links.make_directory(folder)
+        # link never replaces: a canonical name that another save made meanwhile stays.
         return links.try_link(copy, folder / copy.name)
     except (FileNotFoundError, FileExistsError):  # taken away, or restored by another process
         return False

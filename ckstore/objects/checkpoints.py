@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside, Where
 
 _HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
+# The longest head, with a blake3 digest, has less than 100 bytes.
 _HEAD_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Verdict:
     """What a directory of a checkpoint holds.
 
     Attributes:
@@ -47,7 +48,7 @@ class Found:
     content: str = ""
 
 
-def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Found:
+def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Verdict:
     """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read.
 
     The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
@@ -57,29 +58,30 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
         if lock is not None:
             return _judge(CheckpointDirectory.locked(path, lock, layout.hash_prefix), run, step)
         if layout.inode(run, step) is None:  # also where a file or a symlink has the name of the run
-            return Found(None)
+            return Verdict(None)
         with CheckpointDirectory.at(path, layout.hash_prefix) as directory:
             return _judge(directory, run, step)
     except (FileNotFoundError, NotADirectoryError):
-        return Found(None)
+        return Verdict(None)
     except PermissionError:
-        return Found(None, layout.pass_over(path), is_closed=True)
+        return Verdict(None, layout.pass_over(path), is_closed=True)
     except OtherHash as error:
-        return Found(None, str(error), is_another=True)
+        return Verdict(None, str(error), is_another=True)
     except DamagedBlob as error:
-        return Found(None, str(error))
+        return Verdict(None, str(error))
 
 
-def _judge(directory: CheckpointDirectory, run: str, step: int) -> Found:
+def _judge(directory: CheckpointDirectory, run: str, step: int) -> Verdict:
     manifest = directory.manifest
     if (manifest.run, manifest.step) != (run, step):
         problem = f"{directory.path} holds the checkpoint {manifest.run}@{manifest.step}, not {run}@{step}"
-        return Found(None, problem, is_another=True)
+        return Verdict(None, problem, is_another=True)
+    # By the descriptor of the lock: the path may lead to another checkpoint by now.
     problem, _ = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
     if problem:
-        return Found(None, f"{directory.path}: {problem}", content=manifest.content)
+        return Verdict(None, f"{directory.path}: {problem}", content=manifest.content)
     published = Published(manifest=manifest, manifest_id=directory.manifest_id, stamp=directory.stamp)
-    return Found(published, content=manifest.content)
+    return Verdict(published, content=manifest.content)
 
 
 def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
@@ -101,6 +103,7 @@ def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecor
             status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
         except FileNotFoundError:
             return blobs.why_absent(blob.digest, blob.nbytes, None), ()
+        # A look, not a read: opening a checkpoint of a thousand blobs must not read them.
         if blobs.looks_untouched(status, blob.nbytes):
             continue
         if problem := blobs.why_absent(blob.digest, blob.nbytes, status):
@@ -126,11 +129,12 @@ def why_not_own(dir_fd: int) -> str:
     except FileNotFoundError:  # then each blob is missing, if it has any
         return ""
     if stat.S_ISDIR(found.st_mode):
+        # A mounted filesystem has no hardlinks of the store, so what is there protects nothing (rule N).
         if found.st_dev == os.fstat(dir_fd).st_dev:
             return ""
         return f"{BLOBS}/ is on another filesystem, and a checkpoint owns its blobs"
-    what = "a symlink" if stat.S_ISLNK(found.st_mode) else "not a directory"
-    return f"{BLOBS}/ is {what}, and a checkpoint owns its blobs"
+    kind = "a symlink" if stat.S_ISLNK(found.st_mode) else "not a directory"
+    return f"{BLOBS}/ is {kind}, and a checkpoint owns its blobs"
 
 
 def _stamp_in(dir_fd: int) -> Stamp:
@@ -173,6 +177,7 @@ class CheckpointDirectory:
             FileNotFoundError, NotADirectoryError: There is no such directory.
             DamagedBlob: It has no valid manifest; `OtherHash`: it is of a store with another hash.
         """
+        # Before anything is read: from here on gc and deletes wait until the reader is done (law L1).
         lock = locks.lock_shared(path)
         try:
             return cls.locked(path, lock, hash_prefix)
@@ -186,6 +191,7 @@ class CheckpointDirectory:
         where = f"{path}/{MANIFEST}"
         try:
             stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
+            # By the descriptor: of a rename meanwhile nothing is noticed, and nothing has to be.
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
         except FileNotFoundError as error:
             msg = f"{where} is missing"
@@ -194,8 +200,8 @@ class CheckpointDirectory:
             manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix)
         except BadInput as error:
             raise DamagedBlob(error.message, hint=error.hint) from error
-        if why := why_not_own(lock.fd):
-            msg = f"{path}: {why}"
+        if problem := why_not_own(lock.fd):
+            msg = f"{path}: {problem}"
             raise DamagedBlob(msg)
         return cls(path, lock, stamp, manifest, manifest_id)
 
@@ -226,6 +232,7 @@ class CheckpointDirectory:
         Raises:
             MissingBlob: It is not there; the message names `what`, which needs it.
         """
+        # A closed descriptor number may belong to another file of the program by now.
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"
             raise BadInput(msg, hint="read from it inside its with block")
@@ -237,6 +244,7 @@ class CheckpointDirectory:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._absent(blob, None, what) from error
         if whole and blobs.presence(status, blob.nbytes) is not Presence.WHOLE:
+            # A mapping of a short file reads zeros up to the page and kills the process beyond: refused here.
             os.close(fd)
             raise self._absent(blob, status, what)
         return fd

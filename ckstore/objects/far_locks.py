@@ -16,6 +16,7 @@ from ckstore.fs.lock_files import LockFile, service_failed
 if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
+# A run is locked for some system calls only; a process that needs longer has stopped, or its server has.
 _DEFAULT_S = 10.0
 _STORE = "store"
 _TRASH = "trash"
@@ -29,6 +30,8 @@ def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _D
     """
     path = layout.checkpoints / run
     if exclusive:
+        # The directory first: processes of one host meet there, and forks and handlers are dealt with as ever
+        # (docs/adr/0016).
         lock = locks.lock_exclusive(path, timeout_s=timeout_s)
     else:
         lock = locks.lock_shared(path, timeout_s=timeout_s)
@@ -65,9 +68,11 @@ def _tried(layout: Layout, lock: locks.DirectoryLock | None, name: str) -> locks
 def _followed(
     layout: Layout, lock: locks.DirectoryLock, name: str, *, exclusive: bool, timeout_s: float
 ) -> locks.DirectoryLock:
+    # On a local filesystem the file would cost two calls and an fsync, and tell nothing new.
     if not layout.shared:
         return lock
     try:
+        # A store of before, or one that was copied, has none.
         links.make_directory(layout.locks)
         lock.far = LockFile.take(layout.locks / name, exclusive=exclusive, timeout_s=timeout_s)
     except BaseException:

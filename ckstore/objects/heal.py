@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ckstore.fs.inside import Inside
 
+# A process that holds it for longer is taking the checkpoint apart; a save must not wait for that.
 _WAIT_S = 2.0
 
 
@@ -37,19 +38,24 @@ def relink_everywhere(
     Raises:
         OSError: A name could not be changed; those before it were.
     """
+    # By inode: a name that is the good copy already needs no rename and no fsync.
     inode = peek.status(good).st_ino
     changed = 0
     for run, step, _ in layout.published():
         path = layout.checkpoint(run, step)
         name = path / BLOBS / digest
         try:
-            there = _inode_of(name)
-            if there == inode or there in spare or (there is None and not _has_lost(path, digest)):
+            present = _inode_of(name)
+            if present == inode or present in spare or (present is None and not _has_lost(path, digest)):
                 continue
             with locks.lock_shared(path, timeout_s=_WAIT_S) as lock, marks.kept_unless_durable(lock):
-                if there is None and links.make_directory(name.parent):
+                # A checkpoint that lost its whole blobs/ gets the directory back first, durably: a name in it would
+                # else be lost.
+                if present is None and links.make_directory(name.parent):
                     files.sync_directory(path)
                 _replace(name, good, temporary())
+                # Before the mark goes (law H1): a power cut could bring the damaged file back, and then nothing would
+                # say so.
                 files.sync_directory(name.parent)
                 marks.forget_blob(lock, digest)
         except FileNotFoundError:  # it is gone
@@ -70,6 +76,7 @@ def _has_lost(path: Inside, digest: str) -> bool:
     if not marks.is_marked(path):
         return False
     try:
+        # A search for the text is enough: at worst the checkpoint gets a name that it does not need.
         return digest.encode("ascii") in files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
     except (CkstoreError, FileNotFoundError):  # without a manifest nothing heals it
         return False
@@ -79,5 +86,6 @@ def _replace(name: Inside, good: Inside, temporary: Inside) -> None:
     if links.replace_name(good, name, temporary):
         return
     # No further link: the checkpoint gets a copy of its own.
+    # Written whole and fsynced under another name: a reader meanwhile sees the damaged blob, never half a good one.
     files.create_blob(temporary, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))
     links.rename(temporary, name)

@@ -24,6 +24,7 @@ MANIFEST = "manifest.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
 MARK = "damaged.json"
+# A sweep of hyperparameters can have thousands of runs, and the usual limit is 1,024 descriptors.
 _RUNS_OPEN = 32
 """How many directories of runs are open at once, where many are looked into."""
 
@@ -107,11 +108,13 @@ class Layout:
         """
         for name in self.runs() if run is None else [run]:
             steps = self.steps(name)
+            # Asked of the whole run at once: one descriptor, and one call a checkpoint.
             closed = self.closed(name, steps)
             yield from ((name, int(step), inode) for step, inode in steps.items() if step not in closed)
 
     def closed(self, run: str, steps: Iterable[str]) -> set[str]:
         """Return the checkpoints of a run that this user may not look into, and take note of them."""
+        # Root may look into everything, so nothing has to be asked.
         if os.geteuid() == 0 or not (steps := [*steps]):
             return set()
         try:
@@ -119,7 +122,7 @@ class Layout:
                 found = {step for step in steps if not _may_enter(step, folder.fd)}
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except PermissionError:  # the run itself; who listed it took note
+        except PermissionError:  # the run itself; the list of it took note
             return {*steps}
         for step in found:
             self.pass_over(self.checkpoint(run, int(step)))
@@ -213,7 +216,8 @@ class Layout:
         return 0 if found is None else max(0, found.st_nlink - 2)
 
     def run_stamp(self, run: str) -> RunStamp | None:
-        """Return when and how a run last changed; None: that is not to be had, or may be old, as from other hosts."""
+        """Return when and how a run last changed; None: it is not available, or may be old, as from other hosts."""
+        # This host may still have the attributes of before another host's change.
         if self.shared:
             return None
         try:
@@ -223,7 +227,7 @@ class Layout:
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 
     def tags(self) -> dict[str, CheckpointKey]:
-        """Return what every tag points to; what is not a tag, or cannot be read as one, is left aside."""
+        """Return what every tag points to; entries that are not tags, or cannot be read, are left aside."""
         return {
             name: (found.run, found.step)
             for name, text in self.tag_texts().items()
@@ -243,6 +247,8 @@ class Layout:
             except FileNotFoundError:  # it was taken away meanwhile
                 continue
             except OSError as error:
+                # EINVAL: the entry is no symlink. Any other error must not make a tag look damaged, which stops all
+                # deletions.
                 if error.errno != errno.EINVAL:
                     raise
                 found[name] = None
@@ -258,7 +264,7 @@ class OpenRuns:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._open: dict[str, Held | None] = {}
-        self._seen: dict[CheckpointKey, frozenset[str]] = {}
+        self._small_files: dict[CheckpointKey, frozenset[str]] = {}
 
     def is_marked(self, run: str, step: int) -> bool:
         """Whether a checkpoint is marked as damaged."""
@@ -269,8 +275,8 @@ class OpenRuns:
         return self._has(run, step, ANNOTATIONS)
 
     def _has(self, run: str, step: int, name: str) -> bool:
-        if (run, step) in self._seen:
-            return name in self._seen[run, step]
+        if (run, step) in self._small_files:
+            return name in self._small_files[run, step]
         folder = self._run(run)
         return folder is not None and bool(folder.having(str(step), (name,)))
 
@@ -295,7 +301,7 @@ class OpenRuns:
         self._layout.closed(run, inodes.keys() - looked.keys())  # in order to say so
         nothing: tuple[None, frozenset[str]] = None, frozenset()
         if in_full:
-            self._seen |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
+            self._small_files |= {(run, int(step)): looked.get(step, nothing)[1] for step in inodes}
         return {
             (run, int(step)): None if (manifest := looked.get(step, nothing)[0]) is None else Stamp.of(inode, manifest)
             for step, inode in inodes.items()
@@ -303,6 +309,7 @@ class OpenRuns:
 
     def _run(self, run: str) -> Held | None:
         if run not in self._open:
+            # All at once: runs are walked in order, so one that is closed is not asked for again.
             if len(self._open) >= _RUNS_OPEN:
                 self.close()
             try:
@@ -343,7 +350,8 @@ def _owner(place: Inside) -> int | None:
 
 
 def _may_enter(name: str, dir_fd: int) -> bool:
-    """Whether this user may list a directory and reach what is in it; what went meanwhile counts as one."""
+    """Whether this user may list a directory and reach what is in it; one that went meanwhile counts as such."""
+    # The kernel is asked, since only it knows ACLs; effective_ids: files are opened with those.
     if os.access(name, os.R_OK | os.X_OK, dir_fd=dir_fd, effective_ids=True):
         return True
     return not peek.exists(name, dir_fd=dir_fd)

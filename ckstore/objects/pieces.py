@@ -40,6 +40,7 @@ class Part(NamedTuple):
 
 def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
     """Return parts together that lie in one blob, in the order in which they lie there."""
+    # In the order in which they lie: a disk reads them forwards, and each blob is opened once.
     found: dict[int, list[Part]] = defaultdict(list)
     for part in parts:
         found[part.extent.blob].append(part)
@@ -83,6 +84,7 @@ class PieceReader:
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
         try:
+            # Read and hashed part by part, not in two passes over the whole (docs/adr/0006).
             for at in range(0, len(out), _PART_BYTES):
                 if self._before_each is not None:
                     self._before_each()
@@ -119,7 +121,7 @@ class PieceReader:
 
         On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger as
         one reads on. After a first read of a MiB, or if it is told to read all of it, pages have 4 KiB: they take the
-        processor longer, now and when they are mapped (docs/adr/0007-loads.md). What lies on no disk is mostly the
+        processor longer, now and when they are mapped (docs/adr/0007-loads.md). Bytes on no disk are mostly the
         network's, where each answer takes its time; so all of it is asked for, unless most of what lies between is not
         wanted.
         """
@@ -129,6 +131,7 @@ class PieceReader:
         first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
         if files.on_block_device(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
             return
+        # Below a half, reading everything between would cost the network more than single answers.
         if 2 * sum(part.extent.length for part in parts) >= stop - start:
             files.read_ahead(fd, start, stop - start)
 
@@ -138,9 +141,11 @@ class PieceReader:
             os.close(self._open.popitem()[1])
 
     def _descriptor(self, extent: Extent, what: str) -> int:
+        # The one that was used last is closed last: small pieces of neighbours lie in one pack.
         if extent.blob in self._open:
             self._open.move_to_end(extent.blob)
             return self._open[extent.blob]
+        # Closed before the next is opened: a trainer may be at its limit of descriptors.
         while len(self._open) >= self._open_most:
             os.close(self._open.popitem(last=False)[1])
         self._open[extent.blob] = self._directory.open_blob(self._directory.manifest.blobs[extent.blob], what)
@@ -206,6 +211,7 @@ class PieceMaps:
         (extent,) = extents
         if extent.blob != self._blob:
             self._blob, self._whole, self._end = extent.blob, self._map_blob(extent, what), 0
+        # A range that another tensor has already would be shared by both: a write to one would change the other.
         if extent.offset >= self._end:
             self._end = extent.offset + extent.length
             return self._whole[extent.offset : self._end]
@@ -214,6 +220,7 @@ class PieceMaps:
 
     def _map_blob(self, extent: Extent, what: str) -> memoryview:
         blob = self._directory.manifest.blobs[extent.blob]
+        # whole: a page beyond the end of a short file would kill the process with SIGBUS.
         fd = self._directory.open_blob(blob, what, whole=True)
         try:
             return mapping.map_file(fd, blob.nbytes)

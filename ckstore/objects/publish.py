@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 IfExists = Literal["error", "replace", "keep"]
 Rule = IfExists | Literal["taken"]
 """As `IfExists`; ``taken``: any checkpoint that is there is another one, whatever it holds."""
+# Each try loses only if what was at the place is dropped in the same moment; twenty times in a row is no accident.
 _PUBLISH_TRIES = 20
+# Replacing and completing a gap fsync a few directories under the lock, which a busy disk may take seconds for.
 _RUN_TIMEOUT_S = 30.0
 
 
@@ -98,11 +100,14 @@ def publish(
         except NotInStore as error:
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
+        # The one rename is the commit; all that may fail for want of descriptors was done before it.
         outcome = _publish(layout, staging, manifest, if_there)
         change = outcome.change
         known = {} if synced_runs is None else synced_runs
+        # Not synced again where this process itself has synced checkpoints/ and the run is as it was then.
         if change is not None and change.before is not None and known.pop(manifest.run, None) == change.before:
             parents.pop(1)
+        # The run first, as the new parent (law N4), then checkpoints/ and staging/ (N2, N3).
         _sync(parents)
         if change is not None:
             known[manifest.run] = change.after
@@ -117,14 +122,19 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
     """
     target = layout.checkpoint(manifest.run, manifest.step)
     key = manifest.run, manifest.step
+    # Shared: saves of other steps go on side by side; only a judgement with an exchange excludes them
+    # (docs/adr/0004).
     with far_locks.lock_run(layout, manifest.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S) as lock:
+        # Under the lock nothing is dropped or exchanged, so what differs afterwards are additions only.
         before = layout.run_stamp(manifest.run)
         # A place that is empty because a replacement died in the middle is not free.
         is_gap = any(gap.key == key for gap in two_renames.gaps(layout))
         lock.check()
         if not is_gap and _renamed(staging, target):
             return Outcome(change=RunChange(before, layout.run_stamp(manifest.run)))
+    # Not upgraded from the shared lock: two that upgrade at once would wait for each other.
     with far_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
+        # First, so that a half-done replacement is judged as the checkpoint that it will be.
         two_renames.complete_run(layout, key)
         for _ in range(_PUBLISH_TRIES):
             lock.check()
@@ -157,6 +167,7 @@ def _replace(
     if stays is not None:
         return Outcome(existing=stays)
     target = layout.checkpoint(manifest.run, manifest.step)
+    # The last moment before the exchange: to judge the blobs may have taken minutes of a slow disk.
     lock.check()
     try:
         links.exchange(staging.path, target)
@@ -175,42 +186,40 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
     Raises:
         StepExists: There is another checkpoint, which is whole, or one that was moved there.
     """
+    # Judged again under the lock: the checkpoint of the beginning may have been replaced since.
     found = look(layout, manifest.run, manifest.step)
     if found.is_closed:
         raise StepExists(
             found.problem,
-            hint="choose another step, or let root give that checkpoint to the owner of the store (chown -R)",
-            command_hint="choose another --step, or let root give that checkpoint to the owner of the store (chown -R)",
+            hint="choose another step=, or let root give that checkpoint to the owner of the store (chown -R)",
         )
     if found.is_another:
         raise StepExists(found.problem, hint="it was moved there by hand: move it back, or out of the store")
-    there = found.published
-    if there is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
+    present = found.published
+    if present is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
         folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
-        whole = _stays(there.manifest, manifest, if_there.rule) and all(
-            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in there.manifest.blobs
+        whole = _stays(present.manifest, manifest, if_there.rule) and all(
+            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in present.manifest.blobs
         )
         if whole:
-            return there, False
+            return present, False
     other_bytes = found.content != manifest.content
     if other_bytes and found.content:  # without a manifest it cannot be loaded, and this may be the same state again
         if_there.check_replaceable()
     return None, other_bytes
 
 
-def _stays(there: Manifest, new: Manifest, if_exists: Rule) -> bool:
-    same = there.content == new.content
+def _stays(present: Manifest, new: Manifest, if_exists: Rule) -> bool:
+    same = present.content == new.content
     if if_exists == "replace":
-        return same and there.description == new.description
+        return same and present.description == new.description
     if (same and if_exists != "taken") or if_exists == "keep":
         return True
-    msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {there.created}"
+    msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {present.created}"
     raise StepExists(
         msg,
-        hint="choose another step, or if_exists='replace' to put this one in its place; 'keep' leaves the other, and "
+        hint="choose another step=, or if_exists='replace' to put this one in its place; keep leaves the other, and "
         "saves nothing",
-        command_hint="choose another --step, or --if-exists replace to put this one in its place; keep leaves the "
-        "other, and saves nothing",
     )
 
 
@@ -223,11 +232,13 @@ def _sync(parents: Sequence[Held]) -> None:
     Raises:
         UnknownOutcome: A directory could not be made durable.
     """
+    # In this order, and none is left out after an error: a name without its fsync is not acknowledged.
     for directory in parents:
         try:
             files.sync_open_directory(directory.fd)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             msg = f"the checkpoint was published, but {directory.inside} could not be made durable: {reason}"
-            hint = "the step may or may not be there after a restart of the machine; open the store again"
-            raise UnknownOutcome(msg, hint=hint) from error
+            raise UnknownOutcome(
+                msg, hint="the step may or may not be there after a restart of the machine; open the store again"
+            ) from error

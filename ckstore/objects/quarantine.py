@@ -38,7 +38,9 @@ def put_aside(layout: Layout, digest: str, names: Iterable[Inside]) -> list[Insi
             status = peek.status(name)
         except FileNotFoundError:
             continue
+        # With the inode in the name: two damaged copies of one blob are two files, and each is evidence.
         aside = layout.quarantine / f"{digest}.{status.st_ino}"
+        # A directory can have no second name, so it is moved.
         if stat.S_ISDIR(status.st_mode):
             links.rename(name, aside)
         elif name == canonical:
@@ -49,6 +51,7 @@ def put_aside(layout: Layout, digest: str, names: Iterable[Inside]) -> list[Insi
             continue
         made.append(aside)
     if made:
+        # The new parent first (law N4): a power cut must not lose the only name of the evidence.
         files.sync_directory(layout.quarantine)
         if peek.is_directory(canonical.parent):
             files.sync_directory(canonical.parent)

@@ -4,7 +4,8 @@ Only the file that all names will share has to be right, so only that one is rea
 damaged or gone, the first that is right. Its name is put in the place of another by an exchange of names in one step,
 so a reader finds the old file or the new one and both have the same bytes; the old ones end up in a staging directory,
 go to trash with it, and are freed there once no process has them open (rules T and K of the design). Dying at any line
-leaves every name with one of its files: who sweeps the directory first makes all names durable (`trash.sweep_staging`).
+leaves every name with one of its files: the process that sweeps the directory first makes all names durable
+(`trash.sweep_staging`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
 Inode = tuple[int, int]
+# Each try loses only if gc takes the canonical name, or a save makes one, in the same moment.
 _TRIES = 20
 
 
@@ -54,7 +56,7 @@ class Relinker:
 
     Args:
         layout: The store.
-        staging: A directory of the caller in ``staging/``, locked by the caller: what is exchanged ends up there.
+        staging: A directory of the caller in ``staging/``, locked by the caller: the exchanged files end up there.
         report: Called with the bytes that were read so far.
     """
 
@@ -84,6 +86,7 @@ class Relinker:
         except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
             return
         with directory:
+            # All of one checkpoint, then one fsync of its directory: an fsync for each name would take hours.
             changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
             if not changed:
                 return
@@ -119,6 +122,7 @@ class Relinker:
     def _find_right(self, blob: BlobRecord, name: Inside) -> Inode | None:
         """Return the inode of a file with the right bytes, which has the canonical name now; None if there is none."""
         canonical = self._layout.blob(blob.digest)
+        # The canonical one first: if it is right, most names have it already and stay.
         found = self._verify(canonical, blob)
         if found is None:
             found = self._verify(name, blob)
@@ -129,6 +133,7 @@ class Relinker:
 
     def _verify(self, path: Inside, blob: BlobRecord) -> Inode | None:
         status = peek.find(path)
+        # Each damaged file is read once, however many checkpoints have it.
         if status is None or _inode(status) in self._wrong:
             return None
         try:
@@ -154,6 +159,8 @@ class Relinker:
                 return links.try_link(fresh, canonical)
             except FileExistsError:
                 try:
+                    # Exchanged, not renamed over: the damaged file keeps a name in staging, and goes only when gc may
+                    # free it (rules T, K).
                     self._swap(fresh, canonical)
                 except FileNotFoundError:  # gc was faster
                     continue
@@ -186,6 +193,8 @@ class Relinker:
             links.exchange(fresh, name)
         except UnsafePlace:  # a rename over it does the same, if it has another name by then
             old = self._staging / f"new-{next(self._serial)}"
+            # A second name first: a rename over the last one would free a file that a reader has open on another
+            # host.
             links.link(name, old)
             links.rename(fresh, name)
             return old
@@ -200,7 +209,7 @@ class Relinker:
         except FileNotFoundError:
             return None
         found = peek.status(fresh)
-        # A number alone may be that of another file by now; what was found right has the fixed time.
+        # A number alone may be that of another file by now; a file that was found right has the fixed time.
         if _inode(found) == right and found.st_mtime_ns == files.BLOB_MTIME_NS:
             return fresh
         links.unlink(fresh)

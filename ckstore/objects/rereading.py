@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.digest import Algorithm
 
+# The save asks between two steps whether it has read long enough (docs/adr/0010).
 STEP_BYTES = 2**20
 
 
@@ -40,6 +41,7 @@ def agrees_to(
     at = 0
     with direct.opened_uncached(path) as file:
         while at < len(data) and go_on():
+            # Past the page cache, which has what was written and not what the disk kept.
             part = file.read(start + at, start + min(len(data), at + STEP_BYTES), buffer)
             if not part or algorithm.digest(part) != algorithm.digest(data[at : at + len(part)]):
                 return None

@@ -24,12 +24,17 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
+# docs/format/v1.md, "reserve/".
 LEAST_BYTES = 2**20
+# docs/format/v1.md: what is kept back is lost to the user, so it does not grow with the catalog without end.
 MOST_BYTES = 64 * 2**20
+# In so many files, since inodes run out as well as blocks, and each file gives one back.
 INODES = 8
 _PLENTY = 16
 """The reserve is made or enlarged only where this many times as much is free: never from the last bytes."""
+# gc goes on then even so: another process may take what gets free as fast as it does.
 _SETTLE_S = 2.0
+# Only after a pause: to sync a whole filesystem makes every program on it wait.
 _SYNC_AFTER_S = 0.05
 _PAUSE_S = 0.005
 
@@ -81,6 +86,7 @@ def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
     gives = full and bool(names_in(layout.reserve))
     try:
         if gives:
+            # Before the catalog is opened: SQLite on a full disk ends the process or reports damage.
             _give_up(layout)
         yield full
     finally:
@@ -107,6 +113,7 @@ def _give_up(layout: Layout) -> None:
         except FileNotFoundError:  # another process frees space, too
             continue
     if removed:
+        # Some filesystems count the space as free only when the removal is in the journal.
         files.sync_directory(layout.reserve)
         _wait_until_free(layout, before_bytes)
 
@@ -114,7 +121,7 @@ def _give_up(layout: Layout) -> None:
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:
     """XFS frees what was unlinked in the background: give it a moment, until a file can be made.
 
-    What the filesystem says of free inodes is no help: XFS says none while it has some below its limit. The quota of a
+    The filesystem's count of free inodes is no help: XFS says none while it has some below its limit. The quota of a
     btrfs counts what was unlinked until the next commit, up to 30 s later, unless that is asked for.
     """
     begun_s = time.monotonic()

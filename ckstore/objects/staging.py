@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 
     from ckstore.fs.inside import Inside
 
+# Each try loses only if gc frees the canonical name in the same moment.
 _OFFER_TRIES = 20
+# Each try loses only if another process opens the store in the same moment and sweeps the directory as dead.
 _CREATE_TRIES = 20
 _TEMPORARY = "new-"
+# Looking for checkpoints of this user costs a call each; of the newest ones most blobs are shared.
 _LOOKED_AT = 64
 _TRIED = 2
 
@@ -78,9 +81,12 @@ class Staging:
             SaveFailed, OSError: It could not be made.
         """
         for _ in range(_CREATE_TRIES):
+            # Run and step in the name are for people; the id makes it unique, and a replacement names it
+            # (docs/adr/0011).
             path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
             links.make_directory(path)
             try:
+                # At once: an unlocked staging is a dead one to every process that opens the store.
                 lock = locks.lock_shared(path)
             except FileNotFoundError:  # between these two lines another process swept it as dead: make another
                 continue
@@ -105,12 +111,14 @@ class Staging:
         """
         mine = self._blobs / digest
         try:
+            # The link is the claim: from now on the link count keeps gc from freeing the bytes (K1).
             if not links.try_link(self._canonical(digest), mine):
                 return self._claim_own(digest, nbytes, mine)
         except FileNotFoundError:
             return False
         except FileExistsError:  # claimed or written before
             pass
+        # Judged by our own name, after the link: the canonical name may be replaced between a look and a link.
         return blobs.is_sound(mine, digest, nbytes)
 
     def _claim_own(self, digest: str, nbytes: int, mine: Inside) -> bool:
@@ -182,9 +190,12 @@ class Staging:
     def _put(self, digest: str, data: memoryview | Iterable[memoryview], nbytes: int) -> bool:
         mine = self._blobs / digest
         damaged = peek.exists(mine)
+        # A damaged claim stays until the good bytes are durable: an error in between leaves all as it was.
         fresh = self._temporary() if damaged else mine
+        # In our own staging, not at the canonical name: others see a blob only when it is durable (law D1).
         files.create_blob(fresh, data)
         if self.reads_back and isinstance(data, memoryview):
+            # Before the offer: bytes that the disk did not keep must not reach another save.
             check_on_disk(fresh, data)
         with self._mutex:
             self.written[digest] = nbytes
@@ -227,7 +238,7 @@ class Staging:
                 relink_everywhere(self.layout, digest, mine, self._temporary)
 
     def take(self, digest: str, good: Inside) -> None:
-        """Stage a copy that is known to be good, by a link or, where there can be none, by copying it."""
+        """Stage a copy that is known to be good, by a link or, where a link is not possible, by copying it."""
         mine = self._blobs / digest
         if not links.try_link(good, mine):
             self.write(digest, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))
@@ -245,6 +256,7 @@ class Staging:
             try:
                 links.try_link(mine, canonical)  # where it can have no link, it is ours alone
             except FileExistsError:
+                # By a link of our own: theirs may be freed or replaced while it is being judged.
                 theirs = self._link_of(canonical)
                 if theirs is None:
                     continue
@@ -252,12 +264,14 @@ class Staging:
                     self._beside_theirs(canonical, digest, nbytes, mine)
                     return True
                 if blobs.is_sound(theirs, digest, nbytes):
+                    # One inode for equal bytes: else the same blob would take space twice until a relink.
                     self._adopt(theirs, mine, digest)
                     return False
                 links.unlink(theirs)
                 relink_everywhere(self.layout, digest, mine, self._temporary)
                 self._take_over(digest, mine)
             except FileNotFoundError:
+                # The missing name may be our own staging, which another process swept as dead.
                 if not self.lock.names(self.path):
                     msg = f"{self.path} was moved away during the save"
                     raise SaveFailed(msg, hint="another process took this save for dead; save again") from None
@@ -301,6 +315,7 @@ class Staging:
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
         """Give up every claim that is not `wanted` (digest -> size); return the wanted blobs that are not there."""
+        # A claim of an earlier try that is not needed now would keep bytes alive in the checkpoint.
         for name in peek.names(self._blobs):
             if name not in wanted:
                 self.unclaim(name)
@@ -321,12 +336,14 @@ class Staging:
         path = self._own / MANIFEST
         fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path
         self._sealed = True
+        # After all blobs: a reader of the manifest may rely on what it names (law N1).
         files.create_file(fresh, manifest, mode=0o444)
         if self.reads_back:
             check_on_disk(fresh, memoryview(manifest))
         if fresh != path:
             links.rename(fresh, path)
         self.stamp = Stamp.of(self.inode, peek.status(path))
+        # The innermost directory first: then the outer one gives a name to something whole (law N1).
         files.sync_directory(self._blobs)
         files.sync_directory(self._own)
 

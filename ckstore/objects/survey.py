@@ -54,6 +54,7 @@ def survey(layout: Layout) -> Survey:
             done.open_to_all.append(path)
         if is_digest(os.path.basename(path)) and stat.S_ISREG(status.st_mode):
             done.link_most = max(done.link_most, status.st_nlink)
+            # Any write bit: a program of that user could write into every checkpoint that has the blob.
             done.writable_blobs += bool(status.st_mode & 0o222)
     return done
 
@@ -91,6 +92,8 @@ def leftovers(folder: Inside, dead: frozenset[str] | None = None) -> list[Leftov
         found.append(
             Leftover(
                 name=name,
+                # ctime: a rename sets it, so it tells since when a thing is in trash. Clocks of hosts may differ,
+                # hence the max.
                 age_s=max(now_s - status.st_ctime, 0.0),
                 nbytes=_own_bytes(folder / name, status),
                 owner=user_name(status.st_uid),
@@ -104,6 +107,7 @@ def _own_bytes(path: Inside, status: os.stat_result) -> int:
     """Return the sizes of the files that have no other name, as deep as a store ever has them."""
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size if status.st_nlink == 1 else 0
+    # A file with another name is in a checkpoint, and freeing this name gives nothing.
     return sum(inner.st_size for _, inner in peek.walk(path) if inner.st_nlink == 1)
 
 

@@ -26,11 +26,7 @@ def attempt_here(attempt: str | None) -> str:
     if environment.get("TORCHELASTIC_RUN_ID") and port:  # torchrun without --rdzv-id names every run "none"
         return f"{environment.get('MASTER_ADDR', '')}:{port}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     msg = "the ranks need a name for this try that all of them have, so that it never meets leftovers of another"
-    raise BadInput(
-        msg,
-        hint="give attempt=, the same on all ranks and new for each start of the job",
-        command_hint="give --attempt, the same on all ranks and new for each start of the job",
-    )
+    raise BadInput(msg, hint="give attempt=, the same on all ranks and new for each start of the job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +81,7 @@ class AsRank:
         check_run(self.run)
         if self.step is None:
             msg = "ranks that save together give the step"
-            hint, command_hint = "step=, the same on all ranks", "--step, the same on all ranks"
-            raise BadInput(msg, hint=hint, command_hint=command_hint)
+            raise BadInput(msg, hint="step=, the same on all ranks")
         attempt = attempt_here(ranks.attempt)
         if len(attempt) > ATTEMPT_MOST_CHARS:
             raise BadInput(f"attempt must have at most {ATTEMPT_MOST_CHARS} characters, got {len(attempt)}")

@@ -251,8 +251,7 @@ class Deciding:
         missing = tuple(outcome["missing"])
         msg = f"{name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"
         again = "save again when all ranks run"
-        hint, command_hint = f"{again}; timeout_s= says how long to wait", f"{again}; --timeout says how long to wait"
-        return MissingRanks(msg, hint=hint, command_hint=command_hint, missing=missing)
+        return MissingRanks(msg, hint=f"{again}; timeout_s= says how long to wait", missing=missing)
 
 
 def published(info: CheckpointInfo) -> dict[str, Any]:

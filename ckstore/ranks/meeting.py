@@ -88,11 +88,7 @@ class Meeting:
             f"another process is rank {self.who.rank} of {self.who.world_size} in the save of "
             f"{self.who.run}@{self.who.step}: process {other.get('pid')} on {other.get('host')}"
         )
-        raise RankMismatch(
-            msg,
-            hint="give each process a rank of its own, and each try another attempt=",
-            command_hint="give each process a --rank of its own, and each try another --attempt",
-        )
+        raise RankMismatch(msg, hint="give each process a rank= of its own, and each try another attempt=")
 
     def _me(self) -> dict[str, Any]:
         return {"rank": self.who.rank, "host": self.who.host, "pid": self.who.pid}

@@ -131,7 +131,7 @@ def _refuse_duplicate(context: Context, who: Who) -> None:
     if found is not None and found.manifest.ranks is not None and found.manifest.ranks.attempt == who.attempt:
         msg = f"{who.run}@{who.step} was saved by all {found.manifest.ranks.world_size} ranks of this try already"
         came = f"{who} came a second time, or too late; a new try needs another"
-        raise RankMismatch(msg, hint=f"{came} attempt=", command_hint=f"{came} --attempt")
+        raise RankMismatch(msg, hint=f"{came} attempt=")
 
 
 def _staged(context: Context, work: RankWork, captured: Captured) -> Staging:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ckstore.errors import BadInput, CannotStore
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.layout import keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers

@@ -1,55 +1,99 @@
-"""The JSON forms of what commands print. Their keys are a promise.
+"""The JSON forms of what commands print. Their keys and the order of these are a promise.
 
 Each key: docs/reference/command-line.md.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ckstore.model.canonical import decimal_of_int
-from ckstore.model.manifest.info import CheckpointInfo
 
 SAFE_INT = 2**53
 
+_FORMS = {
+    "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
+    "message metrics metadata tags durable damaged",
+    "CheckpointUsage": "run step logical_bytes unique_bytes shared_bytes dead_bytes",
+    "Damage": "run step names files blob what affects",
+    "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
+    "DiffLeaf": "name kind dtype? shape?dtype nbytes",
+    "ExportReport": "checkpoint=name id=checkpoint_id destination nbytes tensor_count files tied state_names left_out "
+    "unsafe_globals",
+    "FileChange": "path kind before after changed_bytes",
+    "FileSummary": "kind mode:04o nbytes",
+    "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_elsewhere dead_pack_bytes "
+    "catalog_bytes explanation",
+    "HeldBlob": "digest nbytes why holders",
+    "Holder": "pid command how",
+    "LeafChange": "name before after changed_bytes largest_absolute=difference.largest_absolute "
+    "largest_relative=difference.largest_relative",
+    "Listed": "name kind dtype? shape?dtype nbytes",
+    "Pin": "name run step id reason created expires expired dangling",
+    "PlainChange": "name kind before after",
+    "PlanEntry": "run step id=info.id keep reasons",
+    "ReindexReport": "ok checkpoint_count blob_count blob_bytes orphan_count orphan_bytes restored_count copy_count "
+    "copy_bytes tag_count pin_count incomplete problems old_catalog? relinked",
+    "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
+    "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
+    "created=newest.created",
+    "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
+    "Skipped": "run=info.run step=info.step reason",
+    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes checkpoints",
+    "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
+    "in_time whole damage findings repaired unrepaired quarantined healable",
+}
+"""The keys of a type, in their order; of one that is not listed, its fields.
 
-def checkpoint_document(info: CheckpointInfo) -> dict[str, Any]:
-    """Return a checkpoint as ``log`` and ``show`` print it."""
-    return {
-        "id": info.id,
-        "run": info.run,
-        "step": info.step,
-        "sequence": info.sequence,
-        "created": info.created,
-        "logical_bytes": info.logical_bytes,
-        "new_bytes": info.new_bytes,
-        "reused_bytes": info.reused_bytes,
-        "leaf_count": info.leaf_count,
-        "content": info.content,
-        "parent": info.parent,
-        "message": info.message,
-        "metrics": plain(info.metrics),
-        "metadata": plain(info.metadata),
-        "tags": list(info.tags),
-        "durable": info.durable,
-        "damaged": info.damaged,
-    }
+``key=a.b`` takes the value from another attribute, ``key?`` gives null for an empty one, and ``key?other`` gives null
+where `other` is empty; ``key:spec`` formats it. Types stand here by name, so that a command need not import them.
+"""
 
 
-def notes_document(info: CheckpointInfo) -> list[dict[str, str]]:
-    """Return the notes of a checkpoint as ``show`` and ``annotate`` print them."""
-    return [{"created": note.created, "text": note.text} for note in info.notes]
+def to_json(value: object, **given: object) -> Any:
+    """Return `value` as JSON has it: integers beyond 2^53 and what is not finite as strings.
 
-
-def plain(value: Any) -> Any:
-    """Return `value` with numbers that JSON lacks as strings: nan, inf, integers beyond 2^53."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+    Args:
+        value: A report, or plain values, mappings and sequences of them.
+        given: Key -> what stands there instead of the attribute.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, int):
+        return value if abs(value) <= SAFE_INT else decimal_of_int(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
+        return [to_json(item) for item in value]
+    if isinstance(value, Path):
         return str(value)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > SAFE_INT:
-        return decimal_of_int(value)
+    return _object(value, given) if dataclasses.is_dataclass(value) else repr(value)
+
+
+def _object(value: Any, given: Mapping[str, object]) -> Any:
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    form = _FORMS.get(type(value).__name__)
+    keys = [field.name for field in dataclasses.fields(value)] if form is None else form.split()
+    document = {}
+    for key in keys:
+        name, _, other = key.partition("=")
+        name, null, condition = name.partition("?")
+        name, _, spec = name.partition(":")
+        found = given[name] if name in given else _attribute(value, other or name)
+        empty = null and not (getattr(value, condition) if condition else found)
+        document[name] = None if empty else to_json(format(found, spec) if spec else found)
+    return document
+
+
+def _attribute(value: Any, path: str) -> Any:
+    """Return the attribute of the attribute …; None where one on the way is None."""
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
     return value

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 
 import click
@@ -39,6 +40,26 @@ EXIT_STATUSES = {
     BROKEN_PIPE: "the program that read the output stopped reading",
 }
 """Every status that ``ckstore`` exits with; those above 128 are 128 + a signal, as in a shell."""
+
+
+_ARGUMENT = re.compile(
+    r"\b(add|allow_incomplete|attempt|file|force|format|if_exists|link|max_shard_bytes|only|rank|run|select|step"
+    r"|strip_prefix|timeout|timeout_s)=(?:'([^']*)'|True\b)?"
+)
+"""An argument of Python that an option stands for: ``step=``, ``format='torch'``, ``force=True``."""
+_OPTIONS = {"max_shard_bytes": "max-shard", "timeout_s": "timeout"}
+"""The options that have another name than the argument."""
+_COMMANDS = {
+    "Store.init(path)": "ckstore init",
+    "store.pins()": "ckstore pin",
+    "store.open_checkpoint(ref).files()": "ckstore ls REF",
+    "store.plan_retention(policy)": "ckstore prune",
+    "export_safetensors(ref, destination, select=name)": "ckstore export REF DEST --select NAME",
+    "readonly=True still reads it": "commands that only read still work",
+    "with hash='blake3'": "made by ckstore init --hash blake3",
+    "add=[path]": "--add PATH",
+}
+"""What a hint says in Python -> what does the same in a shell. An error whose hint differs more has `command_hint`."""
 
 
 def report(error: Exception, *, as_json: bool) -> int | None:
@@ -80,7 +101,7 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
     """Return name, message, hint and exit status."""
     name = type(error).__name__
     if isinstance(error, CkstoreError):
-        return name, error.message, error.command_hint or error.hint, error.exit_status
+        return name, error.message, error.command_hint or for_the_shell(error.hint), error.exit_status
     if isinstance(error, click.Abort):
         if isinstance(error.__cause__, KeyboardInterrupt):
             return "Interrupted", "interrupted", "", INTERRUPTED
@@ -93,6 +114,18 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
     if isinstance(error, OSError):
         return _tell_os_error(error)
     return None
+
+
+def for_the_shell(hint: str) -> str:
+    """Return a hint for Python as one for the command line: its options for arguments, its commands for calls."""
+    for python, shell in _COMMANDS.items():
+        hint = hint.replace(python, shell)
+    return _ARGUMENT.sub(_option, hint)
+
+
+def _option(found: re.Match[str]) -> str:
+    name = _OPTIONS.get(found[1], found[1].replace("_", "-"))
+    return f"--{name} {found[2]}" if found[2] else f"--{name}"
 
 
 def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:

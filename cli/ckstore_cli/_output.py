@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 from ckstore.model.words import headed
+from ckstore_cli._documents import to_json
 
 JSON_VERSION = 1
 """The member ``v`` of every JSON document; raised when a key changes its meaning or goes away."""
@@ -61,10 +61,10 @@ class Output:
         """Print a line that begins with a word in that look, if there is one."""
         self.line(headed(self.style(word, look), text))
 
-    def document(self, document: Mapping[str, Any]) -> None:
-        """Print one JSON document as one line, with ``v`` before its own keys."""
+    def document(self, document: object, **given: object) -> None:
+        """Print a report or a mapping as one line of JSON, with ``v`` before its own keys; see `to_json`."""
         if self.as_json:
-            whole = {"v": JSON_VERSION, **document}
+            whole = {"v": JSON_VERSION, **to_json(document, **given)}
             sys.stdout.write(json.dumps(whole, allow_nan=False) + "\n")
 
     def note(self, text: str) -> None:

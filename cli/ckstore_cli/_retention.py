@@ -123,23 +123,3 @@ def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> Non
     out.line(f"{retention_plan.outcome(report.plan)}; nothing was changed" if dry_run else outcome(report))
     for warning in (*report.plan.notes, *report.skipped):
         out.warning(printable(str(warning)))
-
-
-def retention_document(report: RetentionReport, *, dry_run: bool) -> dict[str, Any]:
-    """Return a plan, and what was done of it, as ``prune`` and ``gc`` print it."""
-    return {
-        "dry_run": dry_run,
-        "policy": report.plan.policy.to_json(),
-        "checkpoints": [
-            {
-                "run": entry.run,
-                "step": entry.step,
-                "id": entry.info.id,
-                "keep": entry.keep,
-                "reasons": list(entry.reasons),
-            }
-            for entry in report.plan.entries
-        ],
-        "skipped": [{"run": one.info.run, "step": one.info.step, "reason": one.reason} for one in report.skipped],
-        "warnings": list(report.plan.notes),
-    }

@@ -1,8 +1,8 @@
 """The schema of the catalog, as steps that are only ever added.
 
 A step that was released is never edited: a change is a new step at the end of `STEPS`. Each is a
-function of an open `sqlite_utils.Database`; it runs in a transaction that is not its own, so it
-uses no `executescript`, which would commit. The number in its name is what `PRAGMA user_version` is after it.
+function of an open `sqlite_utils.Database`; it runs in the transaction of its caller, so it uses no `executescript`,
+which would commit. The number in its name is what `PRAGMA user_version` is after it.
 
 This package imports nothing of ckstore, and sqlite-utils only to apply steps: a reader that wants
 to know `VERSION` starts without it.
@@ -43,8 +43,10 @@ _APPLIED = (
 
 def apply(database: Database, count: int | None = None) -> None:
     """Apply the steps that a catalog lacks; `count`: the first so many of all only."""
+    # Before sqlite-utils does it in its own words, which differ between versions; the schema is compared as text.
     for statement in _APPLIED:
         database.execute(statement)
+    # sqlite-utils stops before a step by its name; it has no count.
     later = [step.__name__ for step in STEPS[len(STEPS) if count is None else count :]]
     migrations().apply(database, stop_before=later)
 

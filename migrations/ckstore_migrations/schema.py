@@ -31,6 +31,7 @@ def is_schema_of(connection: sqlite3.Connection, version: int) -> bool:
 
 def digest_of(connection: sqlite3.Connection) -> str:
     """Return the digest of the schema of a database: of all that `sqlite_schema` says but the numbers of pages."""
+    # Without the numbers of pages, which differ between files with one schema.
     return _digest(tuple(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()))
 
 
@@ -42,6 +43,7 @@ def digests() -> Iterator[str]:
 
     for count in range(1, len(STEPS) + 1):
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            # Without plugins: a user's environment must not change what the digest is of.
             apply(Database(connection, execute_plugins=False), count)
             yield digest_of(connection)
 

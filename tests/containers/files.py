@@ -14,7 +14,7 @@ import safetensors
 import torch
 
 from ckstore.containers.cut import Cut, FileTensor, cut
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 
 
 class Memory:

@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[Any, int]] = {
     "a size that is true": ({"a": {**_ONE, "shape": [True]}}, 4),
     "a size with a point": ({"a": {**_ONE, "shape": [1.0]}}, 4),
     "a size in a string": ({"a": {**_ONE, "shape": ["1"]}}, 4),
-    "a shape that is none": ({"a": {**_ONE, "shape": None}}, 4),
+    "a shape without a value": ({"a": {**_ONE, "shape": None}}, 4),
     "an unknown dtype": ({"a": {**_ONE, "dtype": "F33"}}, 4),
     "a dtype that is a number": ({"a": {**_ONE, "dtype": 32}}, 4),
     "no dtype": ({"a": {"shape": [1], "data_offsets": [0, 4]}}, 4),

@@ -21,7 +21,7 @@ from ckstore.containers.safetensors_write import (
     shard_name,
 )
 from ckstore.errors import BadInput
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from tests.support.states import TORCH_DTYPES
 
 NOT_HELD = {"complex32", "complex128"}

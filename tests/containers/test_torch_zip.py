@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from tests.containers.files import bytes_in_torch, bytes_of, cut_checked, pickle_file, torch_file
 from tests.support.states import states, tensor_over
 
@@ -233,7 +233,7 @@ ODD: dict[str, dict[str, Any]] = {
     "an offset below 0": {"offset": -1},
     "a stride too few": {"strides": ()},
     "a size that is true": {"shape": (True,)},
-    "a size that is none": {"shape": (None,)},
+    "a size without a value": {"shape": (None,)},
     "a shape that is a list": {"shape": [2]},
     "a key that is a number": {"key": 0},
     "an integer of 10,000 bits": {"shape": (2**10_000,)},

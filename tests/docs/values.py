@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.errors import CannotStore
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.tensors import capture as capturing
 from ckstore.tensors.plain_values import PLAIN

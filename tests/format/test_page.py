@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckstore.model.digest import ALGORITHMS, is_digest
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
     BlobRecord,
     Description,

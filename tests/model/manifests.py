@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ckstore.model.digest import ALGORITHMS
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
     BlobRecord,
     Description,

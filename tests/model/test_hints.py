@@ -7,8 +7,11 @@ import re
 from functools import cache
 from pathlib import Path
 
+from ckstore_cli._errors import for_the_shell
+
 ROOT = Path(__file__).parents[2]
 OPTION = re.compile(r"(?<!ckstore log )(?<![\w-])--[a-z]")
+SOME_OPTION = re.compile(r"(?<![\w-])(--[a-z-]+)")
 ARGUMENT = re.compile(r"\b[a-z_]+=(?!\S*VALUE)|\bsave\(\)|\bstore\.\w+")
 NO_COMMAND_ENTERS = (
     "ckstore/integrations/",
@@ -52,7 +55,8 @@ def test_a_hint_that_names_an_argument_has_another_for_the_command_line() -> Non
     alone = [
         (place, text)
         for place, word, text, has_both in hints()
-        if word == "hint" and not has_both and ARGUMENT.search(text) and not place.startswith(NO_COMMAND_ENTERS)
+        if word == "hint" and not has_both and not place.startswith(NO_COMMAND_ENTERS)
+        if ARGUMENT.search(for_the_shell(text))
     ]
     assert alone == []
 
@@ -62,3 +66,20 @@ def test_no_hint_of_the_command_line_names_an_argument() -> None:
     printed = (ROOT / "tests/cli/messages.txt").read_text(encoding="utf-8").splitlines()
     own += [("messages", line.removeprefix("hint: ")) for line in printed if line.startswith("hint: ")]
     assert [(place, text) for place, text in own if re.search(r"\b[a-z_]+=|\bsave\(\)|\bstore\.\w+", text)] == []
+
+
+def test_what_a_hint_for_python_becomes_is_an_option_of_the_command_line() -> None:
+    page = (ROOT / "docs/reference/command-line.md").read_text(encoding="utf-8")
+    shown = " ".join(for_the_shell(text) for _, word, text, has_both in hints() if word == "hint" and not has_both)
+    options = set(SOME_OPTION.findall(shown))
+    assert len(options) > 10
+    assert {option for option in options if option not in page} == set()
+
+
+def test_arguments_and_calls_of_python_become_options_and_commands() -> None:
+    assert for_the_shell("leave max_shard_bytes= out, or give format='torch'") == (
+        "leave --max-shard out, or give --format torch"
+    )
+    assert for_the_shell("make one: Store.init(path); force=True replaces it") == (
+        "make one: ckstore init; --force replaces it"
+    )

@@ -22,7 +22,7 @@ import torch
 from hypothesis import strategies as st
 
 from ckstore.model.canonical import fits_json
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.nodes import join
 from ckstore.model.names import join_index
 

@@ -43,8 +43,7 @@ class Left(NamedTuple):
 def left() -> Left | None:
     """Return what is available before the kernel has to kill a process, under the tightest limit; None: it says none.
 
-    What the page cache has and swap count as free of the machine, and the page cache of each control group that has a
-    limit.
+    Page cache and swap count as free, of the machine and of each control group that has a limit.
     """
     return min((*_of_machine(), *_of_groups(), *_of_limit()), default=None)
 
@@ -66,12 +65,14 @@ def _of_groups() -> Iterator[Left]:
     own = [line.split(":", 2) for line in _read(_OWN_GROUPS).splitlines()]
     for root, mount, kind, options in _mounts():
         files = _VERSION_2 if kind == "cgroup2" else _VERSION_1
+        # On a host with both versions the memory controller is in one of the two trees only.
         path = next((path for _, names, path in own if _is_of(names, kind)), None)
         if path is None or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         # In a container the mount shows a part of the tree, and the path may be that of the host.
         inner = f"{path}/".removeprefix(f"{root}/".replace("//", "/")) if f"{path}/".startswith(root) else ""
         names = [name for name in inner.split("/") if name]
+        # Every group above counts too: the tightest of all limits is the one that kills.
         for depth in range(len(names), -1, -1):
             yield from _of_group("/".join((mount, *names[:depth])), files)
 
@@ -93,6 +94,7 @@ def _of_group(folder: str, files: _Files) -> Iterator[Left]:
     most, used = _read(f"{folder}/{files.limit}").strip(), _read(f"{folder}/{files.used}").strip()
     if most.isdigit() and used.isdigit() and int(most) < _NO_LIMIT_BYTES:
         known = _numbers(f"{folder}/memory.stat")
+        # The kernel drops page cache before it kills a process of the group, so cached files count as free.
         cached = sum(known.get(name, 0) for name in files.cache)
         yield Left(max(0, int(most) - int(used) + cached), f"in the control group {folder}, whose limit is {most}")
 

@@ -16,6 +16,7 @@ from ckstore.fs.host import statfs
 from ckstore.fs.inside import open_descriptor
 from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 
+# A table that is not true could lead round in a circle: the descent has to end.
 _MOST_LAYERS = 4
 _NOT_SHOWN = (FileNotFoundError, NotADirectoryError, PermissionError)
 """No ``/proc``, or another one, or one that hides this. Any other error says nothing of the place."""
@@ -35,7 +36,7 @@ _NONE = _Mount("", "", "", "", frozenset())
 
 
 def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
-    """Look at the filesystem of the directory `path`, and at most so many layers of it."""
+    """Look at the filesystem of the directory `path`, and at no more than this number of layers of it."""
     mount = _mount_of(path)
     device = _device(mount)
     return PlaceFacts(
@@ -53,6 +54,7 @@ def _mount_of(path: Path) -> _Mount:
     """Return the mount through which `path` is reached; where the table is not shown, only the kind, by its number."""
     status = os.stat(path)
     number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    # By the id of the mount, since a bind mount has the device number of another one, with other options.
     number_of_mount = mount_id(path)
     best = _NONE
     try:
@@ -97,6 +99,7 @@ def _device(mount: _Mount) -> str:
     By its number first: ``/dev/root`` is a name that need not exist. btrfs has a number that is no device's.
     """
     for where in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{os.path.basename(mount.source)}"):
+        # The entry is a symlink into /sys/devices, and its last name is what the kernel calls the device.
         found = os.path.realpath(where)
         if os.path.isdir(found):
             return os.path.basename(found)

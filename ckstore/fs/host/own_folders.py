@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ckstore.fs import links
 from ckstore.fs.host.mounts import examine
+from ckstore.fs.inside import open_descriptor
 
 _TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - a folder there is used only if it belongs to this user alone
 _PRIVATE = 0o700
@@ -21,10 +22,10 @@ def cache_folder() -> Path | None:
     user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
     """
     for folder in _candidates():
-        there = _nearest(folder)
-        if there is None or examine(there).shared:
+        existing = _nearest(folder)
+        if existing is None or examine(existing).shared:
             continue
-        if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(there):
+        if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(existing):
             return folder
     return None
 
@@ -39,7 +40,8 @@ def note_once(folder: str, name: str) -> bool:
         return True
     try:
         make_private(cache / folder)
-        os.close(os.open(cache / folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
+        # O_EXCL decides between two processes: one of them makes it, and only that one says the notice.
+        os.close(open_descriptor(cache / folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600))
     except FileExistsError:
         return False
     except OSError:  # a full disk, a home that cannot be written
@@ -65,16 +67,19 @@ def _nearest(folder: Path) -> Path | None:
         return None
 
 
-def _may_be_made_in(there: Path) -> bool:
-    return os.stat(there).st_uid == os.geteuid() and os.access(there, os.W_OK | os.X_OK)
+def _may_be_made_in(folder: Path) -> bool:
+    # After sudo, HOME can be another user's: root's files there would stay in the way of that user.
+    return os.stat(folder).st_uid == os.geteuid() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether no other user can put files into a folder below a temporary one; what does not exist yet is made so."""
+    """Whether no other user can put files into a folder below a temporary one; a missing folder is made so."""
     try:
         status = os.stat(folder, follow_symlinks=False)
     except FileNotFoundError:
         return True
+    # Anyone may make names in /tmp, so a folder there could be a trap: it counts only if no other user can write to
+    # it.
     open_to_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not open_to_others
 
@@ -82,6 +87,7 @@ def _is_ours(folder: Path) -> bool:
 def make_private(folder: Path) -> None:
     """Make a directory, and its parents that are missing, for this user alone; others stay as they are."""
     missing = []
+    # Each level on its own, since os.makedirs gives the mode to the last one only.
     while not folder.is_dir():
         missing.append(folder)
         folder = folder.parent

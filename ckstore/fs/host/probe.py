@@ -19,6 +19,7 @@ TRY_PREFIX = ".try-"
 """How the names begin that `try_links` makes for a moment."""
 
 _OWN_PREFIX = "try-"
+# Each try loses only if another process opens the store in the same moment and sweeps the directory as dead.
 _TRIES = 20
 _UNABLE = (
     errno.EXDEV,
@@ -31,11 +32,12 @@ _UNABLE = (
 )
 """Errors that say what a filesystem cannot do at all; others say what went wrong this time."""
 
+# Of inode and mount: a bind mount of the same directory can refuse links across it, so it is tried for itself.
 _able: set[tuple[int, int, int]] = set()
 
 
 def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
-    """Return which directories of a store are none, or lie on another filesystem than its root, one phrase each."""
+    """Return which directories of a store are something else, or on another filesystem than its root, each a phrase."""
     device = os.stat(root.path).st_dev
     found = []
     for directory in directories:
@@ -67,12 +69,11 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
         raise UnsafePlace(
-            msg,
-            hint="keep the whole store on one filesystem, without symlinks; readonly=True still reads it",
-            command_hint="keep the whole store on one filesystem, without symlinks; commands that only read still work",
+            msg, hint="keep the whole store on one filesystem, without symlinks; readonly=True still reads it"
         )
     status = os.stat(root.path)
     key = (status.st_dev, status.st_ino, mount_id(root.path) or 0)
+    # Once a process: the trial costs a dozen system calls, and a filesystem does not change below a mount.
     if key not in _able:
         try_links(staging, linked)
         _able.add(key)
@@ -99,9 +100,12 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
             made.append(path)
         _try_case(first)
         _try_between(staging, name, own, others, made)
+        # Last: links and case decide whether the store works at all, an exchange only how a checkpoint is replaced
+        # (docs/adr/0011).
         return _can_exchange(first, second)
     finally:
         try:
+            # Names before the directory: rmdir takes an empty directory only.
             for path in made:
                 with suppress(FileNotFoundError):  # gc takes what lies in trash
                     links.unlink(path)
@@ -132,37 +136,37 @@ def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:
 def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Inside], made: list[Inside]) -> None:
     first = own / "one"
     for directory in others:
-        there = directory / f".{name}"
-        _try(f"link from {staging.name}/ into", directory, partial(links.link, first, there))
-        made.append(there)
-        _try_case(there)
+        path = directory / f".{name}"
+        _try(f"link from {staging.name}/ into", directory, partial(links.link, first, path))
+        made.append(path)
+        _try_case(path)
         statx.refresh(first)  # the cache of a network filesystem may have the count of before
+        # gc goes by the link count; on a filesystem that does not count, it would free what checkpoints use.
         if peek.status(first).st_nlink < 2:
             msg = f"{staging.top}: hardlinks are not counted there"
             raise UnsafePlace(msg, hint="use ext4, XFS or btrfs")
+        # Renamed back as gc and deletions do: a quota or an ACL can allow a link into a folder and no rename from it.
         back = own / directory.name
         try:
-            _try(f"rename from {directory.name}/ into", staging, partial(links.rename, there, back))
+            _try(f"rename from {directory.name}/ into", staging, partial(links.rename, path, back))
         except FileNotFoundError:  # gc took it from trash
             continue
         made.append(back)
 
 
-def _try_case(there: Inside) -> None:
+def _try_case(path: Inside) -> None:
     """Raise if a name that is there is found by its upper case as well."""
-    if peek.exists(there.parent / there.name.upper()):
+    if peek.exists(path.parent / path.name.upper()):
         msg = (
-            f"{there.top}: in {there.parent.name}/ names that differ only in case are the same, so "
+            f"{path.top}: in {path.parent.name}/ names that differ only in case are the same, so "
             "runs or tags could be mixed up"
         )
         where = "on ext4 one without the attribute F (chattr -F while it is empty), on XFS without version=ci"
         hint = f"use a directory that distinguishes case: {where}; "
-        raise UnsafePlace(
-            msg, hint=f"{hint}readonly=True still reads it", command_hint=f"{hint}commands that only read still work"
-        )
+        raise UnsafePlace(msg, hint=f"{hint}readonly=True still reads it")
 
 
-def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
+def _try(act: str, where: Inside, do: Callable[[], None]) -> None:
     try:
         do()
     except UnsafePlace:
@@ -170,7 +174,7 @@ def _try(what: str, where: Inside, do: Callable[[], None]) -> None:
     except OSError as error:
         if error.errno not in _UNABLE:
             raise
-        msg = f"{where.top}: cannot {what} {where.name}/: {error.strerror}"
+        msg = f"{where.top}: cannot {act} {where.name}/: {error.strerror}"
         raise UnsafePlace(
             msg, hint="keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         ) from error

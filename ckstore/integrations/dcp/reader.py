@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckstore.errors import BadInput, NoSuchRef, RankMismatch
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.tiles import block_of, in_bytes
 from ckstore.ops.acts import act
 from ckstore.ops.read.entries import Found, entries_of

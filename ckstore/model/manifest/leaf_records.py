@@ -9,6 +9,7 @@ import re
 from typing import Any, NoReturn, get_args
 
 from ckstore.model.document import refuse, shown
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import MAX_ELEMENTS, LeafKind, LeafRecord, StorageRecord
 
 NUMPY_MAX_DIMENSIONS = 64
@@ -152,15 +153,6 @@ def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_by
             high += (size - 1) * stride
     return low * item_bytes, high * item_bytes
 
-
-_TORCH_BY_SIZE = {
-    1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
-    2: "int16 uint16 float16 bfloat16",
-    4: "int32 uint32 float32 complex32",
-    8: "int64 uint64 float64 complex64",
-    16: "complex128",
-}
-TORCH_ITEMSIZE = {name: size for size, names in _TORCH_BY_SIZE.items() for name in names.split()}
 
 NUMBERS_ITEMSIZE = {"int64": 8, "float64": 8, "bool": 1}
 """What a long list of numbers is kept as."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.objects.layout import Layout
 
+# docs/format/v1.md, "Limits".
 ANNOTATIONS_MAX_BYTES = 16 * 2**20
 
 
@@ -44,6 +45,7 @@ def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> A
 
     where = str(lock.inside / ANNOTATIONS)
     with atomic_file.changing(layout) as changing:
+        # Read under the lock: of two who add at once the second sees what the first has written.
         present = read_annotations(lock.inside)
         together = more if present is None else present.with_more(more)
         data = to_write(together, parse_annotations, most_bytes=ANNOTATIONS_MAX_BYTES, where=where)

@@ -43,6 +43,7 @@ def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: s
     """
     from ckstore.fs.host import machine  # listing needs this module only to read
 
+    # Other hosts do not see the lock, so the name has the id of this start of this machine.
     fresh = f".new-{machine.boot_id()[:8]}" if layout.shared else ".new"
     replace_by(fresh, dir_fd, name, data, check=lock.check)
 
@@ -53,16 +54,21 @@ def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callab
     Raises:
         CkstoreError: What `check` raises, which is called before the rename; nothing was changed.
     """
+    # Under the lock no living process has that name: a file there is of one that died.
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)
     try:
+        # fsync before the rename (law D1): else a power cut could leave the name with an empty file, and the old
+        # content lost.
         files.create_file(fresh, data, mode=_mode_in(dir_fd), dir_fd=dir_fd)
+        # As late as possible: after a server restart another host may have the lock (docs/adr/0016).
         check()
         links.rename(fresh, name, dir_fd=dir_fd)
     except (CkstoreError, OSError):
         with contextlib.suppress(OSError):  # the first error says what is wrong; the next writer removes it
             links.unlink(fresh, dir_fd=dir_fd)
         raise
+    # Only now is the change durable and may be acknowledged (law N2).
     files.sync_open_directory(dir_fd)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.fs.locks import DirectoryLock
     from ckstore.objects.layout import Layout
 
+# docs/format/v1.md gives this beginning, so other writers know and remove it.
 _TEMPORARY = ".damaged-"
 
 Identity = tuple[int, int]
@@ -86,6 +87,7 @@ def marked(layout: Layout) -> Iterator[Inside]:
 
 def _may_be_marked(run_directory: Held, step: str) -> bool:
     try:
+        # By the name alone: each save asks this of every checkpoint, so no mark is opened.
         return bool(run_directory.having(step, (MARK,)))
     except OSError:
         return True
@@ -112,6 +114,7 @@ def read_mark(dir_fd: int) -> Mark | None:
         data = files.read_file(MARK, most_bytes=MARK_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
+    # A mark counts by its presence: damage that hit the mark itself must not clear the checkpoint.
     except DamagedBlob:  # it cannot be read, but it is there
         return Mark("", ())
     except OSError as error:
@@ -130,6 +133,7 @@ def write_mark(lock: DirectoryLock, mark: Mark) -> None:
     old = read_mark(lock.fd)
     if old is not None:
         joined = old.joined(mark)
+        # Nothing new: a reader that meets the same damage again and again must not write each time.
         if joined.entries == old.entries or set(mark.entries) <= set(old.entries):
             return
         mark = joined
@@ -146,6 +150,7 @@ def forget_blob(lock: DirectoryLock, digest: str) -> None:
     if old is None:
         return
     left = old.without(digest)
+    # An unreadable mark may name other blobs too; only a read of the whole checkpoint removes it.
     if not old.entries or left.entries == old.entries:
         return
     if left.entries:
@@ -163,9 +168,11 @@ def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
         lock: On its directory.
         known: The `identity` of the mark before the checkpoint was looked at: a later one knows of later damage.
     """
+    # A mark that came while the checkpoint was being read is of damage that this reading may have missed.
     if known is None or identity(lock.fd) != known:
         return False
     status = os.fstat(lock.fd)
+    # Law H1: the mark goes only when the names of what was put right are durable.
     if (status.st_dev, status.st_ino) in _unsure:
         return False
     _unlink(lock, MARK)
@@ -176,6 +183,7 @@ def _replace(lock: DirectoryLock, mark: Mark) -> None:
     temporary = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
     try:
         files.create_file(temporary, mark.render(), mode=0o444, dir_fd=lock.fd)
+        # Renamed over: at no moment is a damaged checkpoint without its mark.
         links.rename(temporary, MARK, dir_fd=lock.fd)
     except OSError:
         with suppress(OSError):  # the first error says what is wrong; the next marker removes it
@@ -187,6 +195,7 @@ def _replace(lock: DirectoryLock, mark: Mark) -> None:
 def _unlink(lock: DirectoryLock, name: str) -> None:
     for left in os.listdir(lock.fd):  # of processes that were killed while they marked
         if left.startswith(_TEMPORARY):
+            # Leftovers first: with the mark gone no process would look here again.
             links.unlink(left, dir_fd=lock.fd)
     links.unlink(name, dir_fd=lock.fd)
     files.sync_open_directory(lock.fd)

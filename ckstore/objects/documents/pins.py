@@ -53,7 +53,9 @@ def write_pin(layout: Layout, pin: Pin) -> None:
     name = file_name(pin.name)
     where = str(layout.pins / name)
     data = to_write(pin, partial(_parse, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
+    # A store that was copied without empty directories lacks it.
     links.make_directory(layout.pins)
+    # One lock for all small files of the store, since they share one temporary name in a directory.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.pins) as fd:
         atomic_file.replace_file(layout, lock, fd, name, data)
 
@@ -66,5 +68,6 @@ def remove_pin(layout: Layout, name: str) -> bool:
         links.unlink(layout.pins / file_name(name))
     except FileNotFoundError:
         return False
+    # Else a pin that the user removed could be back after a power cut, and keep a checkpoint.
     files.sync_directory(layout.pins)
     return True

@@ -36,10 +36,12 @@ def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[C
     """
     try:
         with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
+            # Read under the lock: the notes of another verification are kept.
             known = read_checked(layout).times
             kept = {copy: then_s for copy, then_s in known.items() if keep(copy)}
             kept.update(read)
             data = CheckedTimes(kept).render()
+            # A file that no reader takes would be worse than the old one.
             if len(data) > CHECKED_MAX_BYTES:
                 return False
             atomic_file.replace_file(layout, lock, fd, CHECKED, data)

@@ -2,8 +2,8 @@
 
 Their locks and open files are not seen from here. So what is dropped, and a blob without a use, first lies in
 ``trash/``, where no save finds it, and is unlinked only after the grace: by then no reader that was open has need of
-it, no host believes an old name, and a link that one made has come to the count. The time is told by the filesystem's
-own clock, since those of hosts differ.
+it, no host believes an old name, and a link that one made has come to the count. The filesystem's own clock gives the
+time, since those of hosts differ.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class Grace:
         """Whether what is there was not touched for so long, a staging's ``blobs/`` neither; False if it is gone."""
         times = []
         for place in (path, path / BLOBS):
+            # The cache of this host may have times from before another host wrote.
             statx.refresh(place)
             found = peek.find(place)
             if found is not None:
+                # The later of both: a user can set mtime back, but not ctime.
                 times.append(max(found.st_ctime_ns, found.st_mtime_ns))
         return bool(times) and self.now_ns - max(times) >= self.grace_ns
 
@@ -50,6 +52,7 @@ class Grace:
 def begin(layout: Layout, grace_s: float) -> Grace:
     """Ask the filesystem for the time, by a file that is made and removed in ``trash/``."""
     path = layout.trash / f".now-{uuid.uuid4().hex[:12]}"
+    # A new file gets the time of the server, against which all other times are compared.
     fd = open_at(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     try:
         now_ns = os.fstat(fd).st_mtime_ns

@@ -2,14 +2,15 @@
 
 The new checkpoint is whole and durable in ``staging/<id>``. Under the exclusive lock of the run
 
-1. what an earlier replacement of that place left is renamed, so that it names no successor; ``staging/`` is made
+1. the leftover of an earlier replacement of that place is renamed, so that it names no successor; ``staging/`` is made
    durable, so that the new one has a name there for certain;
 2. the old one is renamed to ``staging/<run>@<step>.<12 digits of the id>.old``, which names the new one; ``staging/``
    and the run are made durable;
 3. the new one is renamed to its place, and the parents are made durable (`ckstore.objects.publish`).
 
-Between 2 and 3 nothing is at the place. Who finds such a *gap* that no living process has open completes it: forwards
-if the new one is whole, else back. With something at the place, the old one is a dead staging like any other.
+Between 2 and 3 nothing is at the place. A process that finds such a *gap*, which no living process has open, completes
+it: forwards if the new one is whole, else back. With something at the place, the old one is a dead staging like any
+other.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
+# The name alone says run, step and successor: after a crash there is nothing else to go by.
 _OLD = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.(?P<id>[0-9a-f]{12})\.old")
 
 
@@ -60,23 +62,29 @@ def replace(
         UnknownOutcome: It stopped in the gap, or going back may not be durable; `complete` fills the gap.
     """
     target = layout.checkpoint(*key)
+    # Twelve digits of the new one's name: the process that finds it knows which staging was to follow.
     old = layout.staging / f"{key[0]}@{key[1]}.{new.name.rpartition('.')[2]}.old"
     _forget_begun(layout, key)
+    # The new one must have its name for certain before the old one leaves its place (law G1).
+    # The lock is asked for again after the fsync, which may have waited for the server, right before the rename.
     files.sync_directory(layout.staging)
     lock.check()
+    # From the first rename to the second nothing is at the place. staging/ is synced before the run (law N4): a power
+    # cut between the two could else leave the old checkpoint without any name.
     try:
         links.rename(target, old)
         files.sync_directory(layout.staging)
         files.sync_directory(target.parent)
         rename_opened(opened, new, target)
     except BaseException as error:
+        # Any exception, Ctrl-C too: a gap that stays makes readers wait ten seconds.
         _go_back(layout, old, target, error)
         raise
     return old
 
 
 def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -> None:
-    """Rename a directory that is open; an error that comes although it was done is none.
+    """Rename a directory that is open; an error although it was done is ignored.
 
     So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
 
@@ -96,6 +104,7 @@ def is_done(opened: locks.DirectoryLock, target: Inside, error: OSError) -> bool
     Raises:
         UnknownOutcome: That cannot be told.
     """
+    # The one error that says for certain that nothing was renamed.
     if error.errno in links.ALREADY_THERE:
         return False
     try:
@@ -125,6 +134,7 @@ def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) 
         UnknownOutcome: That did not work either.
     """
     try:
+        # This host may remember a name that the rename took away.
         statx.refresh(layout.staging)
         if not peek.exists(old):
             return
@@ -178,6 +188,7 @@ def complete(layout: Layout, gap: Gap) -> bool:
     from ckstore.objects.checkpoints import look  # who only lists needs no more than names
 
     target = layout.checkpoint(*gap.key)
+    # Looked at again under the lock: the save that left the gap may have filled it.
     if peek.exists(target):
         return True
     for parent in (layout.staging, target.parent):  # the process that died may have come no further than the rename
@@ -185,10 +196,12 @@ def complete(layout: Layout, gap: Gap) -> bool:
     for new in gap.new:
         if not peek.is_directory(new):
             continue
+        # A living save holds a shared lock on its staging: then the gap is its own to fill.
         lock = locks.try_exclusive(new)
         if lock is None:
             return False
         with lock:
+            # Forwards only if it is whole: else the old one is the only checkpoint there is.
             if look(layout, *gap.key, lock=lock).published is not None:
                 links.rename(new, target)
                 _make_durable(layout, target)

@@ -32,6 +32,7 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such directory.
     """
+    # Held by the reader until the end: a mark must go into the directory that was read, wherever it is by then.
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
         directory = CheckpointDirectory.locked(path, lock, context.layout.hash_prefix)
@@ -87,6 +88,7 @@ def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
     """
     canonical = layout.blob(digest)
     damaged, offered = peek.find(lock.inside / BLOBS / digest), peek.find(canonical)
+    # This user's own file lost its time above, and no save relies on it.
     if damaged is None or offered is None or damaged.st_uid == os.geteuid():
         return
     same = (damaged.st_dev, damaged.st_ino) == (offered.st_dev, offered.st_ino)

@@ -1,6 +1,6 @@
 """Whether a checkpoint is valid: complete, its blobs untouched by size and time, and not marked as damaged.
 
-That is a cheap look: the manifest is read, no data is. What reads and verifications found damaged they mark.
+That is a cheap look: the manifest is read, no data is. Reads and verifications mark the damage that they find.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
     """
     try:
-        seen = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
+        glanced = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
     except (FileNotFoundError, NotADirectoryError):
         return "it is no longer there"
-    if seen.problem:
-        return seen.problem
-    if seen.manifest_id != info.id:
-        return f"it was replaced by one with the id {seen.manifest_id}"
-    if seen.touched:
-        return f"a program wrote into {_some([blob.digest for blob in seen.touched])}"
+    if glanced.problem:
+        return glanced.problem
+    if glanced.manifest_id != info.id:
+        return f"it was replaced by one with the id {glanced.manifest_id}"
+    if glanced.touched:
+        return f"a program wrote into {_some([blob.digest for blob in glanced.touched])}"
     return ""
 
 
@@ -94,6 +94,7 @@ def _glance(path: Inside, run: str, step: int, seen: ManifestCache | None) -> Gl
 
 
 def _manifest_in(fd: int, path: Inside, seen: ManifestCache | None) -> tuple[Manifest, str]:
+    # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
     stamp = file_stamp(fd)
     known = None if seen is None else seen.recall(stamp)
     if known is not None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.ops.context import Context
 
+# Results are taken in between, so that progress is shown and memory stays small.
 _BATCH = 256
 VerifyOrder = tuple[int, int, str, str]
 """Sorts checkpoints in the order of their commits; those whose order is not known come last."""
@@ -80,8 +81,9 @@ class Verifier:
         self._budget = budget or Budget(None)
         self._may_touch = not context.readonly and not context.writes_disabled_because
         self._pool = Workers(context.threads)
+        # A buffer for each thread: 4 MiB in huge pages is too much to make for each blob.
         self._local = threading.local()
-        self._seen: dict[Unit, tuple[str, dict[Piece, str]]] = {}
+        self._results: dict[Unit, tuple[str, dict[Piece, str]]] = {}
         self._right_names: dict[tuple[int, int], str] = {}
 
     def lift_budget(self) -> None:
@@ -114,8 +116,8 @@ class Verifier:
     ) -> tuple[VerifyOrder, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
-        None: it is gone, `locked`, or closed to this user. With `only`, no other copies are read; what is missing or
-        has another size is still found, and a mark stays; of a mapping the copies with the least values are read first.
+        None: it is gone, `locked`, or closed to this user. With `only`, no other copies are read; missing blobs and
+        other sizes are still found, and a mark stays; of a mapping the copies with the least values are read first.
         """
         try:
             return self._checkpoint(run, step, only)
@@ -126,6 +128,7 @@ class Verifier:
     def _checkpoint(self, run: str, step: int, only: Container[Unit] | None) -> tuple[VerifyOrder, list[Damage]] | None:
         path = self._context.layout.checkpoint(run, step)
         try:
+            # For the whole checkpoint: no save replaces it and no delete takes it apart while it is judged.
             lock = locks.lock_shared(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -133,6 +136,7 @@ class Verifier:
             self.locked[run, step] = error
             return None
         with lock:
+            # Before the first read: a mark that comes meanwhile is of damage that this reading may have missed.
             mark = marks.identity(lock.fd)
             order: VerifyOrder = (1, step, run, "")
             try:
@@ -157,13 +161,13 @@ class Verifier:
     def _known(self, directory: CheckpointDirectory, damage: list[Damage]) -> Iterator[Damage]:
         """Return what the mark of a checkpoint says about blobs that were not read now."""
         manifest, mark = directory.manifest, marks.read_mark(directory.lock.fd)
-        told = {found.blob for found in damage}
+        reported = {found.blob for found in damage}
         sizes = {blob.digest: blob for blob in manifest.blobs}
         for entry in () if mark is None else mark.entries or (MarkEntry("", (), "it is marked as damaged"),):
             unit = unit_of(directory, sizes[entry.blob]) if entry.blob in sizes else None
-            if entry.blob not in told and unit not in self.good:
-                what = f"{entry.what} (found by an earlier read)"
-                yield Damage(manifest.run, manifest.step, entry.names, entry.blob, what)
+            if entry.blob not in reported and unit not in self.good:
+                message = f"{entry.what} (found by an earlier read)"
+                yield Damage(manifest.run, manifest.step, entry.names, entry.blob, message)
 
     def directory(
         self, directory: CheckpointDirectory, run: str, step: int, only: Container[Unit] | None = None
@@ -172,8 +176,8 @@ class Verifier:
         manifest = directory.manifest
         damage = []
         if (manifest.run, manifest.step) != (run, step):
-            what = f"{directory.path}: its manifest says {manifest.run}@{manifest.step}"
-            damage.append(Damage(run, step, (), "", what))
+            message = f"{directory.path}: its manifest says {manifest.run}@{manifest.step}"
+            damage.append(Damage(run, step, (), "", message))
         return damage + self.blobs(directory, range(len(manifest.blobs)), only)
 
     def blobs(
@@ -201,8 +205,9 @@ class Verifier:
         if unit is None:
             self.missing.add(blob.digest)
             return index, check_blob(directory, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick))
-        new = unit not in self._seen
-        problem, known = self._seen.get(unit, ("", {}))
+        # A blob that a hundred checkpoints share is read once; each asks only for pieces that it alone names.
+        new = unit not in self._results
+        problem, known = self._results.get(unit, ("", {}))
         unknown = pieces - known.keys()
         nbytes = blob.nbytes if new else sum(piece[2] for piece in unknown)
         if not self._budget.begin(nbytes):
@@ -214,10 +219,11 @@ class Verifier:
             return index, checked
         problem = problem or checked.problem
         known.update((piece, checked.bad.get(piece, "")) for piece in unknown)
-        self._seen[unit] = (problem, known)
+        self._results[unit] = (problem, known)
         bad = {piece: known[piece] for piece in pieces if known[piece]}
         if problem or bad:
             self.bad.add(unit)
+            # A later piece of it was wrong: bad stays bad, whatever is found right afterwards.
             self.good.discard(unit)
         elif unit not in self.bad:
             self.good.add(unit)
@@ -277,31 +283,31 @@ class Teller:
         self._values: dict[int, list[int]] = defaultdict(list)
         self._files: dict[int, list[int]] = defaultdict(list)
         self._spellings: dict[str, str] = {}
-        self._told: dict[frozenset[int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._by_storages: dict[frozenset[int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def damage(self, index: int, checked: Checked) -> Damage:
         """Return what is damaged by blob number `index`."""
         names, files = self._hurt_by(index, checked)
-        what = checked.problem or next(iter(checked.bad.values()))
+        message = checked.problem or next(iter(checked.bad.values()))
         affects = checked.absent or bool(checked.bad)
         run, step = self._manifest.run, self._manifest.step
         if not affects:
-            what += f"; {run}@{step} does not use the damaged bytes"
-        return Damage(run, step, names, self._manifest.blobs[index].digest, what, affects, files)
+            message += f"; {run}@{step} does not use the damaged bytes"
+        return Damage(run, step, names, self._manifest.blobs[index].digest, message, affects, files)
 
     def _hurt_by(self, index: int, checked: Checked) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if self._storages is None:
             self._storages = self._look()
             self._spellings = spellings(leaf.name for leaf in self._manifest.leaves)
         hurt = frozenset(storage for storage, piece in self._storages[index] if piece in checked.bad)
-        if hurt not in self._told:
+        if hurt not in self._by_storages:
             leaves = sorted({leaf for storage in hurt for leaf in self._values.get(storage, ())})
             files = sorted({file for storage in hurt for file in self._files.get(storage, ())})
-            self._told[hurt] = (
+            self._by_storages[hurt] = (
                 tuple(self._spellings[self._manifest.leaves[leaf].name] for leaf in leaves),
                 tuple(self._manifest.files[file].path for file in files),
             )
-        return self._told[hurt]
+        return self._by_storages[hurt]
 
     def _look(self) -> dict[int, list[tuple[int, Piece]]]:
         """Return which storages have which pieces in each blob, and note what is in each storage."""

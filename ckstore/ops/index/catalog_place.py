@@ -38,11 +38,12 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
     try:
         return replace(place, told=setting_of(Layout(root), SHARED)), ()
     except CkstoreError as error:
-        why = error.message
+        reason = error.message
     except OSError as error:
-        why = f"the settings cannot be read: {describe_os_error(error)}"
-    told = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
-    return replace(place, told=True), (f"{why}, {told}",)
+        reason = f"the settings cannot be read: {describe_os_error(error)}"
+    consequence = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
+    # The careful answer: a shared store that counts as local would lose data of other hosts.
+    return replace(place, told=True), (f"{reason}, {consequence}",)
 
 
 def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) -> Catalog:
@@ -57,15 +58,15 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
     Raises:
         BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may write.
     """
-    why = why_of_several_hosts(place, root) or why_of_several_users(root)
+    reason = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)
         _refuse_shared(path)
-        if path == root / _NAME and why:
-            msg = f"the catalog cannot be in the store: {why}"
+        if path == root / _NAME and reason:
+            msg = f"the catalog cannot be in the store: {reason}"
             raise BadInput(msg, hint="omit catalog_path, and the catalog is in this user's cache")
-    elif why:
-        path = _default(why, uuid)
+    elif reason:
+        path = _default(reason, uuid)
     else:
         path = root / _NAME
     return Catalog(root, path, store=uuid)
@@ -77,6 +78,7 @@ def why_of_several_users(root: Path) -> str:
         status = os.stat(root)
     except FileNotFoundError:
         return ""
+    # Root too: a user could swap the files beside root's catalog, and SQLite trusts those.
     if status.st_uid != os.geteuid():
         return f"{root} belongs to uid {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -85,6 +87,7 @@ def why_of_several_users(root: Path) -> str:
 
 
 def _wanted(wanted: Path, root: Path) -> Path:
+    # Only the parent is resolved: the file itself must not be a symlink.
     path = wanted.parent.resolve() / wanted.name
     if not wanted.name or path.is_dir():
         msg = f"catalog_path must name the file of a database, got the directory {path}"
@@ -95,22 +98,24 @@ def _wanted(wanted: Path, root: Path) -> Path:
     return path
 
 
-def _default(why: str, uuid: str) -> Path:
+def _default(reason: str, uuid: str) -> Path:
     from ckstore.fs.host.own_folders import cache_folder
 
     folder = cache_folder()
     if folder is None:
         msg = (
-            f"{why}, and there is no place for its catalog: this user's cache and the folders for temporary files are "
-            "on shared filesystems, or writable by others, or not writable by this user"
+            f"{reason}, and there is no place for its catalog: this user's cache and the folders for temporary files "
+            "are on shared filesystems, or writable by others, or not writable by this user"
         )
         raise UnsafePlace(msg, hint=_HINT)
+    # By the uuid and not the path: a store that was moved keeps its index, and two stores never share one.
     return folder / uuid / _NAME
 
 
 def _refuse_shared(path: Path) -> None:
-    there = next(folder for folder in path.parents if folder.is_dir())
-    found = examine(there)
+    existing = next(folder for folder in path.parents if folder.is_dir())
+    # By the filesystem: a trial with SQLite's locks on one host says nothing of another.
+    found = examine(existing)
     if found.shared:
         msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
         raise UnsafePlace(msg, hint=_HINT)

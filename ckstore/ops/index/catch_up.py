@@ -58,8 +58,10 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
     """
     begun_s = time.monotonic()
     is_new = not any(context.layout.published())  # looked at first: others save as soon as there is a catalog
+    # Only what is damaged: one that is behind is migrated, and one of a newer ckstore is kept.
     aside = context.catalog.set_aside(timeout_s=TIMEOUT_S) if error.why == "damaged" else None
     made = context.catalog.create_or_migrate(timeout_s=TIMEOUT_S)
+    # Before rows are written: a catalog_path of another store would mix two stores.
     refuse_foreign(context.catalog)
     said = _reconcile(context, "all")
     if not made:  # another process was faster, or is rebuilding it at this moment
@@ -79,6 +81,7 @@ def mend(context: Context, error: CatalogUnavailable) -> list[str]:
 def _reconcile(context: Context, look: Look) -> list[str]:
     """Make the rows equal to the directories; return what the user should know."""
     by_name = _differing_by_name(context) if look == "names" else None
+    # On a shared filesystem link counts may be old, so every checkpoint is compared.
     runs = runs_in_doubt(context) if look == "counts" and not context.shared else None
     with python_gc_paused():  # some small objects for each checkpoint, and nothing waits
         known = context.catalog.outline(rows=by_name is None and (runs is None or bool(runs)))
@@ -87,6 +90,8 @@ def _reconcile(context: Context, look: Look) -> list[str]:
         stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
     notes = wrong_rows.remove(context) if known.listing.wrong_count else []
     if context.shared or (look != "counts" and context.catalog_is_private):
+        # Other users' catalogs do not tell this one of a replacement, and a new directory can have the inode of the
+        # old one.
         stale |= _replaced(context)
     if stale:
         reconcile_all(context, sorted(stale))
@@ -104,16 +109,17 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     """
     if context.shared or context.catalog_is_private:
         return None
+    # The rows of a save may be undone by a power cut (docs/adr/0002), and only a start of the machine follows one.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
         return None
-    seen = context.directory_cache.look(context.layout)
-    if sum(len(one.published) for one in seen.values()) <= proposal.FEW:
+    runs = context.directory_cache.look(context.layout)
+    if sum(len(one.published) for one in runs.values()) <= proposal.FEW:
         return None
-    found = context.catalog.propose({run: one.names for run, one in seen.items()}, newest=1)
+    found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)
     newest = found.newest
     if newest.wrong_count or any(context.layout.stamp(*place) != stamp for place, stamp in newest.stamps.items()):
         return None
-    published = {place for one in seen.values() for place in found.unknown if place in one.published}
+    published = {place for one in runs.values() for place in found.unknown if place in one.published}
     return published | found.gone
 
 

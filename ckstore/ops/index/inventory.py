@@ -15,7 +15,7 @@ from ckstore.objects.canonical_link import restore_names
 from ckstore.ops.index.scan_blobs import canonical_blobs
 
 if TYPE_CHECKING:
-    from ckstore.objects.checkpoints import Found
+    from ckstore.objects.checkpoints import Verdict
     from ckstore.objects.layout import Layout
 
 
@@ -34,7 +34,7 @@ class StoreInventory:
 
     Attributes:
         places: Complete checkpoints, by run and step.
-        incomplete: Directories that are none.
+        incomplete: Directories that are not complete checkpoints.
         orphans: Blobs in ``blobs/`` that no complete checkpoint names, and their sizes.
         copy_count, copy_bytes: Names in checkpoints that are files of their own.
     """
@@ -48,7 +48,7 @@ class StoreInventory:
     _uses: dict[str, _Use] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)
 
-    def note(self, run: str, step: int, found: Found) -> None:
+    def note(self, run: str, step: int, found: Verdict) -> None:
         """Count what was found at one place."""
         if found.problem:
             self.incomplete.append(Incomplete(run, step, found.problem))
@@ -75,6 +75,7 @@ class StoreInventory:
                 self.orphans[path.name] = status.st_size
                 continue
             lost.discard(path.name)
+            # + 1: the canonical name. A name outside the store makes it negative, and is no copy.
             copies = max(0, use.count + 1 - status.st_nlink)
             self.copy_count += copies
             self.copy_bytes += copies * use.nbytes
@@ -85,6 +86,7 @@ class StoreInventory:
         by_place: defaultdict[CheckpointKey, list[tuple[str, int]]] = defaultdict(list)
         for digest in self._lost:
             use = self._uses[digest]
+            # By checkpoint: each is locked once for all names that it can give.
             by_place[use.place].append((digest, use.nbytes))
         return sum(
             len(restore_names(self.layout, self.layout.checkpoint(*place), lost)) for place, lost in by_place.items()

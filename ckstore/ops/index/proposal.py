@@ -1,10 +1,10 @@
 """Which few checkpoints have to be looked at to know the newest: the catalog proposes, the directories decide (rule D).
 
-What is there is said by the names in the directories of the runs alone. The catalog says what is in a directory, by its
-name and inode number, and of those that it proposes as the newest every directory is looked at. So a run of 20,000
-costs a list of names and not 20,000 looks. A manifest that another program put into an old directory of a long run is
-found where that checkpoint is shown, opened or about to be dropped, by ``verify`` and ``reindex``, and by the first
-opening after a start of the machine.
+The names in the directories of the runs alone say which checkpoints there are. The catalog says what is in a directory,
+by its name and inode number, and of those that it proposes as the newest every directory is looked at. So a run of
+20,000 costs a list of names and not 20,000 looks. A manifest that another program put into an old directory of a long
+run is found where that checkpoint is shown, opened or about to be dropped, by ``verify`` and ``reindex``, and by the
+first opening after a start of the machine.
 """
 
 from __future__ import annotations
@@ -73,11 +73,12 @@ def propose(
         found = context.catalog.propose(listed, newest=newest, run=run)
     except CatalogUnavailable:
         return None
+    # A wrong row could hide that its checkpoint is the newest.
     if found.newest.wrong_count or len(found.unknown) > _MOST_UNKNOWN:
         return None
     published = {place: runs.stamp(*place) for place in (*found.newest.stamps, *found.unknown)}
     if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):
-        return None  # what is there may be older than others
+        return None  # the checkpoint there may be older than others
     for place in context.distrusted.keys() - published.keys():  # its row may hide that it is the newest
         if str(place[1]) in listed.get(place[0], {}):
             published[place] = runs.stamp(*place)

@@ -20,18 +20,21 @@ from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import Published, Stamp
-    from ckstore.objects.checkpoints import Found
+    from ckstore.objects.checkpoints import Verdict
     from ckstore.ops.context import Context
 
 
-Seen = Callable[[str, int, "Found"], None]
+Note = Callable[[str, int, "Verdict"], None]
 
+# A rebuild holds the lock for half a second at a time, so who waits so long waits for something else.
 TIMEOUT_S = 30.0
+# The transaction keeps its pages in memory until it ends.
 _BATCH_MOST = 256
+# Half a second: tags and pins of other processes wait for the same lock.
 _BATCH_S = 0.5
 
 
-def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | None = None) -> None:
+def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | None = None) -> None:
     """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
 
     A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. A process
@@ -40,7 +43,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | 
     Args:
         context: The store.
         keys: Run and step of each.
-        seen: Called with what was found at each place; it must not use the catalog.
+        note: Called with what was found at each place; it must not use the catalog.
     """
     from ckstore.objects.checkpoints import look
 
@@ -48,8 +51,8 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | 
         found = look(context.layout, run, step)
         if found.problem and not found.is_closed:
             context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
-        if seen is not None:
-            seen(run, step, found)
+        if note is not None:
+            note(run, step, found)
         return found.published
 
     waiting = deque(keys)
@@ -58,7 +61,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], seen: Seen | 
 
 
 def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> None:
-    """Make the rows of one checkpoint equal to its directory; what the catalog has already takes no lock."""
+    """Make the rows of one checkpoint equal to its directory; a row that is right already takes no lock."""
     if not context.catalog_is_private and context.catalog.listing(places=[key]) == stamps(context, [key]):
         return
     from ckstore.objects.checkpoints import look
@@ -73,6 +76,7 @@ def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
     deadline = time.monotonic() + _BATCH_S
     for _ in range(_BATCH_MOST):
         yield waiting.popleft()
+        # After a checkpoint, not before: each batch does at least one, however slow the disk is.
         if not waiting or time.monotonic() > deadline:
             return
 
@@ -81,6 +85,7 @@ def runs_in_doubt(context: Context) -> set[str]:
     """Return the runs whose checkpoints must be compared one by one, since their number differs or cannot be told."""
     known = context.catalog.counts()
     runs = known.keys() | set(context.layout.runs())
+    # 0: the filesystem does not count subdirectories (btrfs, overlayfs), so nothing can be told by the count.
     return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}
 
 
@@ -93,7 +98,7 @@ def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKe
 def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
     """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide.
 
-    None: the catalog does not say it. What it says is at each place is there.
+    None: the catalog does not say it. Each place has the checkpoint that it names.
     """
     if context.catalog_is_private:
         return None

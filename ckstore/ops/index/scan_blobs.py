@@ -2,7 +2,7 @@
 
 A name that was removed and not made durable may be there again after the machine starts, when the catalog has
 forgotten the blob. So the directories are listed once for each start of the machine, and whenever the catalog is
-rebuilt. What it costs grows with the store (about a second for 100,000 blobs), hence not at every opening.
+rebuilt. The cost grows with the store (about a second for 100,000 blobs), hence not at every opening.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def canonical_blobs(layout: Layout) -> Iterator[Inside]:
         folder = layout.blobs / fan
         if peek.is_directory(folder):
             names: list[str] = []
-            with suppress(PermissionError):  # another user's, who sees to it
+            with suppress(PermissionError):  # another user's: their opening lists it
                 names = names_in(folder)
             yield from (folder / name for name in names if is_digest(name) and fan_out(name) == fan)
 
@@ -68,6 +68,7 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
     count = 0
     batch: list[Inside] = []
     for path in canonical_blobs(context.layout):
+        # In batches: each transaction holds the lock that tags and pins need.
         batch.append(path)
         if len(batch) >= CANDIDATES_BATCH:
             count += _enter(context, batch, timeout_s)
@@ -78,6 +79,7 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
 def _enter(context: Context, paths: list[Inside], timeout_s: float) -> int:
     if not paths:
         return 0
+    # Asked first: a blob that is in use needs no look at its file.
     without_use = context.catalog.without_use([path.name for path in paths])
     unused = []
     for digest, path in through_parents((path.name, path) for path in paths if path.name in without_use):

@@ -27,12 +27,14 @@ def next_sequence(context: Context) -> int:
     known = _Known(context)
     known.look(*_asked(context, runs, context.greatest_sequence.value))
     greatest = known.greatest()
+    # Below that every number counts, since the first one may be so far from 0; only beyond it all must be compared.
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
     sequence = max(greatest, context.greatest_sequence.value) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
+    # Before the save publishes: another thread of this process must not take the same number.
     context.greatest_sequence.raise_to(sequence)
     tell_passed_over(context)
     if known.looked:
@@ -127,6 +129,7 @@ class _Known:
                 self.torn.add(place)
                 continue
             self._written[place] = stamp.mtime_ns
+            # The row was made from this same manifest, by inode and times: it need not be read again.
             if row is not None and row[0] == stamp and place not in self._context.distrusted:
                 self.sequences[place] = row[1]
             else:
@@ -137,6 +140,8 @@ class _Known:
         while self.sequences:
             by_order = sorted(self.sequences, key=self.sequences.__getitem__)
             by_time = sorted(self._written, key=self._written.__getitem__)
+            # The greatest number may be a row that rotted, and the last manifest one whose row is too small: both are
+            # read.
             suspects = {by_order[-1], by_time[-1]} - self._checked
             if not suspects:
                 return self.sequences[by_order[-1]]

@@ -1,4 +1,4 @@
-"""Rows of the catalog that turned out to be wrong: they are written again from the directories, and that is said once.
+"""Rows of the catalog that turned out to be wrong: they are written again from the directories, with one warning.
 
 The catalog is an index. A row in which a bit has flipped does not fit its checksum; one that says something else than
 its manifest was written by another program. Neither decides anything: see `ckstore.ops.index.facts`.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _PROBLEM = "rows"
+# Mending is a favour to later calls; the call under way does not wait for it.
 _MEND_TIMEOUT_S = 1.0
 
 
@@ -31,7 +32,7 @@ def remove(context: Context) -> list[str]:
 def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_count: int = 0) -> None:
     """Write the rows of checkpoints again from their directories, and warn, once for an open store.
 
-    What does not work now is left for the next opening.
+    A failure is left for the next opening.
 
     Args:
         context: The store.
@@ -43,6 +44,7 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
         context.problems[_PROBLEM] = said
         warn(said)
     for place in () if damaged_count else places:
+        # With the stamp: a checkpoint that is saved there later has a row of its own, which counts.
         context.distrusted[place] = context.layout.stamp(*place)
     if context.readonly or context.writes_disabled_because:
         return

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT_CHUNK_BYTES = 32 * 2**20
+# Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
 _LOCK_TIMEOUT_S = 30.0
 _SETTINGS_MOST_BYTES = 2**20
+# Closed to others: a user who wants a shared store opens it knowingly.
 _DIRECTORY_MODE = 0o700
 _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
@@ -52,7 +54,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
         _make(layout, settings)
     except OSError:  # another host made it meanwhile, and may have filled the disk
         if peek.exists(layout.settings):
-            return False  # who opens it makes its names durable, as the one who made it may have died
+            return False  # opening it makes its names durable, as its maker may have died
         raise
     files.sync_directory(layout.root)  # opening does so, too, but reports a failure by a note; here it is an error
     files.sync_name(layout.path)
@@ -63,11 +65,13 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
     _refuse_foreign(layout)
     for directory in layout.directories:
         links.make_directory(directory)
+    # Before store.json: a place that cannot hold a store must not be left with one.
     probe.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
     try:
         where = str(layout.settings)
         data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
+        # Whole and durable before it has its name (law D1): with store.json the store exists.
         files.create_file(fresh, data, mode=0o444)
         links.link(fresh, layout.settings)  # never over another
     finally:
@@ -77,10 +81,10 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
 
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
-    there = peek.names(layout.root)
-    foreign = sorted(name for name in there if name not in ours and not _FRESH.fullmatch(name))
-    # What lies beside a store.json is of a store that another host made since we looked, and has opened.
-    if foreign and layout.settings.name not in there and not peek.exists(layout.settings):
+    present = peek.names(layout.root)
+    foreign = sorted(name for name in present if name not in ours and not _FRESH.fullmatch(name))
+    # Files beside a store.json are of a store that another host made since we looked, and has opened.
+    if foreign and layout.settings.name not in present and not peek.exists(layout.settings):
         msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")
 
@@ -100,5 +104,5 @@ def read_settings(root: Path) -> StoreSettings:
         data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         msg = f"there is no store at {root}"
-        raise StoreNotFound(msg, hint="make one: Store.init(path)", command_hint="make one: ckstore init") from error
+        raise StoreNotFound(msg, hint="make one: Store.init(path)") from error
     return read(data, parse_settings, str(path))

@@ -32,8 +32,9 @@ _NEW = "not made yet"
 
 def check_new(root: Path, catalog_path: Path | None) -> None:
     """Raise, before anything is made, if a new store at `root` could not have its catalog."""
-    there = next(folder for folder in (root, *root.parents) if folder.is_dir())
-    catalog = catalog_of(examine(there), root, _NEW, catalog_path)
+    # The root may not exist yet: its filesystem is that of the nearest directory that does.
+    existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    catalog = catalog_of(examine(existing), root, _NEW, catalog_path)
     try:
         refuse_foreign(catalog)
     except BadInput:
@@ -48,13 +49,17 @@ def open_context(
     settings = read_settings(root)
     place, notes = place_of(root)
     notes += _notes_at_opening(place, readonly=readonly)
+    # access knows read-only mounts and ACLs; the mode bits do not.
     if not readonly and not os.access(root, os.W_OK):
         readonly = True
         notes += (f"{root} is not writable for this user: opened for reading only",)
     catalog = catalog_of(place, root, settings.uuid, catalog_path)
+    # By the filesystem and the settings, not by a trial: locks and leases of other hosts cannot be tried from one
+    # host (docs/adr/0005).
     shared = why_shared(place, catalog, root, catalog_path)
     if is_private(catalog, root):
         if not readonly:
+            # Not for a reader, which must leave no trace.
             make_folder(catalog)
         refuse_foreign(catalog)
     context = Context(

@@ -37,22 +37,27 @@ def recover(context: Context) -> list[str]:
         with _unless_full():
             probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
+        # Even if the trial failed: other processes may have made the directories and died (rule F).
         _make_store_durable(context)
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
+        # Before the sweep: a half-done replacement needs both of its stagings.
         fill_dead(context)
-        trash.sweep_staging(layout)  # who takes apart what was swept makes it durable first (rule F)
+        trash.sweep_staging(layout)  # gc makes the move durable before it takes them apart (rule F)
     probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
+        # After the gaps are filled, so that the catalog hears of what came back.
         said = catch_up(context, "names")
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:
         notes.append(_left_aside(context, error))
+    # After the catalog: emptying trash writes there which blobs lost their last use.
     if trash.names_in(layout.trash):
         from ckstore.ops.free.reclaim import give_back  # a tenth of the time of opening in a new process
 
         give_back(context)
+    # Last: the space that the sweep has freed counts as room.
     reserve.fill(layout)
     create.remove_leftovers(layout)
     for note in said:

@@ -32,7 +32,7 @@ from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import Found
+    from ckstore.objects.checkpoints import Verdict
     from ckstore.ops.context import Context
 
 
@@ -45,18 +45,22 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     layout = context.layout
     for directory in layout.directories:  # a copy may have left out empty ones
         links.make_directory(directory)
+    # Before anything is put aside: a full disk with half a catalog is worse than an old one.
     _check_space(context)
     places = sorted((run, step) for run, step, _ in layout.published())
     shown = _Shown(context, places, progress, relink=relink)
+    # Before the blobs are counted, so that the report has the link counts of afterwards.
     relinked = _relink(context, shown.blob_bytes) if relink else None
+    # Renamed aside under the lock of writers: no process writes to it any more, and a person can look at it.
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = StoreInventory(layout)
 
-    def seen(run: str, step: int, found: Found) -> None:
+    def note(run: str, step: int, found: Verdict) -> None:
         census.note(run, step, found)
         shown.manifest_of(run, step)
 
-    reconcile_all(context, places, seen)
+    # In batches, so that saves of other processes go on meanwhile.
+    reconcile_all(context, places, note)
     census.look_at_blobs()
     restored_count = census.restore_names()
     for part in census.orphans_in_parts(CANDIDATES_BATCH):
@@ -68,7 +72,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
 
 
 def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
-    """Relink every checkpoint; what is left over goes to trash, and is freed as far as no process has it open.
+    """Relink every checkpoint; the old files go to trash, and are freed as far as no process has them open.
 
     Raises:
         OSError: The system refused; what was done before is done, and the store is as sound as it was. The old files
@@ -86,6 +90,7 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
     except BaseException:
         staging.lock.release()
         raise
+    # Only after everything went well: after an error the old files may be the only durable ones.
     reclaim.discard(context, staging)
     done = relinker.done
     return RelinkReport(done.checked_bytes, done.relinked_count, done.spare_bytes, tuple(sorted(done.damaged)))
@@ -154,7 +159,7 @@ def _report(
         if (run, step) not in census.places
     ]
     doubtful = doubtful_tags(context.layout).items()
-    problems += [f"{why}, so that nothing is dropped; {way_out(name)}" for name, why in doubtful]
+    problems += [f"{problem}, so that nothing is dropped; {way_out(name)}" for name, problem in doubtful]
     pin_count = 0
     try:
         pin_count = len(read_pins(context.layout))

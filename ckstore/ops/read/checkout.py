@@ -21,7 +21,7 @@ from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.model.reports.checkout_report import CheckoutReport
 from ckstore.objects.pieces import Part, PieceReader, blob_of
 from ckstore.ops.call_threads import for_each
-from ckstore.ops.read.destination import outside_store
+from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 if TYPE_CHECKING:
@@ -99,11 +99,7 @@ def _export(
     if only is not None:
         run, step = directory.manifest.run, directory.manifest.step
         msg = f"{run}@{step} is a saved state and has no files to choose from"
-        raise BadInput(
-            msg,
-            hint="export_safetensors(ref, destination, select=name) exports some of its tensors",
-            command_hint="ckstore export REF DEST --select NAME exports some of its tensors",
-        )
+        raise BadInput(msg, hint="export_safetensors(ref, destination, select=name) exports some of its tensors")
     report = export_open(directory, destination, progress=progress)
     paths = tuple(sorted(file.name for file in report.files))
     return CheckoutReport(report.destination, paths, sum(file.nbytes for file in report.files))
@@ -117,11 +113,8 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
         wanted = {r.path for r in records if any(_fits(r.path, glob) for glob in only)}
         if not wanted:
             msg = f"{manifest.run}@{manifest.step} has no file that matches {', '.join(only)}"
-            raise NoSuchRef(
-                msg,
-                hint="store.open_checkpoint(ref).files() lists the files; * in a pattern also stands for slashes",
-                command_hint="ckstore ls REF lists the files; * in a pattern also stands for slashes",
-            )
+            hint = "store.open_checkpoint(ref).files() lists the files; * in a pattern also stands for slashes"
+            raise NoSuchRef(msg, hint=hint)
         for path in list(wanted):
             while path := parent_of(path):
                 wanted.add(path)
@@ -149,11 +142,7 @@ def _check_space(tree: NewTree, nbytes: int, count: int) -> None:
             f"the checkout needs {needed} bytes and {count} inodes, {room.free_bytes} bytes{inodes} are free "
             f"on the filesystem of {tree.destination.parent}"
         )
-        raise InsufficientSpace(
-            msg,
-            hint="make room there, or choose files with only=; nothing was written",
-            command_hint="make room there, or choose files with --only; nothing was written",
-        )
+        raise InsufficientSpace(msg, hint="make room there, or choose files with only=; nothing was written")
 
 
 @contextmanager
@@ -227,8 +216,9 @@ class _Writer:
                 return
             if shared is False and self._link == "reflink":
                 msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
-                hint = "XFS and btrfs can, within one filesystem; {} copies where they cannot"
-                raise UnsafePlace(msg, hint=hint.format("link='auto'"), command_hint=hint.format("--link auto"))
+                raise UnsafePlace(
+                    msg, hint="XFS and btrfs can, within one filesystem; link='auto' copies where they cannot"
+                )
         for start in range(0, len(part.out), _PART_BYTES):
             self._check_going_on()
             files.write_all(fd, part.out[start : start + _PART_BYTES])
@@ -272,5 +262,4 @@ class _Writer:
         msg = (
             f"{pair[0]} and {pair[1]} differ in case only, which the filesystem of the destination does not distinguish"
         )
-        hint = "choose a destination on another filesystem, or choose files with "
-        return BadInput(msg, hint=f"{hint}only=", command_hint=f"{hint}--only")
+        return BadInput(msg, hint="choose a destination on another filesystem, or choose files with only=")

@@ -17,7 +17,7 @@ from ckstore.containers.pickle_values import (
 from ckstore.errors import CannotStore
 from ckstore.model.document import shown
 from ckstore.model.manifest.captured import BytesSource
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.python_values import TORCH_NAMED, is_python_value
 from ckstore.tensors.described import Place, Placed, PlacedParts

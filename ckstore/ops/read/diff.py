@@ -53,7 +53,7 @@ def _paths(file: Files, directories: Sequence[CheckpointDirectory]) -> tuple[str
         raise BadInput(f"file must be one path, or one for each of two checkpoints, got {len(file)}")
     if file is not None and not any(directory.manifest.files for directory in directories):
         msg = "both checkpoints are saved states, without files"
-        raise BadInput(msg, hint="leave file= out", command_hint="leave --file out")
+        raise BadInput(msg, hint="leave file= out")
     return tuple(file if directory.manifest.files else None for directory in directories)
 
 

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +26,10 @@ from ckstore.model.manifest.state_json import json_of_leaf, json_of_node
 from ckstore.model.names import spelled
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.sizes import parse_size
-from ckstore.ops.read.destination import outside_store
 from ckstore.ops.read.export_files import (
     MARGIN_BYTES,
     Meter,
+    Work,
     building,
     gathered,
     read_back,
@@ -40,15 +39,11 @@ from ckstore.ops.read.export_files import (
 )
 from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export
 from ckstore.ops.read.load import Select
-from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 if TYPE_CHECKING:
-    from ckstore.fs.new_tree import NewTree
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
-    from ckstore.ops.read.regions import RangeReader
 
 MAX_SHARD_BYTES = 50 * 10**9
 """What `save_pretrained` of transformers 5 takes."""
@@ -58,29 +53,6 @@ STATE_VERSION = 1
 _FLUSH_BYTES = 2**20
 _VALUE_BYTES = 100
 """About what a value takes in ``state.json`` with its name."""
-
-
-def export_safetensors(
-    context: Context,
-    ref: AnyRef,
-    destination: str | os.PathLike[str],
-    *,
-    max_shard_bytes: int | str = MAX_SHARD_BYTES,
-    select: Select = None,
-    strip_prefix: bool = False,
-    progress: Progress | None = None,
-) -> ExportReport:
-    """Export the checkpoint that `ref` names; see `ckstore.Store.export_safetensors`."""
-    path = outside_store(context.layout, destination)
-    write = partial(
-        export_open,
-        destination=path,
-        max_shard_bytes=max_shard_bytes,
-        select=select,
-        strip_prefix=strip_prefix,
-        progress=progress,
-    )
-    return read_checkpoint(context, ref, write)
 
 
 def check_shard(max_shard_bytes: int | str) -> int:
@@ -122,7 +94,7 @@ def export_open(
     needed_bytes = _needed_bytes(directory, plan, shards)
     with building(directory, path, needed_bytes) as (tree, reader):
         meter = Meter(sum(shard.layout.nbytes for shard in shards), progress)
-        work = Work(directory, tree, reader, meter)
+        work = TensorWork(directory, tree, reader, meter)
         written = [work.shard(shard) for shard in shards]
         if len(shards) > 1:
             written.append(work.small(INDEX_NAME, [index_of(plan, shards)]))
@@ -185,14 +157,8 @@ def _state_names(plan: ExportPlan) -> tuple[str, ...]:
     return (*names, *(f"{name} (attribute)" for name, _ in plan.values.attributes))
 
 
-class Work:
-    """Writes the files of one export, one after another."""
-
-    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: RangeReader, meter: Meter) -> None:
-        self._directory = directory
-        self._tree = tree
-        self._reader = reader
-        self._meter = meter
+class TensorWork(Work):
+    """Writes files of tensors, and ``state.json``."""
 
     def shard(self, shard: Shard) -> ExportedFile:
         """Write a file of tensors."""
@@ -205,17 +171,6 @@ class Work:
                     self._meter.add(len(data))
             read_back(fd, shard.name, shard.layout.nbytes, parts, self._meter)
         return ExportedFile(shard.name, shard.layout.nbytes, len(shard.tensors))
-
-    def small(self, name: str, contents: Iterator[bytes] | list[bytes]) -> ExportedFile:
-        """Write a file that arrives in parts, one after another."""
-        with self._tree.create_file(name) as fd:
-            parts = []
-            at = 0
-            for content in contents:
-                parts.append(write_bytes(fd, at, content))
-                at += len(content)
-            read_back(fd, name, at, parts, self._meter)
-        return ExportedFile(name, at)
 
     def state_parts(self, plan: ExportPlan) -> Iterator[bytes]:
         """Give ``state.json`` in parts: a line for each value, to be read and searched as text."""

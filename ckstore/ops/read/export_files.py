@@ -8,17 +8,18 @@ compared by digest, before it is published.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InsufficientSpace
+from ckstore.errors import BadInput, CkstoreError, InsufficientSpace
 from ckstore.fs import direct, files, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.reports.export_report import ExportedFile
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.objects.layout import Layout
 
 MARGIN_BYTES = 2**20
-_BLOCK_BYTES = RANGE_BYTES
 _DIGEST = ALGORITHMS["xxh3_128"].digest
 
 
@@ -42,6 +43,14 @@ class WrittenPart:
     runs: Runs
     nbytes: int
     digest: str
+
+
+def outside_store(layout: Layout, destination: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a destination."""
+    path = Path(os.path.abspath(destination))
+    if path.parent.resolve().joinpath(path.name).is_relative_to(layout.path):
+        raise BadInput(f"{path} is in the store {layout.root}", hint="choose a destination outside it")
+    return path
 
 
 class Meter:
@@ -108,14 +117,13 @@ def gathered(
     """
     strides = strides_of(leaf)
     if strides is None:
-        nbytes = leaf_bytes(directory.manifest, leaf)
-        for at in range(0, nbytes, _BLOCK_BYTES):
-            count = min(_BLOCK_BYTES, nbytes - at)
-            data = reader.read(leaf.offset + at, leaf.offset + at + count, leaf.name)
-            yield Runs((range(at, at + 1),), count), data
+        at = 0
+        for data in reader.parts(leaf.offset, leaf.offset + leaf_bytes(directory.manifest, leaf), leaf.name):
+            yield Runs((range(at, at + 1),), len(data)), data
+            at += len(data)
         return
     item_bytes = itemsize(leaf.kind, leaf.dtype) or 1
-    for block in blocks(leaf.shape, strides, leaf.offset, item_bytes, _BLOCK_BYTES):
+    for block in blocks(leaf.shape, strides, leaf.offset, item_bytes, RANGE_BYTES):
         data = reader.read(block.low, block.high, leaf.name)
         yield runs_of(block, leaf.shape, item_bytes), gather(block, strides, item_bytes, data)
 
@@ -127,15 +135,12 @@ def whole_leaf(directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRe
     reader.begin(leaf.storage)
     nbytes = leaf_bytes(directory.manifest, leaf)
     if not leaf.dtype:
-        spans = [(at, min(at + RANGE_BYTES, nbytes)) for at in range(0, nbytes, RANGE_BYTES)]
-        data = b"".join(bytes(reader.read(start, stop, leaf.name)) for start, stop in spans)
-    else:
-        whole = bytearray(nbytes)
-        for runs, piece in gathered(directory, reader, leaf):
-            for i, start in enumerate(runs):
-                whole[start : start + runs.nbytes] = piece[i * runs.nbytes : (i + 1) * runs.nbytes]
-        data = bytes(whole)
-    return data
+        return b"".join(map(bytes, reader.parts(0, nbytes, leaf.name)))
+    whole = bytearray(nbytes)
+    for runs, piece in gathered(directory, reader, leaf):
+        for i, start in enumerate(runs):
+            whole[start : start + runs.nbytes] = piece[i * runs.nbytes : (i + 1) * runs.nbytes]
+    return bytes(whole)
 
 
 def read_back(fd: int, name: str, nbytes: int, parts: list[WrittenPart], meter: Meter) -> None:
@@ -155,3 +160,29 @@ def read_back(fd: int, name: str, nbytes: int, parts: list[WrittenPart], meter: 
             msg = f"{name} does not read back as it was written, in {part.nbytes} bytes from {part.start}"
             raise CkstoreError(msg, hint="the disk or the memory of this machine is failing")
         meter.add(part.nbytes)
+
+
+class Work:
+    """Writes the files of one export, one after another."""
+
+    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: RangeReader, meter: Meter) -> None:
+        self._directory = directory
+        self._tree = tree
+        self._reader = reader
+        self._meter = meter
+
+    def small(self, name: str, contents: Iterable[bytes | memoryview]) -> ExportedFile:
+        """Write a file that arrives in parts, one after another; the progress does not count it before."""
+        with self._tree.create_file(name) as fd:
+            parts, at = [], 0
+            for content in contents:
+                parts.append(write_bytes(fd, at, content))
+                at += len(content)
+            read_back(fd, name, at, parts, self._meter)
+        return ExportedFile(name, at)
+
+    def metered(self, contents: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Give the same parts, and count each when the next one is asked for."""
+        for content in contents:
+            yield content
+            self._meter.add(len(content))

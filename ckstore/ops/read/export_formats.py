@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ckstore.errors import BadInput
-from ckstore.ops.read.destination import outside_store
 from ckstore.ops.read.export import MAX_SHARD_BYTES, export_open
+from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def export(
     path = outside_store(context.layout, destination)
     if add and format not in _WITH_FILES:
         msg = f"add puts files beside a model, and is for {' and '.join(_WITH_FILES)}"
-        raise BadInput(msg, hint="leave add out", command_hint="leave --add out")
+        raise BadInput(msg, hint="leave add= out")
     if format == "safetensors":
         options |= {"max_shard_bytes": max_shard_bytes, "strip_prefix": strip_prefix}
         return read_checkpoint(context, ref, partial(export_open, destination=path, **options))
@@ -48,10 +48,10 @@ def export(
     if strip_prefix:
         names = "those of the model" if format in _WITH_FILES else "those of the state"
         msg = f"strip_prefix is for safetensors: the names in {format} are {names}"
-        raise BadInput(msg, hint="leave strip_prefix out", command_hint="leave --strip-prefix out")
+        raise BadInput(msg, hint="leave strip_prefix= out")
     if format in _ONE_FILE and max_shard_bytes not in (MAX_SHARD_BYTES, "50GB"):
         msg = f"max_shard_bytes does not go with {format}, which is one file"
-        raise BadInput(msg, hint="leave max_shard_bytes out", command_hint="leave --max-shard out")
+        raise BadInput(msg, hint="leave max_shard_bytes= out")
     if format not in _ONE_FILE:
         options["max_shard_bytes"] = max_shard_bytes
     if format in _WITH_FILES:

@@ -160,11 +160,7 @@ def _check_sizes(manifest: Manifest, unheld: Iterable[LeafRecord]) -> None:
         more = f"; and {len(large) - _SHOWN} more" if len(large) > _SHOWN else ""
         listed = "; ".join(large[:_SHOWN])
         msg = f"safetensors cannot hold these, and they are too large for a JSON file: {listed}{more}"
-        raise BadInput(
-            msg,
-            hint="select what to export without them, select='model' for example",
-            command_hint="select what to export without them, --select model for example",
-        )
+        raise BadInput(msg, hint="select what to export without them, select='model' for example")
 
 
 def _untie(
@@ -185,11 +181,10 @@ def _untie(
 
 def _prefix_of(select: Select) -> str:
     """Return the path that everything selected lies in, as people write it."""
-    hint = "give select the name of one part, such as model"
-    command_hint = "give --select the name of one part, such as model"
+    hint = "give select= the name of one part, such as model"
     if select is None or callable(select):
         msg = "strip_prefix removes the prefix that select names, and select names none"
-        raise BadInput(msg, hint=hint, command_hint=command_hint)
+        raise BadInput(msg, hint=hint)
     common: list[str] | None = None
     for glob in [select] if isinstance(select, str) else select:
         path = plain(glob)
@@ -203,9 +198,7 @@ def _prefix_of(select: Select) -> str:
         common = parts
     prefix = ".".join(common or [])
     if not prefix:
-        raise BadInput(
-            f"what select={select!r} names has no common prefix to strip", hint=hint, command_hint=command_hint
-        )
+        raise BadInput(f"what select={select!r} names has no common prefix to strip", hint=hint)
     return prefix
 
 
@@ -220,11 +213,7 @@ class _Stripping:
         rest = written.removeprefix(self._prefix)
         if rest == written or rest[:1] not in ("", ".", "["):
             msg = f"{name} does not begin with the prefix {self._prefix!r} that was to be stripped"
-            raise BadInput(
-                msg,
-                hint="write select without backslashes, or leave strip_prefix out",
-                command_hint="write --select without backslashes, or leave --strip-prefix out",
-            )
+            raise BadInput(msg, hint="write select= without backslashes, or leave strip_prefix= out")
         if rest:
             return rest.removeprefix(".")
         last = _LAST_PART.search(name)

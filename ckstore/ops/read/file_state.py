@@ -162,7 +162,7 @@ def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> Cannot
     lines = [f"  {_cut(where) or 'the state itself'}: {why}" for where, why in list(what.items())[:_SHOWN_MOST]]
     more = [f"  and {len(what) - _SHOWN_MOST} more"] if len(what) > _SHOWN_MOST else []
     message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
-    return CannotLoad(message, hint=_HINT, command_hint=_HINT, file=path, refused=what)
+    return CannotLoad(message, hint=_HINT, file=path, refused=what)
 
 
 def _why(error: CannotStore) -> str:

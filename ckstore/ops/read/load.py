@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef
 from ckstore.model.names import plain
-from ckstore.ops.read.mapped_read import map_memories
-from ckstore.ops.read.storage_read import Tally, read_memories
+from ckstore.objects.pieces import PieceMaps
+from ckstore.ops.read.storage_read import Tally, check_memories, names_of, read_memories
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import read_checkpoint
+from ckstore.tensors.allocation import wrap
 from ckstore.tensors.restore import build, check_device, needed_storages
 from ckstore.tensors.walks import value_names
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
+    from ckstore.tensors.memory import StorageMemory
 
 Select = str | Sequence[str] | Callable[[str], bool] | None
 """Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""
@@ -188,3 +190,31 @@ def check_selection(directory: CheckpointDirectory, select: Select) -> None:
     if not any(keep(name) for name in value_names(directory.manifest.state, "", directory.manifest.leaves)):
         msg = f"{directory.manifest.run}@{directory.manifest.step} has no name that select={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
+
+
+def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
+    """Map storages copy-on-write; those that cannot be mapped as they lie are read.
+
+    With `verify`, every byte is read and checked now, not when it is used.
+    """
+    with directory.reporting_damage():
+        return _map_memories(directory, storages, verify=verify)
+
+
+def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
+    names = names_of(directory)
+    records = directory.manifest.storages
+    memories: dict[int, StorageMemory] = {}
+    to_read = []
+    maps = PieceMaps(directory)
+    for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
+        view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
+        if view is None:
+            to_read.append(i)
+        else:
+            memories[i] = wrap(names.kind(i), view)
+    if verify:
+        check_memories(directory, memories)
+    if to_read:
+        memories.update(read_memories(directory, to_read, verify=verify))
+    return memories

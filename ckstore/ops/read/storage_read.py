@@ -1,4 +1,4 @@
-"""Read the storages of an open checkpoint into memory. How they are mapped: `mapped_read`."""
+"""Read the storages of an open checkpoint into memory. How they are mapped: `load.map_memories`."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
     if found is None:
         if not manifest.files:
             msg = f"{name} is a saved state, and has no file {shown(path)}"
-            raise NoSuchRef(msg, hint="leave file= out", command_hint="leave --file out")
+            raise NoSuchRef(msg, hint="leave file= out")
         near = loadable(manifest)
         hint = f"it has {', '.join(near)}" if near else "ckstore ls REF lists its files"
         msg = f"{name} has no file {shown(path)}"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def doubtful_tags(layout: Layout) -> dict[str, str]:
     """Return the entries of ``refs/`` whose checkpoint is unknown -> what is wrong with each."""
     texts = layout.tag_texts()
-    doubtful = {name: why for name, text in sorted(texts.items()) if (why := _doubt(layout, name, text))}
+    doubtful = {name: problem for name, text in sorted(texts.items()) if (problem := _doubt(layout, name, text))}
     if not doubtful:
         return doubtful
     now = layout.tag_texts()  # of a tag that was removed since, the checkpoint may be gone as well
-    return {name: why for name, why in doubtful.items() if name in now and now[name] == texts[name]}
+    return {name: problem for name, problem in doubtful.items() if name in now and now[name] == texts[name]}
 
 
 def _doubt(layout: Layout, name: str, text: str | None) -> str:
@@ -38,14 +38,14 @@ def _doubt(layout: Layout, name: str, text: str | None) -> str:
 
 def check_tags(layout: Layout) -> None:
     """Raise if it is unknown which checkpoint a tag protects."""
-    for name, why in doubtful_tags(layout).items():
-        raise damaged_tag(name, why)
+    for name, problem in doubtful_tags(layout).items():
+        raise damaged_tag(name, problem)
 
 
-def damaged_tag(name: str, why: str) -> DamagedBlob:
+def damaged_tag(name: str, problem: str) -> DamagedBlob:
     """Return the error for an entry of ``refs/`` whose checkpoint is unknown."""
     hint = f"nothing is deleted while it is unknown what this tag protects; {way_out(name)}"
-    return DamagedBlob(why, hint=hint)
+    return DamagedBlob(problem, hint=hint)
 
 
 def way_out(name: str) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AnyRef = str | SupportsIndex | CheckpointInfo
+# Each try loses only if the checkpoint is replaced or dropped between two calls.
 _OPEN_TRIES = 5
 
 
@@ -47,14 +48,15 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         return newest_valid(context, str(parsed))
     if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
         return latest
+    # From refs/ and not from the catalog, which may not have heard of a tag yet.
     tags = context.layout.tags()
     key = _key_of(context, parsed, tags)
-    if key is not None and (there := infos(context, at=stamps(context, [key]))):
-        return there[0]
+    if key is not None and (present := infos(context, at=stamps(context, [key]))):
+        return present[0]
     if key is not None:
         _refuse_damaged(context, key)
-    elif parsed.kind == "tag" and (why := doubtful_tags(context.layout).get(parsed.value)):
-        raise damaged_tag(parsed.value, why)
+    elif parsed.kind == "tag" and (problem := doubtful_tags(context.layout).get(parsed.value)):
+        raise damaged_tag(parsed.value, problem)
     listed = infos(context)
     if key is not None and all(info.key != key for info in listed):  # or `resolve` might name that step of another run
         refuse_unfinished(context, key[0], lambda gap: gap.key == key)
@@ -108,8 +110,8 @@ def _key_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> Ch
     if ref.kind != "step":
         return None
     runs = [DEFAULT_RUN] if ref.run is None else [ref.run]
-    if ref.run is None and len(there := context.layout.runs()) == 1:
-        runs = there
+    if ref.run is None and len(names := context.layout.runs()) == 1:
+        runs = names
     return runs[0], int(ref.value)
 
 
@@ -151,6 +153,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
             directory = open_checked(context, context.layout.checkpoint(info.run, info.step))
         except FileNotFoundError:  # dropped between finding and locking: look again
             continue
+        # Compared under the lock: from here on it cannot be replaced.
         if directory.manifest_id == info.id:
             return directory
         directory.close()  # replaced between finding and locking, or its row is wrong

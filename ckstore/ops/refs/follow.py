@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import Stamp
     from ckstore.ops.context import Context
 
+# Other hosts' names make no event of inotify, and close() of another thread has to be noticed.
 _LOOK_S = 1.0
 _ALL_S = 30.0
 """With inotify everything is looked at so often anyway."""
@@ -45,7 +46,7 @@ class Follower:
         self._context = context
         self._after = after
         self._timeout_s = timeout_s
-        self._seen: dict[CheckpointKey, Stamp] = {}
+        self._given: dict[CheckpointKey, Stamp] = {}
         self._ready: deque[CheckpointInfo] = deque()
         self._torn: set[str] = set()
         self._watch: Watch | None = None
@@ -121,10 +122,12 @@ class Follower:
         """
         if self._watch is None and not self._context.shared:
             with suppress(FileNotFoundError, NotADirectoryError):  # no run yet
+                # Watched before the names are listed: what appears between the two makes an event.
                 self._watch = Watch.of(self._context.layout.checkpoints / self.run)
             names = None
-        there = self._stamps(names)
-        fresh = {place: stamp for place, stamp in there.items() if self._seen.get(place) != stamp}
+        stamps = self._stamps(names)
+        # By stamp, so that a checkpoint that was replaced is given again.
+        fresh = {place: stamp for place, stamp in stamps.items() if self._given.get(place) != stamp}
         if not fresh:
             return
         for parent in (
@@ -135,8 +138,9 @@ class Follower:
             with suppress(PermissionError):  # who may only read the checkpoints
                 files.sync_directory(parent)
         found = infos(self._context, at=fresh)
+        # A directory without a whole checkpoint, as in the middle of a restore: looked at again each time.
         self._torn = {str(step) for _, step in fresh.keys() - {info.key for info in found}}
-        self._seen |= {info.key: fresh[info.key] for info in found}
+        self._given |= {info.key: fresh[info.key] for info in found}
         self._ready.extend(info for info in found if self._after is None or info.order > self._after.order)
 
     def _stamps(self, names: set[str] | None) -> dict[CheckpointKey, Stamp]:
@@ -144,7 +148,7 @@ class Follower:
         if names is None:
             self._all_at_s = time.monotonic()
             found = layout.stamps(self.run)
-            self._seen = {place: stamp for place, stamp in self._seen.items() if place in found}
+            self._given = {place: stamp for place, stamp in self._given.items() if place in found}
         else:
             steps = [int(name) for name in names if STEP_PATTERN.match(name)]
             found = {(self.run, step): layout.stamp(self.run, step) for step in steps}

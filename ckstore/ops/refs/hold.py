@@ -28,14 +28,18 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
     path = context.layout.checkpoint(info.run, info.step)
     with ExitStack() as locked:
         try:
+            # The run before the checkpoint, the order of all who take both (docs/adr/0004): else two would wait for
+            # each other.
             run_lock = locked.enter_context(far_locks.lock_run(context.layout, info.run, exclusive=False))
             lock = locked.enter_context(locks.lock_shared(path))
         except FileNotFoundError:
             raise gone(info) from None
+        # Under both locks: the checkpoint that was found before may have been replaced.
         if id_at(path) != info.id or not lock.names(path):
             raise gone(info)
         for parent in () if is_durable else (path.parent, context.layout.checkpoints, context.layout.staging):
             files.sync_directory(parent)
+        # After the fsyncs, which a server may answer late, and right before the caller writes.
         run_lock.check()
         yield lock
 

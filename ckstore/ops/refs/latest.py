@@ -32,6 +32,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
     says something else than the manifest makes no other checkpoint the newest.
     """
     sured: set[str] = set()
+    # A replacement in two renames leaves the newest checkpoint without a place for a moment.
     settle(context)
     while True:
         with context.layout.open_runs() as runs:
@@ -45,6 +46,7 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
             return None
         last = _written_last(context, published, found[0])
         suspects = {info.name: info for info in (*found, *last)}
+        # All that could be the newest was read, and it is still the same one: so the loop ends.
         if suspects.keys() <= sured:
             return found[0]
         sured |= suspects.keys()
@@ -66,6 +68,7 @@ def _written_last(
     written = {place: stamp for place, stamp in published.items() if stamp is not None}
     if not written:
         return []
+    # By time as well as by number: a row whose number rotted to a small one hides the newest checkpoint.
     place = max(written, key=lambda place: written[place].mtime_ns)
     if place == (newest.run, newest.step):
         return []

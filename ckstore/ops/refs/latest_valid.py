@@ -29,6 +29,7 @@ T = TypeVar("T")
 Order = tuple[int, str, str]
 _SHOWN = 5
 _LOCKED = "locked by "
+# For all together: a restart of a training must not wait ten seconds for each of a hundred.
 LOCKED_S = 10.0
 Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
 
@@ -71,7 +72,9 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     for info in _candidates(context, run):
         path = context.layout.checkpoint(info.run, info.step)
         try:
+            # Locked before it is judged, so that what was found valid is what is read.
             with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
+                # A look at links first; the caller's own read then checks every byte.
                 _check_cheaply(context, directory, read_touched=read_touched)
                 taken = take(_current(context, info, directory), directory)
         except DamagedBlob as error:
@@ -82,11 +85,12 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
             continue
         except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
             continue
+        # Only newer ones: an old torn directory is no news for a training that goes on.
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
-            what = "damaged or locked" if any(other.why.startswith(_LOCKED) for other in passed) else "damaged"
+            kinds = "damaged or locked" if any(other.why.startswith(_LOCKED) for other in passed) else "damaged"
             context.problems["latest-valid"] = (
-                f"latest-valid is {info.name}, since newer checkpoints are {what}: {_listed(passed)}"
+                f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
             )
             warn(context.problems["latest-valid"])
         else:
@@ -94,6 +98,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         return taken
     none_left = _none_left(context, run, passed)
     try:
+        # A training that is told that there is nothing begins again from step 0: not while a replacement is half
+        # done.
         refuse_unfinished(context, run)
     except InUse as error:
         raise error from none_left  # which says what is wrong with the others
@@ -193,13 +199,13 @@ def _incomplete(context: Context, run: str | None) -> list[Passed]:
         if (name, step) in listed:
             continue
         try:
-            seen = glance(context.layout.checkpoint(name, step), name, step)
+            glanced = glance(context.layout.checkpoint(name, step), name, step)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        manifest = seen.manifest
-        order = None if manifest is None else (manifest.sequence, manifest.created, seen.manifest_id)
-        if seen.problem:
-            found.append(Passed(f"{name}@{step}", seen.problem, order))
+        manifest = glanced.manifest
+        order = None if manifest is None else (manifest.sequence, manifest.created, glanced.manifest_id)
+        if glanced.problem:
+            found.append(Passed(f"{name}@{step}", glanced.problem, order))
     return found
 
 
@@ -207,8 +213,8 @@ def _none_left(context: Context, run: str | None, passed: list[Passed]) -> NoSuc
     everything = passed + _incomplete(context, run)
     of_run = "" if run is None else f" of the run {run!r}"
     if not everything:
-        there = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
-        return nothing_saved(f"latest-valid: {there}", run)
+        absence = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
+        return nothing_saved(f"latest-valid: {absence}", run)
     hint = "load one of them with select= or verify=False to rescue what can be read"
     command_hint = (
         "ckstore verify --repair heals what has a right copy; ckstore export REF DEST --select NAME rescues a part"

@@ -1,7 +1,8 @@
 """List checkpoints. The directories are the truth; the catalog only saves reading manifests.
 
 Before that, gaps are waited for: places that are empty for a moment, since a filesystem without an exchange of names
-replaces in two steps. Who meets one completes it if no living process has it open, else waits at most `DEADLINE_S`.
+replaces in two steps. A process that meets one completes it if no living process has it open, else waits at most
+`DEADLINE_S`.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def infos_at(
 ) -> list[CheckpointInfo]:
     """As `infos`, of places that were listed; fewer than `newest` where some went since. `seek`: they are few."""
     rows, to_read = _from_catalog(context, published, run, None if seek else newest, seek=seek)
-    if newest is not None:  # what has no manifest is none of the newest, nor what went since it was listed
+    if newest is not None:  # without a manifest, or gone since it was listed: not of the newest
         to_read = {place for place in to_read if published[place] is not None}
         rows = [info for info in rows if context.layout.stamp(info.run, info.step) is not None]
     found = rows + [info for place in sorted(to_read) if (info := read_info(context, *place)) is not None]
@@ -152,6 +153,7 @@ def misplaced(context: Context) -> list[CheckpointInfo]:
     return [info for info in infos(context) if info.out_of_order]
 
 
+# A living save fills its gap within milliseconds; one that takes longer was stopped.
 DEADLINE_S = 10.0
 _PAUSE_S = 0.005
 
@@ -167,6 +169,7 @@ def settle(context: Context) -> None:
         if _may_fill(context):
             _fill(context, waiting)
         known = {gap.old.name for gap in waiting}
+        # Only those of the beginning: a training that replaces all the time must not hold a list for ever.
         waiting = [gap for gap in _unsaid(context) if gap.old.name in known]
         if time.monotonic() > deadline:
             for gap in waiting:

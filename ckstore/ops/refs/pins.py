@@ -38,6 +38,7 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
         created=text_of_time(now),
         expires=None if until is None else text_of_time(until),
     )
+    # Locked for use, and durable first (law L2, rule F): a pin must not name what a power cut takes.
     with held(context, info):
         write_pin(context.layout, made)
     return made
@@ -63,12 +64,12 @@ def unpin(context: Context, what: AnyRef | Pin) -> list[str]:
         info = find(context, what)
     except (NoSuchRef, BadInput) as error:
         msg = f"no pin has the name {what!r}, and it is not a checkpoint either: {error.message}"
-        raise NoSuchRef(msg, hint="store.pins() lists them", command_hint="ckstore pin lists the pins") from error
+        raise NoSuchRef(msg, hint="store.pins() lists the pins") from error
     names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == info.key]
     removed = [name for name in names if remove_pin(context.layout, name)]
     if not removed:
         msg = f"{info.name} is not pinned"
-        raise NoSuchRef(msg, hint="store.pins() lists the pins", command_hint="ckstore pin lists the pins")
+        raise NoSuchRef(msg, hint="store.pins() lists the pins")
     return removed
 
 

@@ -31,6 +31,7 @@ def check_unprotected(
     Raises:
         Protected: It is.
     """
+    # First: while one entry of refs/ cannot be read, any checkpoint may be the one that it protects.
     check_tags(context.layout)
     name = f"{key[0]}@{key[1]}"
     tags = [tag for tag in tags_by_checkpoint(context.layout).get(key, ()) if tag not in moving]
@@ -39,8 +40,8 @@ def check_unprotected(
         raise _protected(f"{name} has the tag {', '.join(tags)}", "remove the tag first", untag, replacing=replacing)
     pins = pins_by_checkpoint(context, datetime.now(UTC)).get(key)
     if pins:
-        why = f"{name} is pinned: {'; '.join(map(str, pins))}"
-        raise _protected(why, "unpin it first", f"ckstore pin -d {name}", replacing=replacing)
+        message = f"{name} is pinned: {'; '.join(map(str, pins))}"
+        raise _protected(message, "unpin it first", f"ckstore pin -d {name}", replacing=replacing)
 
 
 def _protected(message: str, hint: str, command: str, *, replacing: bool) -> Protected:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
+# The tag is durable already; its row can wait for the next opening.
 _CATALOG_TIMEOUT_S = 5.0
 
 
@@ -31,6 +32,8 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
         links.symlink(tag_text(run, step), fresh)
+        # Renamed over the old one: at no moment does the tag name nothing, which would leave its checkpoint
+        # unprotected.
         links.rename(fresh, layout.refs / tag)
     except BaseException:  # what a signal handler raised, too
         with contextlib.suppress(OSError):  # the first error says what is wrong
@@ -69,12 +72,12 @@ def tags(context: Context) -> list[Tag]:
     """Return every tag by name, with what it names; warn of those that cannot be read."""
     from ckstore.ops.refs.listing import infos
 
-    there = {info.key: info.id for info in infos(context)}
+    ids = {info.key: info.id for info in infos(context)}
     found = context.layout.tags()
-    for name, why in doubtful_tags(context.layout).items():
+    for name, problem in doubtful_tags(context.layout).items():
         if name not in found:
-            warn(f"{why}, so that nothing is dropped; {way_out(name)}")
-    return [Tag(name, *target, there.get(target)) for name, target in sorted(found.items())]
+            warn(f"{problem}, so that nothing is dropped; {way_out(name)}")
+    return [Tag(name, *target, ids.get(target)) for name, target in sorted(found.items())]
 
 
 def _no_tag(context: Context, name: str) -> NoSuchRef:

@@ -41,13 +41,14 @@ def examine_all(context: Context) -> DoctorReport:
     findings: list[DoctorFinding] = []
     leaks: list[DeletedFile] = []
     looks: tuple[Look, ...] = (*_LOOKS, ("leaked files", partial(_leaks, leaks)))
-    for what, look in looks:
+    # Each by itself: a directory that is closed to this user must not hide the other findings.
+    for subject, look in looks:
         try:
             findings += look(context)
         except (CkstoreError, OSError) as error:
             found = why_of(error)
             do = "run doctor as the owner of the store, or as root"
-            findings.append(DoctorFinding("warning", what, f"could not be checked: {found}", do))
+            findings.append(DoctorFinding("warning", subject, f"could not be checked: {found}", do))
     return DoctorReport(tuple(findings), tuple(leaks))
 
 

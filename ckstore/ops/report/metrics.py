@@ -21,10 +21,12 @@ _MODE = 0o644
 def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
     """Put the metrics of a store in the place of the file at `path`; see `ckstore.Store.write_metrics`."""
     data = openmetrics(context.totals.metrics(), str(store), labels).encode("utf-8")
+    # In the same directory, for the rename; a collector that reads meanwhile sees the old file or the new one.
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(fd, "wb") as file:
             file.write(data)
+            # mkstemp gives 0600, and the collector is another user.
             os.fchmod(file.fileno(), _MODE)
         os.replace(temporary, path)
     except BaseException:

@@ -39,6 +39,8 @@ class _File:
     @property
     def is_unique(self) -> bool:
         """Whether a single checkpoint has it, and no holder whose name was not found."""
+        # A name that was not found is of trash, of a staging or of another program: dropping the checkpoint would not
+        # free it.
         return len(self.holders) == 1 and self.names_found >= self.link_count
 
 
@@ -108,6 +110,7 @@ class _PackUses:
             known, rows = context.catalog.listing(), context.catalog.pack_uses()
         except CatalogUnavailable:
             known, rows = {}, []
+        # Rows of directories that changed since would count packs that are no longer used.
         current = {key for key, stamp in known.items() if published.get(key) == stamp}
         others = [info.key for info in listed if info.key not in current]
         for key, digest, nbytes, used_bytes in rows:

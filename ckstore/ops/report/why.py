@@ -18,6 +18,7 @@ from ckstore.objects.layout import BLOBS, MANIFEST
 if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
+# As for ids: fewer match by accident in a store of some thousand blobs.
 _LEAST_DIGITS = 6
 _PATTERN = re.compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{6,64})\Z")
 _Found = tuple[tuple[int, str, str], Use]
@@ -71,6 +72,7 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
         status = peek.status(context.layout.blob(digest))
     except FileNotFoundError:  # then every manifest is looked at
         return _published(context)
+    # A piece of that size can lie in a pack of another name.
     if status.st_size < PACK_BELOW_BYTES:
         return _published(context)
     return [
@@ -90,6 +92,7 @@ def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Ma
         raise
     except CkstoreError:  # not a usable manifest
         return None
+    # A search in the text is far cheaper than parsing it, and most manifests do not have it.
     if text.encode("ascii") not in data:
         return None
     published = look(context.layout, run, step).published
@@ -103,9 +106,9 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> dict[str, list[st
         return digest == wanted if whole else digest.startswith(wanted)
 
     names: dict[int, list[str]] = {}
-    told = spellings(leaf.name for leaf in manifest.leaves)
+    spelled = spellings(leaf.name for leaf in manifest.leaves)
     for leaf in manifest.leaves:
-        names.setdefault(leaf.storage, []).append(told[leaf.name])
+        names.setdefault(leaf.storage, []).append(spelled[leaf.name])
     users: dict[str, list[str]] = {blob.digest: [] for blob in manifest.blobs if fits(blob.digest)}
     for i, storage in enumerate(manifest.storages):
         for extent in storage.extents:

@@ -75,8 +75,7 @@ def _check_complete(entries: Sequence[Entry], paths: Sequence[Path], options: Co
     if signs and not options.allow_incomplete:
         more = f" (and {len(signs) - 1} more)" if len(signs) > 1 else ""
         msg = f"this checkpoint is not complete: {signs[0]}{more}; nothing was committed"
-        hint = "wait until its writer is done, or give "
-        raise BadInput(msg, hint=f"{hint}allow_incomplete=True", command_hint=f"{hint}--allow-incomplete")
+        raise BadInput(msg, hint="wait until its writer is done, or give allow_incomplete=True")
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def check_options(method: Callable[..., Any], options: SaveOptions) -> None:
         TypeError: Something is not.
     """
     for word in options.keys() - SaveOptions.__annotations__.keys():
-        from ckstore.ops.arguments import message_for  # seldom needed
+        from ckstore.ops.acts import message_for  # seldom needed
 
         raise TypeError(message_for(method, word, SaveOptions.__annotations__))
 

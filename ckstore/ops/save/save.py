@@ -329,7 +329,7 @@ def _publish(  # noqa: PLR0917
                 raise
             step = _step_after(step, request.run)  # another process took the step that was free a moment ago
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"
-    raise SaveFailed(msg, hint="give a step: step=", command_hint="give a step: --step")
+    raise SaveFailed(msg, hint="give a step: step=")
 
 
 def _check_replaceable(context: Context, key: CheckpointKey, request: Request) -> None:
@@ -346,7 +346,7 @@ def _next_step(context: Context, run: str) -> int:
 def _step_after(step: int, run: str) -> int:
     if step >= MAX_STEP:
         msg = f"the run {run} has a checkpoint at step {step}, the greatest step there is"
-        raise BadInput(msg, hint="give step=, or another run", command_hint="give --step, or another --run")
+        raise BadInput(msg, hint="give step=, or another run=")
     return step + 1
 
 

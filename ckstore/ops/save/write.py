@@ -178,8 +178,7 @@ def collision(name: str) -> CannotStore:
     """Return the error for bytes that were made so that this store cannot tell them from others."""
     why = "it has other bytes with the digest of bytes in the store, which does not happen by accident"
     hint = "keep files from other people in a store with hash='blake3'"
-    command_hint = "keep files from other people in a store made by ckstore init --hash blake3"
-    return CannotStore(name, why, hint=hint, command_hint=command_hint)
+    return CannotStore(name, why, hint=hint)
 
 
 class _Stopped(Exception):

@@ -3,8 +3,8 @@
 Nothing is taken before its bytes were read and have the digest. A blob of which no copy is whole is put together from
 its pieces, each found by its own digest: in the damaged copies, and in whatever other blob has it.
 
-What cannot be read is no right copy. But an error that says nothing about the file (`files.NOT_OF_THE_FILE`) is raised
-by all that reads here: else a right copy would count as a damaged one, and be put aside as such.
+A file that cannot be read is no right copy. But an error that says nothing about the file (`files.NOT_OF_THE_FILE`) is
+raised by all that reads here: else a right copy would count as a damaged one, and be put aside as such.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Right:
 
 
 class Copies:
-    """Looks for right bytes; what it has to walk it walks once.
+    """Looks for right bytes; it walks each directory once.
 
     Args:
         context: The store.
@@ -79,10 +79,11 @@ class Copies:
     def whole(self, wanted: Wanted) -> Right | None:
         """Return a right copy of a blob; None if there is none."""
         unread: list[OSError] = []
+        # The store's own copies first: they may be linked, and others have to be copied.
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted, unread)
-            if data is not None:  # what a program wrote into may not be durable: it is written again
+            if data is not None:  # a touched copy may not be durable: it is written again
                 return Right("the store", path=path) if untouched else Right("the store", data=data)
         for tree in self._sources:
             for file in tree.may_be(wanted):
@@ -106,6 +107,7 @@ class Copies:
         for base in [*images, bytearray()]:
             whole = base[: wanted.nbytes] + bytes(max(0, wanted.nbytes - len(base)))
             sources = {source for piece in wanted.pieces if (source := self._mend(whole, piece, images))}
+            # The whole is compared, however right its pieces are: the bytes between them belong to the blob, too.
             if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
                 return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
         return None
@@ -158,7 +160,7 @@ class Copies:
 
 
 class _Tree:
-    """A directory outside the store, walked once: no symlink is followed, what cannot be read is left out."""
+    """A directory outside the store, walked once: follows no symlink and skips files that cannot be read."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -192,6 +194,7 @@ class _Tree:
         by_name: dict[str, list[Path]] = {}
         by_size: dict[int, list[Path]] = {}
         manifests: list[Path] = []
+        # One walk for all questions: a source may be a whole disk.
         for path in files_below(self._root):
             if is_digest(path.name):
                 by_name.setdefault(path.name, []).append(path)
@@ -215,15 +218,16 @@ def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
 
 def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
     """Return every name that the store has for a blob, one for each inode; checkpoints on their way out have some."""
-    seen = set()
+    inodes = set()
     held = [layout.checkpoint(run, step) for run, step, _ in layout.published()]
     for folder in (layout.trash, layout.staging):
         held += [folder / name for name in names_in(folder)]
     for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
         with suppress(PermissionError):  # another user's
             found = peek.find(path)
-            if found is not None and found.st_ino not in seen:
-                seen.add(found.st_ino)
+            # One name for each inode: the others have the same bytes, and a blob may have a thousand.
+            if found is not None and found.st_ino not in inodes:
+                inodes.add(found.st_ino)
                 yield path
 
 
@@ -233,6 +237,7 @@ def _check_source(path: Path) -> Path:
     except OSError as error:
         msg = f"{path} is not a directory that can be read: {error.strerror}"
         raise BadInput(msg, hint="give another store, or a directory with copies of checkpoints") from error
+    # Once: the user named it, and a symlink in it is followed here and nowhere below.
     return path.resolve()
 
 

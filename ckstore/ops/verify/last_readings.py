@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
+# Losing the note means that it is read sooner; a verification does not wait long for it.
 _TIMEOUT_S = 5.0
 
 

@@ -69,6 +69,7 @@ def repair(
     done = Repaired()
     copies = Copies(context, sources)
     damage = list(damage)
+    # Manifests first: without one it is not known which blobs the checkpoint needs.
     for place in dict.fromkeys((found.run, found.step) for found in damage if not found.blob):
         _repair_manifest(context, copies, *place, done)
     wanted = _wanted(context, damage)
@@ -153,15 +154,18 @@ def _repair_blob(
     digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
     right = copies.whole(wanted) or copies.assembled(wanted)
     names = list(names_of(context.layout, digest))
+    # Every copy is read, not only the one that was found damaged: errors of a disk seldom come alone.
     bad = [path for path in names if not is_right(path, wanted)]
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
-    # What is right under another name is not a damaged blob; a canonical name that stays wrong goes anyway.
+    # A file that is right under another name is not a damaged blob; a canonical name that stays wrong goes anyway.
     aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
+    # Before the heal, which takes the damaged file's last name: the evidence needs another one by then.
     done.put_aside(context, digest, aside)
     if right is None:
         done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
         return
     _stage(staging, digest, right)
+    # Good copies keep their names: to rename over them would only make readers open another file.
     count = staging.heal(digest, spare={peek.status(path).st_ino for path in spare})
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, count))
 
@@ -186,7 +190,8 @@ def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done
             return  # the manifest is right: something else is wrong with the directory
     except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
         pass
-    why = "no right manifest was found"
+    reason = "no right manifest was found"
+    # By the id that the checkpoint had: a manifest of the same run and step alone may be of another training.
     for manifest_id in _ids_of(context, run, step, path):
         try:
             found = copies.manifest(run, step, manifest_id)
@@ -197,10 +202,10 @@ def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done
                 _write_manifest(lock, data)
             done.repaired.append(Repair(manifest_id, len(data), source, 1))
         except (OSError, InUse) as error:
-            why = why_of(error)
+            reason = why_of(error)
         else:
             return
-    done.unrepaired.append(Unrepaired("", 0, f"{run}@{step}: {why}"))
+    done.unrepaired.append(Unrepaired("", 0, f"{run}@{step}: {reason}"))
 
 
 def _ids_of(context: Context, run: str, step: int, path: Inside) -> list[str]:

@@ -1,7 +1,6 @@
 """Look at a store as a whole without reading blobs: times, links, names, what is unused, the catalog, small files.
 
-What can be set right without data is: canonical names that were lost get back, the catalog is made equal to the
-directories.
+It repairs what needs no data: lost canonical names, and rows of the catalog.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from ckstore.ops.check.verifier import Verifier
     from ckstore.ops.context import Context
 
+# Each look lists the whole store; saves that run meanwhile seldom touch one inode in all three.
 _LOOKS = 3
 _CATALOG_TIMEOUT_S = 10.0
 Inode = tuple[int, int]
@@ -64,6 +64,7 @@ class Names:
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 inode, name = (status.st_dev, status.st_ino), path.name
+                # In quarantine a name is DIGEST.INODE, and counts as a link like any other.
                 made.counted.add(name.partition(".")[0], path, status)
                 if not is_digest(name):
                     continue
@@ -79,7 +80,7 @@ class Names:
 def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
     """Return what is to be said about the store; the checkpoints were looked at by `checker` before.
 
-    What is only at a canonical name is read in a full verification: the next save of those bytes would link it.
+    A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
     """
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because
@@ -90,8 +91,8 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
     yield from _wrong_names(context.layout, names, checker, mode)
     yield from _unused(context, names, checker, may_write=may_write)
     for path in names.too_deep:
-        what = f"{path.inner} is nested deeper than any directory of a store, and was skipped"
-        yield StoreFinding("deep", what, path.inner)
+        message = f"{path.inner} is nested deeper than any directory of a store, and was skipped"
+        yield StoreFinding("deep", message, path.inner)
     for info in misplaced(context):
         yield StoreFinding("order", context.problems[order_problem(info)], info.name, harmful=True)
     yield from catalog_findings(context, checker, may_write=may_write, thorough=mode == "full")
@@ -99,10 +100,10 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
 
 
 def _touched(names: Names) -> Iterator[StoreFinding]:
-    """Blobs of another time; a wrong size is damage, which is told by checkpoint."""
+    """Blobs of another time; a wrong size is damage, and reported with its checkpoint."""
     for digest in sorted(names.touched):
-        what = f"a program wrote into blob {digest}, or copied it without its modification time"
-        yield StoreFinding("touched", f"{what}; a full verification reads it", digest, harmful=True)
+        message = f"a program wrote into blob {digest}, or copied it without its modification time"
+        yield StoreFinding("touched", f"{message}; a full verification reads it", digest, harmful=True)
 
 
 def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
@@ -118,11 +119,11 @@ def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
         digest = doubtful[inode].digest
         if link_count > name_count:
             more = link_count - name_count
-            what = f"blob {digest} has {more} name{'' if more == 1 else 's'} outside the store"
-            yield StoreFinding("outside", f"{what}; a write there damages the blob", digest)
+            message = f"blob {digest} has {more} name{'' if more == 1 else 's'} outside the store"
+            yield StoreFinding("outside", f"{message}; a write there damages the blob", digest)
         else:
-            what = f"blob {digest} (inode {inode[1]}) has {name_count} names and a link count of {link_count}"
-            yield StoreFinding("links", f"{what}: check the filesystem", digest, harmful=True)
+            message = f"blob {digest} (inode {inode[1]}) has {name_count} names and a link count of {link_count}"
+            yield StoreFinding("links", f"{message}: check the filesystem", digest, harmful=True)
 
 
 def _counted_again(layout: Layout, names: Mapping[Inode, LastName]) -> Iterator[tuple[Inode, int, int]]:
@@ -135,6 +136,7 @@ def _counted_again(layout: Layout, names: Mapping[Inode, LastName]) -> Iterator[
         names = {inode: names[inode] for inode, count in before.items() if count != counts[inode]}
         after = _link_counts(names)
         for inode in names:
+            # The count stood still while the names were listed, so both numbers are of one moment.
             if after.get(inode) == before[inode]:
                 yield inode, before[inode], counts[inode]
         names = {inode: name for inode, name in names.items() if after.get(inode) not in (before[inode], None)}
@@ -160,8 +162,8 @@ def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: b
                 lost[digest] = good
     given = _given_names(layout, lost) if may_write else set()
     for digest in lost:
-        what = f"blob {digest} had lost its canonical name, which only new saves need"
-        yield StoreFinding("name", what, digest, mended=digest in given)
+        message = f"blob {digest} had lost its canonical name, which only new saves need"
+        yield StoreFinding("name", message, digest, mended=digest in given)
 
 
 def _given_names(layout: Layout, lost: Mapping[str, list[Inside]]) -> set[str]:
@@ -180,9 +182,9 @@ def _wrong_names(layout: Layout, names: Names, checker: Verifier, mode: Mode) ->
     """Canonical names that give other bytes than they say, where no checkpoint has that copy."""
     places = ((entry, layout.blob(entry[0])) for entry in sorted(names.canonical.items()))
     for (digest, status), path in through_parents(places):
-        what = _wrong_name(path, status, names.used.get(digest, {}), checker, mode)
-        if what:
-            yield StoreFinding("name", f"{what}; no checkpoint uses this copy", digest, harmful=True)
+        problem = _wrong_name(path, status, names.used.get(digest, {}), checker, mode)
+        if problem:
+            yield StoreFinding("name", f"{problem}; no checkpoint uses this copy", digest, harmful=True)
 
 
 def _wrong_name(
@@ -190,19 +192,20 @@ def _wrong_name(
 ) -> str:
     if (status.st_dev, status.st_ino) in used:
         return ""
+    # Anyone who may write to the store can put a sparse file of terabytes there.
     if status.st_size > BLOB_MAX_BYTES:
         return f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
     if mode == "full":
         return checker.file(path, path.name, status.st_size) or ""
     if used and status.st_mtime_ns == files.BLOB_MTIME_NS:  # with another time no save relies on it unread
-        sizes = {there.st_size for name in used.values() if (there := peek.find(name)) is not None}
+        sizes = {other.st_size for name in used.values() if (other := peek.find(name)) is not None}
         if status.st_size not in sizes:
             return f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"
     return ""
 
 
 def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
-    """Blobs that no checkpoint has. What a damaged one lacks is none of them: it may be the only copy."""
+    """Blobs that no checkpoint has. A blob that a damaged one lacks is left out: it may be the only copy."""
     lone = {digest: status for digest, status in names.canonical.items() if digest not in names.used}
     sizes = [status.st_size for digest, status in lone.items() if digest not in checker.missing]
     if not sizes:
@@ -214,5 +217,5 @@ def _unused(context: Context, names: Names, checker: Verifier, *, may_write: boo
             listed = True
         except CkstoreError:  # gc lists them when the catalog is well again
             listed = False
-    what = "1 blob is" if len(sizes) == 1 else f"{len(sizes)} blobs are"
-    yield StoreFinding("unused", f"{what} in no checkpoint, {sum(sizes)} bytes; gc frees them", mended=listed)
+    subject = "1 blob is" if len(sizes) == 1 else f"{len(sizes)} blobs are"
+    yield StoreFinding("unused", f"{subject} in no checkpoint, {sum(sizes)} bytes; gc frees them", mended=listed)

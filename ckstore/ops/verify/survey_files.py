@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _TIMEOUT_S = 10.0
+# The limit of annotations, the largest of these files (docs/format/v1.md, "Limits").
 _MAX_BYTES = 16 * 2**20
 
 
@@ -51,7 +52,7 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
         elif problems:
             yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
-            catch_up(context)  # what others have published and not entered yet is not an error
+            catch_up(context)  # a checkpoint that another process has not entered yet is no error
         stale = _differing(context, checker)
         if stale and may_write:
             _write_again(context, stale)
@@ -69,11 +70,12 @@ def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
     rows = {info.key: info for info in context.catalog.infos()}
     found = []
     for (run, step), (info, used) in sorted(checker.infos.items()):
-        seen = look(context.layout, run, step).published
-        if seen is None or seen.manifest_id != info.id:  # not whole, or another one by now
+        published = look(context.layout, run, step).published
+        if published is None or published.manifest_id != info.id:  # not whole, or another one by now
             continue
         row = rows.get((run, step))
-        same = row is not None and same_facts(row, info) and listing.get((run, step)) == seen.stamp
+        same = row is not None and same_facts(row, info) and listing.get((run, step)) == published.stamp
+        # The uses too: gc frees by them what they do not name.
         if not same or hash(frozenset(context.catalog.blobs_of(run, step))) != used:
             found.append((run, step))
     return found
@@ -83,12 +85,12 @@ def _write_again(context: Context, keys: list[CheckpointKey]) -> None:
     def nothing(_run: str, _step: int) -> None:
         return None
 
-    def there(run: str, step: int) -> Published | None:
+    def present(run: str, step: int) -> Published | None:
         return look(context.layout, run, step).published
 
     # Rows with the right id are taken for right, so they go first. Between the two the links protect the blobs.
     context.catalog.reconcile(keys, nothing, timeout_s=_TIMEOUT_S)
-    context.catalog.reconcile(keys, there, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
+    context.catalog.reconcile(keys, present, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
 
 
 def file_findings(context: Context) -> Iterator[StoreFinding]:
@@ -125,8 +127,8 @@ def _file(context: Context, kind: FindingKind, path: Inside) -> Iterator[StoreFi
             return
         _PARSERS[path.name if kind != "pin" else "pin"](data, str(path))
         if not check_seal(data, str(path)):
-            what = f"{subject} has no digest of its content: an older ckstore wrote it, or it was edited by hand"
-            yield StoreFinding(kind, what, subject)
+            message = f"{subject} has no digest of its content: an older ckstore wrote it, or it was edited by hand"
+            yield StoreFinding(kind, message, subject)
     except (CkstoreError, OSError) as error:
         yield StoreFinding(kind, f"{subject} cannot be read: {error}", subject, harmful=True)
 
@@ -149,13 +151,13 @@ def _tags(context: Context) -> Iterator[StoreFinding]:
         elif text is None or (target := parse_tag(text)) is None:  # it was written since
             continue
         elif layout.inode(target.run, target.step) is None:
-            what = f"the tag {name} points to {target.run}@{target.step}, which is not there; {way_out(name)}"
-            yield StoreFinding("tag", what, subject, harmful=True)
+            message = f"the tag {name} points to {target.run}@{target.step}, which is not there; {way_out(name)}"
+            yield StoreFinding("tag", message, subject, harmful=True)
         elif not target.twice:
-            what = (
+            message = (
                 f"the tag {name} is of an older ckstore: it hides a flipped bit; to renew it: ckstore tag {name} {name}"
             )
-            yield StoreFinding("tag", what, subject)
+            yield StoreFinding("tag", message, subject)
 
 
 def _pins(context: Context) -> Iterator[StoreFinding]:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from ckstore.ops.verify.repair import Repaired
 
 
+# A round goes through the checkpoints in their order; so much lets the disk read on, and keeps the oldest first.
 _ROUND_BYTES = 256 * 2**20
+# A verification of hours that is killed loses a minute of its notes.
 _FLUSH_S = 60.0
 """Run and step."""
 
@@ -114,6 +116,7 @@ class Verification:
         self._everything = everything
         self._may_write = not context.readonly and not context.writes_disabled_because
         self._budget = Budget(options.budget_s)
+        # By copies, not by digests: two files with one digest can rot each for itself.
         self._inventory = Inventory.of(context, places)
         self._times: CheckedTimes = read_checked(context.layout)
         self._now_s = int(time.time())
@@ -140,6 +143,7 @@ class Verification:
             done = Repaired()
             if options.repair:
                 wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
+                # After the whole verification: where the right copy lies is known only then.
                 done = repair(
                     self._context,
                     self._damage(),
@@ -202,7 +206,7 @@ class Verification:
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:
                 break
-        # Manifests, what is missing or has another size, and the other holders of what turned out to be damaged.
+        # Manifests, missing blobs, other sizes, and the other checkpoints that have the copies found damaged.
         checker.lift_budget()
         for key in self._places:
             self._visit(checker, key, checker.bad)
@@ -220,10 +224,10 @@ class Verification:
         return rounds
 
     def _visit(self, checker: Verifier, key: CheckpointKey, only: Container[Unit] | None) -> None:
-        seen = checker.checkpoint(*key, only)
-        if seen is None:
+        checked = checker.checkpoint(*key, only)
+        if checked is None:
             return
-        place, damage = seen
+        place, damage = checked
         self._order[key] = place
         self._found[key] = damage
         if time.monotonic() - self._flushed_s > _FLUSH_S:
@@ -259,11 +263,11 @@ class Verification:
             return
         # Damaged ones, too: their checkpoints are marked, and the others must have their turn.
         read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good | checker.bad}
-        there = {(unit[2], unit[1]) for unit in self._inventory.sizes}
+        present = {(unit[2], unit[1]) for unit in self._inventory.sizes}
         everything = self._everything
 
         def keep(copy: Copy) -> bool:
-            return copy in there or not everything
+            return copy in present or not everything
 
         self._remembered = remember_checked(self._context.layout, read, keep)
         right = {unit[2] for unit in checker.good} - {unit[2] for unit in checker.bad}
@@ -299,7 +303,7 @@ class Verification:
         return [*locked, *closed, *survey(self._context, checker, self._options.mode)]
 
     def _look_again(self, checker: Verifier, done: Repaired) -> None:
-        """Look once more at what was damaged; what `checker` has read is not read again, what is new is.
+        """Look once more at the damaged checkpoints; `checker` reads new copies only.
 
         After a full verification a mark goes when the whole checkpoint was found right.
         """

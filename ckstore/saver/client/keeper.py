@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse, SaveFailed
 from ckstore.model.saver.messages import Close, Failed, Message, Open
-from ckstore.saver.client.process import SaverProcess
-from ckstore.saver.client.save import failed, given_up, refused
-from ckstore.saver.client.saying import heard_of
-from ckstore.saver.client.watch import StallWatch
+from ckstore.saver.client.process import SaverProcess, StallWatch
+from ckstore.saver.client.save import failed, given_up, heard_of, refused
 
 if TYPE_CHECKING:
     from ckstore.saver.client.queue import SaveQueue
@@ -55,7 +53,7 @@ class SaverKeeper:
         while self._closing and self.process is not None:
             if not self._queue.changed.wait(self._queue.terms.timeout_s):
                 msg = "the saver that was closed has not ended yet"
-                raise InUse(msg, hint="wait for its saves: store.wait()")
+                raise InUse(msg, hint="wait for its saves: store.background.wait()")
         if self.process is None:
             self._start()
 

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
@@ -27,6 +29,7 @@ _START = (
 )
 _LAST_LINES_BYTES = 2000
 _DEATH_S = 1.0
+_LATE_S = 5.0
 
 _children: list[subprocess.Popen[bytes]] = []
 """Those that were not seen to end yet. One that the kernel holds in a call on a frozen disk ends when that returns."""
@@ -172,3 +175,31 @@ def _forget_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class StallWatch:
+    """For how long a process has done nothing although there was something to do."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+        self._seen: object = None
+        self._moved_at = self._looked_at = time.monotonic()
+
+    def idle_s(self, said: object, *, is_busy: bool) -> float:
+        """Return for how many seconds neither what it said nor the time that it used has changed."""
+        now = time.monotonic()
+        seen = (said, self._ticks())
+        # This process itself may have been stopped for a while, in which its saver could say nothing that it heard.
+        if seen != self._seen or not is_busy or now - self._looked_at > _LATE_S:
+            self._seen = seen
+            self._moved_at = now
+        self._looked_at = now
+        return now - self._moved_at
+
+    def _ticks(self) -> tuple[bytes, ...]:
+        """Return the processor time of the process; nothing where the system does not tell."""
+        try:
+            fields = self._stat.read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return ()
+        return tuple(fields[11:13])

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.interpreter import log, log_notes
-from ckstore.saver.client.parents import Parents
 from ckstore.saver.client.snapshot import SnapshotPool
 from ckstore.saver.client.terms import Terms
 from ckstore.saver.client.unchanged import Bases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.saver.client.pending import PendingSave
@@ -23,6 +22,36 @@ if TYPE_CHECKING:
     from ckstore.saver.client.snapshot import Snapshot
 
 T = TypeVar("T")
+
+
+class Parents:
+    """What a saver knows of `Context.last_parents` when it has made the saves that it was sent.
+
+    Each order carries what is new since the order before it. A saver that takes the place of another has not heard
+    those orders, so its first one also carries what was settled by the saves that have ended.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, str] = {}
+        self._settled: dict[str, str] = {}
+
+    def news(self, last_parents: Mapping[str, str]) -> dict[str, str]:
+        """Return what the next order is to say."""
+        return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) != parent}
+
+    def ordered(self, news: Mapping[str, str]) -> None:
+        """An order says this."""
+        self._told.update(news)
+
+    def ended(self, news: Mapping[str, str], saved: CheckpointInfo | None) -> None:
+        """A save has ended, whose order said this; None: it failed."""
+        self._settled.update(news)
+        if saved is not None:
+            self._settled[saved.run] = self._told[saved.run] = saved.id
+
+    def for_new_saver(self, news: Mapping[str, str]) -> dict[str, str]:
+        """Return what the first order to a new saver is to say, of which the order itself says `news`."""
+        return {**self._settled, **news}
 
 
 class SaveQueue:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveAbandoned, SaveFailed, StepExists, UnknownOutcome
+from ckstore.model.saver.messages import Answer, Committed, Done, Failed, Message, Publishing, Status, Taken
 
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Order
     from ckstore.saver.client.pending import PendingSave
+    from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.snapshot import Snapshot
 
 _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
@@ -101,3 +103,31 @@ def with_warning(info: CheckpointInfo, why: str) -> CheckpointInfo:
     """Return what was saved, with what is left undone."""
     note = f"{info.name} is saved, but its tags and retention may be left undone: {why}"
     return replace(info, catalogued=False, warnings=(*info.warnings, note))
+
+
+def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointInfo | CkstoreError | None:
+    """Note what was said, and answer; return what became of the save once it has ended."""
+    if isinstance(message, Taken):
+        save.taken_at = save.taken_at or time.monotonic()
+        save.pending.note("staged")
+    elif isinstance(message, Status):
+        if message.state != "committing" or save.granted:
+            save.pending.note(message.state, message.done_bytes)
+    elif isinstance(message, Publishing):
+        _answer(process, save, message)
+    elif isinstance(message, Committed):
+        save.committed = message.info
+        save.pending.note("durable")
+    elif isinstance(message, Done):
+        return save.saved(message.info)
+    elif isinstance(message, Failed):
+        return refused(save, message.error)
+    return None
+
+
+def _answer(process: SaverProcess, save: Save, question: Publishing) -> None:
+    save.granted = save.pending.grant(question.step)
+    if save.granted:
+        save.order = replace(save.order, tried_step=question.step)
+    if not process.send(Answer(save.order.number, save.granted)):
+        process.kill()  # its socket is full, so it does not listen

@@ -29,7 +29,6 @@ _IN_CONTEXTS = {
 }
 _PLAIN = json.dumps({"_type": "Tensor"})
 _HINT = "export as torch or dcp: format='torch' keeps it as it is; or select what to export without it"
-_COMMAND_HINT = "export as torch or dcp: --format torch keeps it as it is; or select what to export without it"
 
 
 class QuantizedNames:
@@ -78,7 +77,7 @@ def _is_tensor(leaf: LeafRecord, keep: Callable[[str], bool] | None) -> bool:
 
 
 def _refused(name: str, why: str) -> BadInput:
-    return BadInput(f"{plain(name) or 'the state itself'} {why}", hint=_HINT, command_hint=_COMMAND_HINT)
+    return BadInput(f"{plain(name) or 'the state itself'} {why}", hint=_HINT)
 
 
 def _encoded(node: Node) -> Any:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE, itemsize, numpy_itemsize
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.leaf_records import itemsize, numpy_itemsize
 
 # bits64 and its like are not whole dtypes: no tensor operation knows them.
 _NOT_HELD = {"bits", "qint", "quint"}

@@ -112,7 +112,7 @@ def test_of_two_who_make_a_store_at_once_one_does_and_both_have_it(
 
         assert [mine, *made].count(True) == 1, f"at step {at}"
         assert all(read == creating.read_settings(root) for read in settings), "the settings of a store were replaced"
-        if not half:  # else it is for the first who opens it
+        if not half:  # else it is for the first process that opens it
             assert settings_names(root) == ["store.json"]
         check_clean(root)
         if not there:

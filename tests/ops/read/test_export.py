@@ -27,7 +27,7 @@ from ckstore.containers.safetensors_write import can_be_name, dtype_and_shape
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, DamagedBlob, InsufficientSpace, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.names import join_index, join_key, plain
-from ckstore.ops.read import export_files
+from ckstore.ops.read import export_files, regions
 from tests.support.damage import MIB, blobs_by_size, flip
 from tests.support.requirements import CRASH_FULL
 from tests.support.states import states, tensor_bits
@@ -165,7 +165,7 @@ def check_export(report: ExportReport, state: Any) -> None:
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a few bytes what is megabytes otherwise."""
-    monkeypatch.setattr(export_files, "_BLOCK_BYTES", 32)
+    monkeypatch.setattr(regions, "RANGE_BYTES", 32)
     monkeypatch.setattr(export_files, "RANGE_BYTES", 32)
 
 
@@ -645,7 +645,8 @@ def test_views_of_one_large_piece_are_read_at_one_go(
         read_into(fd, offset, out, what)
 
     monkeypatch.setattr(files, "read_into", counting)
-    monkeypatch.setattr(export_files, "_BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(export_files, "RANGE_BYTES", 20_000)
+    monkeypatch.setattr(regions, "RANGE_BYTES", 20_000)
 
     check_export(store.export_safetensors("latest", tmp_path / "out"), state)
     assert read_bytes <= 2 * flat.nbytes

@@ -80,9 +80,9 @@ def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
         store.save(state(step), step)
     looked_at: list[int] = []
 
-    def looking(_layout: object, _run: str, step: int) -> directories.Found:
+    def looking(_layout: object, _run: str, step: int) -> directories.Verdict:
         looked_at.append(step)
-        return directories.Found(None, "it is torn")
+        return directories.Verdict(None, "it is torn")
 
     folder = store.path / "checkpoints" / "main" / "3"
     (folder / "manifest.json").unlink()

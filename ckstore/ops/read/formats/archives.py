@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.containers.torch_zip_write import VERSION_RECORD, ArchiveLayout, lay_out, small_records
 from ckstore.ops.read.export_files import Meter, WrittenPart, write_bytes
-from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
+from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of
 
 if TYPE_CHECKING:
@@ -91,5 +91,4 @@ class Archive:
         if low == high:
             return
         reader.begin(storage)
-        for at in range(low, high, RANGE_BYTES):
-            yield reader.read(at, min(at + RANGE_BYTES, high), what)
+        yield from reader.parts(low, high, what)

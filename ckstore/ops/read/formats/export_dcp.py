@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import cut_shards
 from ckstore.errors import BadInput
-from ckstore.model.manifest.leaf_records import TORCH_ITEMSIZE
+from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.nodes import SPARSE_KINDS, decode_key, join
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.ops.read.entries import Found, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
-from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, building, read_back, write_bytes
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, read_back, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
 from ckstore.ops.read.formats.archives import Archive, LeafRows
 from ckstore.ops.read.formats.export_torch import pickled_node, refuse_large
@@ -102,7 +102,7 @@ def export_dcp(
     with building(directory, path, all_bytes + MARGIN_BYTES) as (tree, reader):
         work = _Work(directory, tree, reader, Meter(all_bytes, progress), keep)
         written = [work.file(f"__0_{i}.distcp", [plan.items[at] for at in shard]) for i, shard in enumerate(cut)]
-        written.append(work.small(METADATA_NAME, render_metadata(plan.paths, plan.tensors, work.placed)))
+        written.append(work.small(METADATA_NAME, [render_metadata(plan.paths, plan.tensors, work.placed)]))
         tree.publish()
     return ExportReport(
         name=f"{manifest.run}@{manifest.step}",
@@ -206,7 +206,7 @@ def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
         yield _Item(name, rows, (stop - first, *leaf.shape[1:]), (first, *nothing[1:]))
 
 
-class _Work:
+class _Work(Work):
     """Writes the files of one export, one after another.
 
     Attributes:
@@ -221,11 +221,8 @@ class _Work:
         meter: Meter,
         keep: Callable[[str], bool] | None,
     ) -> None:
+        super().__init__(directory, tree, reader, meter)
         self.placed: dict[str, list[Placed]] = {}
-        self._directory = directory
-        self._tree = tree
-        self._reader = reader
-        self._meter = meter
         self._keep = keep
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:
@@ -251,12 +248,6 @@ class _Work:
             read_back(fd, name, at, parts, self._meter)
         begun = sum(isinstance(item.what, LeafRows) and not any(item.offsets) for item in items)
         return ExportedFile(name, at, begun)  # a tensor counts where its first chunk is
-
-    def small(self, name: str, content: bytes) -> ExportedFile:
-        """Write a file that is in memory."""
-        with self._tree.create_file(name) as fd:
-            read_back(fd, name, len(content), [write_bytes(fd, 0, content)], self._meter)
-        return ExportedFile(name, len(content))
 
     def _archive(self, item: _Item) -> Archive:
         from ckstore.tensors.files.pickled import pickle_tensor

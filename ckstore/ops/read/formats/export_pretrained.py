@@ -9,20 +9,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import INDEX_NAME
 from ckstore.errors import BadInput, StateChanged
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
-from ckstore.ops.read.export import MAX_SHARD_BYTES, Shard, Work, check_shard, index_of, shards_of, versions_left_out
-from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, building, read_back, write_bytes
+from ckstore.ops.read.export import (
+    MAX_SHARD_BYTES,
+    Shard,
+    TensorWork,
+    check_shard,
+    index_of,
+    shards_of,
+    versions_left_out,
+)
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
 from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, Added, Chosen, ModelForm, added_files, choose
 from ckstore.ops.read.load import Select
-from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
+from ckstore.ops.read.regions import RangeReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,7 +123,7 @@ def _of_files(
     form, other = forms
     if select is not None:
         msg = f"{directory.manifest.run}@{directory.manifest.step} was committed from files: select names no part of it"
-        raise BadInput(msg, hint="leave select out", command_hint="leave --select out")
+        raise BadInput(msg, hint="leave select= out")
     chosen = choose(directory.manifest, form, other)
     left_out = tuple(f"{path}: no part of the model" for path in chosen.left_out)
     (first, *more) = chosen.weights
@@ -135,15 +143,14 @@ def _check_shards(directory: CheckpointDirectory, chosen: Chosen, most_bytes: in
     large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
     if most_bytes != MAX_SHARD_BYTES and large:
         msg = f"{large[0]} has more than {most_bytes} bytes, and weights that were committed in several files stay so"
-        raise BadInput(msg, hint="leave max_shard_bytes out", command_hint="leave --max-shard out")
+        raise BadInput(msg, hint="leave max_shard_bytes= out")
 
 
 def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     """Raise unless the tensors are a state dict: `from_pretrained` draws random values for what it does not find."""
     if plan.metadata:
         msg = f"{form.call} takes quantized tensors only from a directory that the library itself has written"
-        hint = "export as safetensors, which torchao's own loader reads, or as torch"
-        raise BadInput(msg, hint=hint)
+        raise BadInput(msg, hint="export as safetensors, which torchao's own loader reads, or as torch")
     others = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values + plan.values.attributes]
     deep = (
         leaf.name for leaf, tensor in zip(plan.leaves, plan.tensors, strict=True) if not is_one_key(leaf, tensor.name)
@@ -154,11 +161,7 @@ def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
         return
     msg = f"{form.call} reads the state dict of a model"
     msg += ", and there is no tensor" if what is None else f", and {plain(what) or 'the state'} is not a tensor of one"
-    raise BadInput(
-        msg,
-        hint="select the state dict: select='model' for example",
-        command_hint="select the state dict: --select model for example",
-    )
+    raise BadInput(msg, hint="select the state dict: select='model' for example")
 
 
 def _check_names_of_peft(plan: ExportPlan, form: ModelForm) -> None:
@@ -184,13 +187,11 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
     for one in plan.added:
         if one.name in paths:
             msg = f"{one.path} cannot be added: {name} has a {one.name} already"
-            raise BadInput(msg, hint="leave it out of add", command_hint="leave it out of --add")
+            raise BadInput(msg, hint="leave it out of add=")
     if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
         msg = f"{form.call} needs {form.config}, and {name} has none"
         raise BadInput(
-            msg,
-            hint=f"add=[path] puts it beside the weights: that of {form.config}, or a directory with it",
-            command_hint=f"--add PATH puts it beside the weights: that of {form.config}, or a directory with it",
+            msg, hint=f"add=[path] puts it beside the weights: that of {form.config}, or a directory with it"
         )
 
 
@@ -205,7 +206,7 @@ def _write(directory: CheckpointDirectory, path: Path, plan: _Plan, progress: Pr
         if plan.weights is not None:
             source = plan.weights[0]
             with RangeReader(source) as own, source.reporting_damage():
-                work = Work(source, tree, own, meter)
+                work = TensorWork(source, tree, own, meter)
                 written += [work.shard(shard) for shard in shards]
             if index:
                 written.append(work.small(INDEX_NAME, [index]))
@@ -220,44 +221,29 @@ def _bytes_of(directory: CheckpointDirectory, file: FileRecord) -> int:
     return sum(directory.manifest.storages[storage].nbytes for storage in file.storages)
 
 
-class _Beside:
+class _Beside(Work):
     """Copies files, one after another."""
 
     def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: RangeReader, meter: Meter) -> None:
-        self._directory = directory
-        self._tree = tree
-        self._reader = reader
-        self._meter = meter
+        super().__init__(directory, tree, reader, meter)
         self._made = {""}
 
     def committed(self, file: FileRecord) -> ExportedFile:
         """Copy a committed file, every byte checked."""
         self._make_parents(file.path)
-        nbytes = self._copy(file.path, self._committed(file))
+        written = self.small(file.path, self.metered(self._committed(file)))
         leaves = self._directory.manifest.leaves
-        return ExportedFile(file.path, nbytes, sum(leaf.storage in file.storages for leaf in leaves))
+        return replace(written, tensor_count=sum(leaf.storage in file.storages for leaf in leaves))
 
     def added(self, one: Added) -> ExportedFile:
         """Copy a file of the user."""
-        return ExportedFile(one.name, self._copy(one.name, _read(one)))
+        return self.small(one.name, self.metered(_read(one)))
 
     def _committed(self, file: FileRecord) -> Iterator[memoryview]:
         for storage in file.storages:
             nbytes = self._directory.manifest.storages[storage].nbytes
             self._reader.begin(storage)
-            for at in range(0, nbytes, RANGE_BYTES):
-                yield self._reader.read(at, min(at + RANGE_BYTES, nbytes), file.path)
-
-    def _copy(self, name: str, contents: Iterator[memoryview]) -> int:
-        with self._tree.create_file(name) as fd:
-            parts = []
-            at = 0
-            for content in contents:
-                parts.append(write_bytes(fd, at, content))
-                at += len(content)
-                self._meter.add(len(content))
-            read_back(fd, name, at, parts, self._meter)
-        return at
+            yield from self._reader.parts(0, nbytes, file.path)
 
     def _make_parents(self, path: str) -> None:
         parent = path.rpartition("/")[0]

@@ -107,9 +107,10 @@ def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
         name = f"{manifest.run}@{manifest.step}"
         others = any(other.is_weights(path) for path in left_out)
         msg = f"{name} has no {form.stem}.safetensors or {form.pickled_stem}.bin at its top"
-        hint = f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files"
-        command_hint = f"it has {other.stem} files: --format {other.name}" if others else ""
-        raise BadInput(msg, hint=hint, command_hint=command_hint)
+        raise BadInput(
+            msg,
+            hint=f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files",
+        )
     left_out += [path for path in weights if path not in taken]  # once more as a pickle, or an index alone
     return Chosen(tuple(files[path] for path in taken), tuple(files[path] for path in beside), tuple(sorted(left_out)))
 

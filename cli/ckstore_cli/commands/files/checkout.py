@@ -53,13 +53,5 @@ def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: st
     out = frame.output()
     with frame.reading() as store, Progress("checking out", quiet=out.as_json) as shown:
         report = store.checkout(ref, dest, link=link, only=only or None, progress=shown.at)  # type: ignore[arg-type]
-    out.document(
-        {
-            "destination": str(report.destination),
-            "paths": list(report.paths),
-            "nbytes": report.nbytes,
-            "shared_bytes": report.shared_bytes,
-            "hardlinked": list(report.hardlinked),
-        }
-    )
+    out.document(report)
     out.line(str(report))

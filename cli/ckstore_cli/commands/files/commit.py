@@ -9,7 +9,7 @@ import click
 
 from ckstore.errors import CkstoreError
 from ckstore.model.times import text_of_time
-from ckstore_cli._documents import checkpoint_document
+from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._metrics import metric_option
 from ckstore_cli._progress import Progress
@@ -107,7 +107,7 @@ def commit(
             progress=shown.at,
         )
     source = _source_of_step(step, paths)
-    out.document({**checkpoint_document(info), "warnings": list(info.warnings), "step_from": source})
+    out.document({**to_json(info), "warnings": info.warnings, "step_from": source})
     was_there = info.created < begun
     out.line(f"{'already there:' if was_there else 'committed'} {info}{_GUESSED[source]}")
     untagged = sorted(set(tags) - set(info.tags))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +14,6 @@ from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
-    from ckstore.model.reports.export_report import ExportReport
     from ckstore.ops.read.export_formats import ExportFormat
 
 
@@ -109,23 +108,6 @@ def export(
             add=add,
             progress=shown.at,
         )
-    out.document(_document(report))
+    out.document(report)
     for line in export_report.lines(report, destination):
         out.line(line)
-
-
-def _document(report: ExportReport) -> dict[str, Any]:
-    return {
-        "checkpoint": report.name,
-        "id": report.checkpoint_id,
-        "destination": str(report.destination),
-        "nbytes": report.nbytes,
-        "tensor_count": report.tensor_count,
-        "files": [
-            {"name": file.name, "nbytes": file.nbytes, "tensor_count": file.tensor_count} for file in report.files
-        ],
-        "tied": dict(report.tied),
-        "state_names": list(report.state_names),
-        "left_out": list(report.left_out),
-        "unsafe_globals": list(report.unsafe_globals),
-    }

@@ -52,8 +52,8 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
         {
             "imported": [info.name for info in report.imported],
             "present": [info.name for info in report.present],
-            "skipped": dict(report.skipped),
-            "deleted": [str(path) for path in report.deleted],
+            "skipped": report.skipped,
+            "deleted": report.deleted,
             "source_bytes": report.source_bytes,
             "new_bytes": report.new_bytes,
         }

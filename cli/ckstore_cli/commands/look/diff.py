@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,15 +11,13 @@ from ckstore.model.manifest.files import file_type
 from ckstore.model.reports.diff import summary, type_text, types_text, with_kind
 from ckstore.model.sizes import size_text
 from ckstore.model.words import named, number_text, printable
-from ckstore_cli._documents import plain
 from ckstore_cli._format import columns_with_names, cut
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.files import FileSummary
-    from ckstore.model.reports.diff import Diff, Difference, DiffLeaf, LeafChange
+    from ckstore.model.reports.diff import Diff, Difference
 
 
 @click.command()
@@ -60,7 +58,7 @@ def diff(frame: Frame, before: str, after: str, values: bool, files: tuple[str, 
     out = frame.output()
     with frame.reading() as store:
         found = store.diff(before, after, values=values, file=_files_given(files))
-    out.document(_document(found))
+    out.document(found)
     for line in _lines(found, out, values=values):
         out.line(line)
 
@@ -106,61 +104,3 @@ def _apart(difference: Difference | None) -> tuple[str, str]:
     if difference is None:
         return "-", "-"
     return number_text(difference.largest_absolute), number_text(difference.largest_relative)
-
-
-def _document(found: Diff) -> dict[str, Any]:
-    return {
-        "before": found.before,
-        "after": found.after,
-        "same_content": found.same_content,
-        "unchanged_count": found.unchanged_count,
-        "changed_bytes": found.changed_bytes,
-        "added": [_leaf(leaf) for leaf in found.added],
-        "removed": [_leaf(leaf) for leaf in found.removed],
-        "changed": [_change(change) for change in found.changed],
-        "values": [
-            {"name": one.name, "kind": one.kind, "before": _value(one.before), "after": _value(one.after)}
-            for one in found.plain
-        ],
-        "files": [
-            {
-                "path": one.path,
-                "kind": one.kind,
-                "before": _file(one.before),
-                "after": _file(one.after),
-                "changed_bytes": one.changed_bytes,
-            }
-            for one in found.files
-        ],
-    }
-
-
-def _file(file: FileSummary | None) -> dict[str, Any] | None:
-    return None if file is None else {"kind": file.kind, "mode": f"{file.mode:04o}", "nbytes": file.nbytes}
-
-
-def _leaf(leaf: DiffLeaf) -> dict[str, Any]:
-    return {
-        "name": leaf.name,
-        "kind": leaf.kind,
-        "dtype": leaf.dtype or None,
-        "shape": list(leaf.shape) if leaf.dtype else None,
-        "nbytes": leaf.nbytes,
-    }
-
-
-def _change(change: LeafChange) -> dict[str, Any]:
-    apart = change.difference
-    return {
-        "name": change.name,
-        "before": _leaf(change.before),
-        "after": _leaf(change.after),
-        "changed_bytes": change.changed_bytes,
-        "largest_absolute": None if apart is None else plain(apart.largest_absolute),
-        "largest_relative": None if apart is None else plain(apart.largest_relative),
-    }
-
-
-def _value(value: object) -> Any:
-    """Return what JSON has; anything else as Python writes it."""
-    return plain(value) if value is None or isinstance(value, bool | int | float | str) else repr(value)

@@ -36,27 +36,7 @@ def du(frame: Frame) -> None:
     out = frame.output()
     with frame.reading() as store:
         usage = store.du()
-    out.document(
-        {
-            "logical_bytes": usage.logical_bytes,
-            "disk_bytes": usage.disk_bytes,
-            "unique_bytes": usage.unique_bytes,
-            "shared_bytes": usage.shared_bytes,
-            "unused_bytes": usage.unused_bytes,
-            "dead_bytes": usage.dead_bytes,
-            "checkpoints": [
-                {
-                    "run": one.run,
-                    "step": one.step,
-                    "logical_bytes": one.logical_bytes,
-                    "unique_bytes": one.unique_bytes,
-                    "shared_bytes": one.shared_bytes,
-                    "dead_bytes": one.dead_bytes,
-                }
-                for one in usage.checkpoints
-            ],
-        }
-    )
+    out.document(usage)
     if usage.checkpoints:
         rows = [
             (one.name, size_text(one.logical_bytes), size_text(one.unique_bytes), size_text(one.shared_bytes))

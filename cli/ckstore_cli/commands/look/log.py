@@ -13,7 +13,6 @@ from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
-from ckstore_cli._documents import checkpoint_document
 from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
@@ -77,7 +76,7 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
     shown = found[::-1]
     if out.as_json:
         for info in shown:
-            out.document(checkpoint_document(info))
+            out.document(info)
         return
     for line in _short(shown, out) if oneline else _table(shown, out):
         out.line(line)

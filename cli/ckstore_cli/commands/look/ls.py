@@ -61,15 +61,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         )
     if out.as_json:
         for row in shown:
-            out.document(
-                {
-                    "name": row.name,
-                    "kind": row.kind,
-                    "dtype": row.dtype or None,
-                    "shape": list(row.shape) if row.dtype else None,
-                    "nbytes": row.nbytes,
-                }
-            )
+            out.document(row)
         return
     table = [("DTYPE", "SHAPE", "SIZE", "NAME")]
     table.extend(
@@ -90,16 +82,18 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         out.note(f"{info.name} holds no tensors, arrays, bytes or strings kept as bytes")
 
 
-def _fitting(rows: list[_Row], glob: str) -> list[_Row]:
+def _fitting(rows: list[Listed], glob: str) -> list[Listed]:
     return [row for row in rows if fits(row.name, glob) or fits(row.plain_name, glob)]
 
 
-def _below(rows: list[_Row], glob: str) -> list[_Row]:
+def _below(rows: list[Listed], glob: str) -> list[Listed]:
     return [row for end in (".", "[", "/") for row in _fitting(rows, f"{glob}{end}*")]
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Listed:
+    """A line of the list."""
+
     name: str
     plain_name: str
     kind: str
@@ -108,12 +102,12 @@ class _Row:
     shape: tuple[int, ...] = ()
 
 
-def _of_file(file: FileSummary) -> _Row:
-    return _Row(file.path, file.path, file.kind, file.nbytes)
+def _of_file(file: FileSummary) -> Listed:
+    return Listed(file.path, file.path, file.kind, file.nbytes)
 
 
-def _of_leaf(leaf: LeafSummary) -> _Row:
-    return _Row(leaf.name, plain(leaf.name), leaf.kind, leaf.nbytes, leaf.dtype, leaf.shape)
+def _of_leaf(leaf: LeafSummary) -> Listed:
+    return Listed(leaf.name, plain(leaf.name), leaf.kind, leaf.nbytes, leaf.dtype, leaf.shape)
 
 
 def fits(name: str, glob: str) -> bool:

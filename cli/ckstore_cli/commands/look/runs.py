@@ -37,16 +37,7 @@ def runs(frame: Frame) -> None:
     with frame.reading() as store:
         found = store.runs()[::-1]
     for one in found:
-        out.document(
-            {
-                "run": one.name,
-                "checkpoint_count": one.checkpoint_count,
-                "newest_step": one.newest.step,
-                "newest_id": one.newest.id,
-                "highest_step": one.highest_step,
-                "created": one.newest.created,
-            }
-        )
+        out.document(one)
     if not found:
         out.note("no checkpoint yet")
         return

@@ -14,7 +14,7 @@ from ckstore.errors import AmbiguousRef, InUse, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, share_text, time_text
-from ckstore_cli._documents import checkpoint_document, notes_document, plain
+from ckstore_cli._documents import to_json
 from ckstore_cli._format import age_text
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
@@ -54,8 +54,8 @@ def show(frame: Frame, ref: str) -> None:
     share = info.reused_bytes / info.logical_bytes if info.logical_bytes else None
     out.document(
         {
-            **checkpoint_document(info),
-            "notes": notes_document(info),
+            **to_json(info),
+            "notes": info.notes,
             "reused_share": share,
             "directory": str(directory),
             "file_count": file_count,
@@ -95,7 +95,7 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
         notes = (f"{note.created[:16].replace('T', ' ')} UTC  {note.text.strip()}" for note in info.notes)
         yield from _block("notes", printable("\n".join(notes), keep_lines=True))
     if info.metadata:
-        text = json.dumps(plain(info.metadata), indent=2, ensure_ascii=False)
+        text = json.dumps(to_json(info.metadata), indent=2, ensure_ascii=False)
         yield from _block("metadata", printable(text, keep_lines=True))
     files = f"{counted(file_count, 'file')} with " if file_count else ""
     leaves = "1 leaf" if info.leaf_count == 1 else f"{info.leaf_count} leaves"

@@ -35,7 +35,7 @@ def why(frame: Frame, blob: str) -> None:
     with frame.reading() as store:
         uses = store.why(blob)
     for use in uses:
-        out.document({"run": use.run, "step": use.step, "names": list(use.names)})
+        out.document(use)
     if not uses:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return

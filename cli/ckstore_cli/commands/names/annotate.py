@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckstore.model.words import printable
-from ckstore_cli._documents import checkpoint_document, notes_document
+from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._metrics import metric_option
 from ckstore_cli._refs import complete_ref
@@ -38,6 +38,6 @@ def annotate(frame: Frame, ref: str, metrics: dict[str, float], note: str | None
     out = frame.output()
     with frame.writing() as store:
         info = store.annotate(ref, metrics, note)
-    out.document({**checkpoint_document(info), "notes": notes_document(info)})
+    out.document({**to_json(info), "notes": info.notes})
     added = [f"{printable(name)} = {value!r}" for name, value in metrics.items()] + ["a note"] * (note is not None)
     out.line(f"added to {printable(info.name)}: {', '.join(added)}")

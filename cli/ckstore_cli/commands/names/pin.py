@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -70,8 +70,9 @@ def pin(
         raise click.UsageError("a pin needs --reason TEXT, so that others know why the checkpoint is kept")
     with frame.writing() as store:
         made = store.pin(ref, reason, expires)
-    out.document(_document(made, datetime.now(UTC)))
-    out.line(f"pinned {made.run}@{made.step} as {made.name}, {_until(made, datetime.now(UTC))}")
+    now = datetime.now(UTC)
+    out.document(made, expired=made.expired(now))
+    out.line(f"pinned {made.run}@{made.step} as {made.name}, {_until(made, now)}")
 
 
 def _list(frame: Frame, out: Output) -> None:
@@ -79,7 +80,7 @@ def _list(frame: Frame, out: Output) -> None:
         found = store.pins()
     now = datetime.now(UTC)
     for one in found:
-        out.document(_document(one, now))
+        out.document(one, expired=one.expired(now))
     if not found:
         out.note("no pins")
         return
@@ -100,17 +101,3 @@ def _until(one: Pin, now: datetime) -> str:
     if one.expired(now):
         return "no longer: it expired"
     return f"until {one.expires[:16].replace('T', ' ')} UTC"
-
-
-def _document(one: Pin, now: datetime) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "run": one.run,
-        "step": one.step,
-        "id": one.id,
-        "reason": one.reason,
-        "created": one.created,
-        "expires": one.expires,
-        "expired": one.expired(now),
-        "dangling": one.dangling,
-    }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from ckstore.errors import NoSuchRef
@@ -61,7 +59,7 @@ def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None: 
         info = store.tag(name, ref)
     moved = before is not None and (before.run, before.step) != (info.run, info.step)
     was = f" (was {before.run}@{before.step})" if before is not None and moved else ""
-    out.document(_document(name, info.run, info.step, info.id))
+    out.document({"name": name, "run": info.run, "step": info.step, "id": info.id})
     out.line(f"{name} is {info.name}{was}")
 
 
@@ -74,7 +72,7 @@ def _show(frame: Frame, out: Output, name: str) -> None:
         known = f"the tags are {', '.join(sorted(there)[:5])}; " if there else ""
         msg = f"there is no tag {name!r}"
         raise NoSuchRef(msg, hint=f"{known}to give the name to a checkpoint: ckstore tag {name} REF")
-    out.document(_document(found.name, found.run, found.step, found.id))
+    out.document(found)
     out.line(str(found))
 
 
@@ -82,7 +80,7 @@ def _list(frame: Frame, out: Output) -> None:
     with frame.reading() as store:
         found = store.tags()
     for one in found:
-        out.document(_document(one.name, one.run, one.step, one.id))
+        out.document(one)
     rows = [
         (one.name, f"{one.run}@{one.step}", "the checkpoint is gone" if one.id is None else short_id(one.id))
         for one in found
@@ -94,7 +92,3 @@ def _list(frame: Frame, out: Output) -> None:
     out.line(out.style(head, "dim"))
     for line in lines:
         out.line(line)
-
-
-def _document(name: str, run: str, step: int, digest: str | None) -> dict[str, Any]:
-    return {"name": name, "run": run, "step": step, "id": digest}

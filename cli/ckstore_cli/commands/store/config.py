@@ -109,8 +109,8 @@ def config(  # noqa: PLR0917 - one for each option
         threads = store.config.threads
     out.document(
         {
-            "retention": None if retention is None else retention.to_json(),
-            "make_room": None if make_room is None else make_room.to_json(),
+            "retention": retention,
+            "make_room": make_room,
             "read_back": read_back,
             "recheck_share": share,
             "grace_s": grace_s,

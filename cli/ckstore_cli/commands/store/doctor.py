@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -68,7 +69,7 @@ _LOOKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 def _tell(out: Output, report: DoctorReport) -> None:
     for finding in report.findings:
-        out.document({"level": finding.level, "what": finding.what, "found": finding.found, "do": finding.do})
+        out.document(finding)
     margin = " " * MARGIN
     for finding in report.findings:
         level = out.style(finding.level.ljust(len(margin)), _LOOKS[finding.level])
@@ -88,10 +89,7 @@ def _tell_words(out: Output, head: str, text: str, margin: str) -> None:
 
 def _tell_leaks(out: Output, found: list[DeletedFile]) -> None:
     for one in found:
-        holders = [
-            {"pid": who.pid, "command": who.command, "how": who.how, "target": who.target} for who in one.holders
-        ]
-        out.document({"inode": one.inode, "nbytes": one.nbytes, "holders": holders})
+        out.document(asdict(one))
     found = [one for one in found if one.nbytes]
     if not found:
         out.line("no deleted file takes space")

@@ -78,11 +78,11 @@ def _report(out: Output, store: Store) -> None:
     settings = read_settings(store.path)
     out.document(
         {
-            "path": str(store.path),
+            "path": store.path,
             "uuid": settings.uuid,
             "hash": settings.hash,
             "chunk_bytes": settings.chunk_bytes,
-            "warnings": list(store.warnings),
+            "warnings": store.warnings,
         }
     )
     out.line(f"made a store at {printable(str(store.path))}")

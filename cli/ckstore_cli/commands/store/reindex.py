@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
 from ckstore.errors import DamagedBlob
@@ -11,9 +9,6 @@ from ckstore.model.reports.reindex_report import details, summary
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.reindex_report import ReindexReport
 
 
 @click.command()
@@ -47,7 +42,7 @@ def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
     out = frame.output()
     with frame.writing(recover=False) as store, Progress("reading", quiet=out.as_json) as shown:
         report = store.reindex(relink=relink, progress=shown.at)
-    out.document(_document(report))
+    out.document(report)
     for word, what in details(report):
         out.headed(word, what, "red")
     for line in summary(report):
@@ -55,31 +50,3 @@ def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
     for problem in report.problems:
         out.warning(printable(problem))
     return 0 if report.ok else DamagedBlob.exit_status
-
-
-def _document(report: ReindexReport) -> dict[str, Any]:
-    done = report.relinked
-    return {
-        "ok": report.ok,
-        "checkpoint_count": report.checkpoint_count,
-        "blob_count": report.blob_count,
-        "blob_bytes": report.blob_bytes,
-        "orphan_count": report.orphan_count,
-        "orphan_bytes": report.orphan_bytes,
-        "restored_count": report.restored_count,
-        "copy_count": report.copy_count,
-        "copy_bytes": report.copy_bytes,
-        "tag_count": report.tag_count,
-        "pin_count": report.pin_count,
-        "incomplete": [{"run": one.run, "step": one.step, "problem": one.problem} for one in report.incomplete],
-        "problems": list(report.problems),
-        "old_catalog": report.old_catalog or None,
-        "relinked": None
-        if done is None
-        else {
-            "checked_bytes": done.checked_bytes,
-            "relinked_count": done.relinked_count,
-            "spare_bytes": done.spare_bytes,
-            "damaged": list(done.damaged),
-        },
-    }

@@ -35,18 +35,7 @@ def savers(frame: Frame) -> None:
     with frame.reading() as store:
         found = store.savers()
     for one in found:
-        out.document(
-            {
-                "pid": one.pid,
-                "trainer": one.trainer,
-                "state": one.state,
-                "run": one.run,
-                "step": one.step,
-                "done_bytes": one.done_bytes,
-                "total_bytes": one.total_bytes,
-                "since": one.since,
-            }
-        )
+        out.document(one)
     if not found:
         out.note("no process saves to this store in the background")
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,9 +11,6 @@ from ckstore.model.reports.verify_report import details, summary
 from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.verify_report import VerifyReport
 
 _LOOKS = {"repaired": "green", "mended": "green", "note": "yellow"}
 
@@ -126,59 +122,9 @@ def verify(
             repair_from=repair_from,
             progress=shown.at,
         )
-    out.document(_document(report))
+    out.document(report)
     for word, what in details(report):
         out.headed(word, what, _LOOKS.get(word, "red"))
     for line in summary(report):
         out.line(line)
     return 0 if report.ok else DamagedBlob.exit_status
-
-
-def _document(report: VerifyReport) -> dict[str, Any]:
-    return {
-        "ok": report.ok,
-        "mode": report.mode,
-        "checkpoint_count": report.checkpoint_count,
-        "checked_bytes": report.checked_bytes,
-        "sample": report.sample,
-        "blob_count": report.blob_count,
-        "read_count": report.read_count,
-        "unread_count": report.unread_count,
-        "oldest_check": report.oldest_check or None,
-        "in_time": report.in_time,
-        "whole": list(report.whole),
-        "damage": [
-            {
-                "run": damage.run,
-                "step": damage.step,
-                "names": list(damage.names),
-                "files": list(damage.files),
-                "blob": damage.blob,
-                "what": damage.what,
-                "affects": damage.affects,
-            }
-            for damage in report.damage
-        ],
-        "findings": [
-            {
-                "kind": found.kind,
-                "what": found.what,
-                "subject": found.subject,
-                "harmful": found.harmful,
-                "mended": found.mended,
-            }
-            for found in report.findings
-        ],
-        "repaired": [
-            {
-                "digest": one.digest,
-                "nbytes": one.nbytes,
-                "source": one.source,
-                "checkpoint_count": one.checkpoint_count,
-            }
-            for one in report.repaired
-        ],
-        "unrepaired": [{"digest": one.digest, "nbytes": one.nbytes, "why": one.why} for one in report.unrepaired],
-        "quarantined": list(report.quarantined),
-        "healable": list(report.healable),
-    }
