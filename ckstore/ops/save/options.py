@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from ckstore.errors import BadInput
 from ckstore.model.names import check_step
@@ -10,10 +10,10 @@ from ckstore.model.names import check_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
-    from ckstore.ops.refs.find import AnyRef
     from ckstore.ops.save.save import Request
 
 
@@ -40,7 +40,7 @@ class SaveOptions(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     message: str
     tags: Iterable[str]
-    parent: AnyRef | None
+    parent: str | SupportsIndex | CheckpointInfo | None
     if_exists: IfExists
     force: bool
 
