@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
-WORKERS ?= 2
+# Not of OpenMP's variable, which nproc obeys.
+WORKERS ?= $(shell env -u OMP_NUM_THREADS nproc)
 SOAK_S ?= 60
 ODD ?= all
 BENCH ?=
@@ -67,9 +68,9 @@ test: $(STAMP) system-packages ## Lint, and beside it every test but the long cr
 	@$(MAKE) --no-print-directory --keep-going -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/python -m tests.tools.second_try -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench' $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.second_try -p tests.tools.processor -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench' $(PYTEST_ARGS)
 
-shares: $(STAMP) ## Write which share of the latest whole `make test` each room took into CONTRIBUTING.md
+shares: $(STAMP) ## Write which share of the processor each room took in the latest whole `make test` into CONTRIBUTING.md
 	$(BIN)/python -m tests.tools.shares build/tests.xml CONTRIBUTING.md
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
@@ -90,7 +91,7 @@ docs: $(STAMP) ## Build the documentation site into build/docs; a broken link or
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
 	@mkdir -p build && rm -f build/crash.jsonl
-	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m crash \
+	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "crash or crossed or whole" \
 		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
 
 reliability: ## Write what the latest `make crash` covered into the table of docs/reliability.md
@@ -140,7 +141,7 @@ $(TRL)/.installed: $(STAMP)
 	@touch $@
 
 states: $(STATES)/.installed ## The table of real states whole: also optimizers, modules and loaders of other packages, in an environment of its own
-	$(STATES)/bin/python -m pytest tests/states $(PYTEST_ARGS)
+	CKSTORE_CRASH=full $(STATES)/bin/python -m pytest tests/states $(PYTEST_ARGS)
 
 # Its own, since few projects have all of these; without what they need in turn, so that torch stays as it is in .venv.
 $(STATES)/.installed: $(STAMP) tests/states/requirements.txt

@@ -280,7 +280,7 @@ class DamagedBlob(CkstoreError):
     """Bytes on disk are not what their name says, or are missing.
 
     Attributes:
-        blob: Digest of the blob; empty if it is none, as for a manifest.
+        blob: Digest of the blob; empty for other files, such as a manifest.
         names: The values of the checkpoint that were being read; empty if that is not known.
     """
 

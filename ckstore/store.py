@@ -768,7 +768,7 @@ class Store:
             InUse: It is open for reading, a tag names it, or it is pinned.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
-        from ckstore.ops.free.delete import delete
+        from ckstore.ops.free.drop import delete
 
         delete(self._context, ref, dry_run=dry_run)
 

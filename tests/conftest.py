@@ -24,6 +24,9 @@ from tests.support.descriptors import open_below  # noqa: E402
 from tests.support.loopfs import Kind, loop_filesystem  # noqa: E402
 from tests.support.memory import memory_folder  # noqa: E402
 from tests.support.own_processes import own_processes  # noqa: E402
+from tests.support.representing import representatives_of  # noqa: E402
+from tests.support.requirements import CRASH_FULL, require_c_compiler  # noqa: E402
+from tests.support.warm_bin import warm_bin  # noqa: E402
 
 # Before anything imports torch; `make` sets it too. Workers that each use every core get slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,7 +66,7 @@ class _Everything(set[str]):
 
 # Tests may be in memory, which is not durable: this process has warned of that, and those that it starts do not.
 # `test_infos.py` tries both.
-context._told_not_durable = _Everything()
+context._warned_not_durable = _Everything()
 _given = os.environ.get("PYTHONWARNINGS")
 os.environ["PYTHONWARNINGS"] = f"{f'{_given},' if _given else ''}ignore:a power cut may lose what is saved here"
 
@@ -77,7 +80,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deal the slow tests out to the beginning of what each worker is given first, so that none begins last."""
+    """Leave out what `make crash` runs; deal the slow tests out to the beginning of what each worker is given first.
+
+    So none of them begins last.
+    """
+    if not CRASH_FULL and not any("::" in argument for argument in config.args):
+        representing = representatives_of(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in representing])
+        items[:] = [item for item in items if item in representing]
     workers = int(getattr(config, "workerinput", {"workercount": 1})["workercount"])
     slow = [item for item in items if item.get_closest_marker("slow") is not None]
     others = [item for item in items if item.get_closest_marker("slow") is None]
@@ -209,6 +219,14 @@ def read_once() -> None:
     """For a test in which a read changes what the next one finds: on read-only views (make odd) there are two."""
     if os.environ.get("CKSTORE_ODD") == "read-only":
         pytest.skip("what is read changes by being read, and here everything is read twice")
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Path]:
+    """A folder with a `python` and a `ckstore` that start in hundredths of a second, torch imported."""
+    require_c_compiler()
+    with warm_bin("torch", "ckstore", "ckstore_cli.app") as folder:
+        yield folder
 
 
 @pytest.fixture

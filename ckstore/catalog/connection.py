@@ -1,12 +1,10 @@
-"""Open, check and close the catalog: one connection for each operation, never kept.
+"""Open, check and close the catalog: one connection for each operation, never kept (docs/adr/0002-catalog.md).
 
-Writing: exclusive flock on the directory of the catalog, open, `BEGIN IMMEDIATE`, work, `COMMIT`,
-truncate the WAL, close, and only then release the flock. SQLite up to 3.51.2 can corrupt a database
-when one connection checkpoints the WAL while another one commits; under the flock no other process does
-either. Reading takes no flock: a connection with `mode=ro` cannot checkpoint.
+Writing: exclusive flock on the directory of the catalog, open, `BEGIN IMMEDIATE`, work, `COMMIT`, truncate the WAL,
+close, and only then release the flock. Reading takes no flock.
 
-A statement that still has rows to give keeps its connection open past `close()`. So everything
-here, in `rows` and in `queries` fetches all rows at once.
+A statement that still has rows to give keeps its connection open past `close()`. So everything here, in `rows` and in
+`queries` fetches all rows at once.
 """
 
 from __future__ import annotations

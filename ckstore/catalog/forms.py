@@ -8,13 +8,8 @@ directories decide.
 Columns are checked, not cells: listing 100,000 checkpoints calls each form once.
 
 A row of `checkpoints` has a checksum besides: one in which a bit has flipped does not count, and its manifest is read.
-That finds accidents. A row that was forged together with its checksum is found where it matters: before anything is
-dropped, and before a checkpoint is called the newest, the manifests themselves are read (`ckstore.ops.index.facts`).
-The other tables have none:
-
-- `tags`: the checkpoint of a tag is read from ``refs/``; opening makes the rows equal to that.
-- `blobs`, `uses`, `candidates`: a blob goes only when its link count says that no checkpoint has it.
-- `pieces`: a place that the catalog names is read and compared before a save relies on it.
+That finds accidents. A row that was forged together with its checksum decides nothing, nor do the other tables:
+docs/protocol.md, "The catalog proposes, the directories decide".
 """
 
 from __future__ import annotations

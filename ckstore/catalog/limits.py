@@ -1,11 +1,8 @@
-"""Bounds on what a catalog that is forged, damaged or copied may do, and which journal it has.
+"""Bounds on a catalog that is forged, damaged or copied, and the choice of its journal (docs/adr/0002-catalog.md).
 
-Statements have bounds on steps, rows, bytes and features of SQLite.
-
-Pages that point to one another in a ring, or many to one, make a small file look like an endless one. An honest one has
-each row once, so the rows and the text that a statement gives, and the steps it takes, are in proportion to its bytes.
-Anything beyond is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes 18,000 steps, SQLite's whole test
-470,000.
+Pages that point to one another in a ring make a small file look like an endless one. An honest one has each row once,
+so the rows and the text that a statement gives, and the steps it takes, are in proportion to its bytes; anything beyond
+is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes 18,000 steps, SQLite's whole test 470,000.
 
 Steps of SQLite's virtual machine are counted, not seconds: a slow disk or a busy machine is no damage. A million take
 about 25 ms. The counter is C: in a progress handler of Python a signal's handler could run, whose exception SQLite's
@@ -15,32 +12,13 @@ SQLite's defensive mode, from Python 3.12 on, refuses to change the schema as da
 switch the journal off. Python 3.11 cannot set it; there, no statement of this package does any of that, and a schema
 with a trigger, a foreign view or a virtual table, which could, is refused (`ckstore_migrations.schema`).
 
-Before that, the files of the catalog are looked at, and its journal is chosen: SQLite's write-ahead log, unless a full
-disk could end the process by it.
-
-The log has an index that is mapped into memory, ``catalog.db-shm``, and who writes to a mapped page for which the
-filesystem finds no room gets SIGBUS. SQLite writes one byte of each 4 KiB of that file beforehand. That is enough where
-a page then keeps its room; it is not where blocks are smaller (ext4 on a small disk: 1 KiB), nor where every write
-takes a new block (btrfs). To look for free space first does not help: others fill the disk meanwhile.
-
-There, the catalog has a rollback journal, and is opened in SQLite's exclusive mode, in which nothing is mapped: not
-even that of a catalog which was made elsewhere and copied.
-
 The files beside a catalog are looked at before SQLite opens it: SQLite plays back what lies beside a database, and
-deletes files.
+deletes the *super-journal* that a rollback journal names at its end, wherever that file lies. ckstore never writes one,
+so a set of files that its own protocol would not have left is not opened at all, but put aside whole and rebuilt.
+Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to, and no
+catalog lies in one: in a store of a group each user's is in a directory of their own.
 
-A rollback journal may end with the name of a *super-journal*, which SQLite deletes after it has rolled back, wherever
-that file lies. So a journal that came with a copied store would delete a file of the user who opens the store. ckstore
-never writes one: it attaches no second database. The rule is wider than that attack: files that this store's own
-protocol would not have left are not opened at all. It is damage; the set is put aside whole and rebuilt from the
-directories.
-
-Between this look and SQLite's opening a neighbour could swap a file only in a directory that they may write to. A
-private store lets no other user write there; in a store of a group each user's catalog lies in a directory of their
-own.
-
-Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c: the name is looked for at the
-end of the file and nowhere else, so a segment in the middle cannot carry one.
+Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c.
 """
 
 from __future__ import annotations

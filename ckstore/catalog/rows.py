@@ -36,7 +36,7 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
         BadInput: `found` is another checkpoint.
     """
     if found is not None and (found.manifest.run, found.manifest.step) != (run, step):
-        wrong = f"{found.manifest.run}@{found.manifest.step}"
+        wrong = found.manifest.name
         raise BadInput(f"the manifest in the directory of {run}@{step} says that it is {wrong}")
     connection.text_factory = decode_text
     rows = connection.execute(

@@ -31,12 +31,12 @@ class Proposal(NamedTuple):
     Attributes:
         newest: What rows say of the newest checkpoints that are listed, and of the one whose manifest was written last.
         unknown: The places that are listed, and that the catalog knows under another inode number or not at all.
-        gone: The places of rows that are not listed.
+        missing: The places of rows that are not listed.
     """
 
     newest: Listing
     unknown: set[CheckpointKey]
-    gone: set[CheckpointKey]
+    missing: set[CheckpointKey]
 
 
 class Described(NamedTuple):

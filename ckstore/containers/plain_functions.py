@@ -1,6 +1,6 @@
 """What the functions of Python and NumPy that a pickle names would make; none of them is looked up.
 
-Those that the weights-only unpickler of torch 2.13 knows, and the few more that it can be told to trust without a risk:
+Those that the weights-only unpickler of torch 2.13 knows, and the few more that it may trust without a risk:
 arrays and scalars of NumPy. Arguments that do not fit give None. Sources: torch/_weights_only_unpickler.py,
 numpy/_core.
 """

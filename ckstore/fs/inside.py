@@ -1,14 +1,11 @@
-"""Places in a store, reached one directory at a time: rule N of the design.
+"""Places in a store, reached one directory at a time: rule N of the design (docs/protocol.md, "Places in a store").
 
 A user who may write to a store can replace any directory in it by a symlink, or by a mounted filesystem, at any moment.
 So no path with more than one component below the root of the store is given to the kernel: `at` opens one directory
 after another, each with ``O_NOFOLLOW``, checks that it is on the filesystem of the store, and gives the descriptor of
 the last one with the name in it. A place is a value of its own, `Inside`, which no function of ``os`` takes.
 
-The root itself, and what lies above it, belong to the user who named them: they are opened by their path.
-
-The same is done by Go's ``os.Root`` and by cap-std's ``Dir``. ``openat2`` would do it in one call, but the C library
-has no function for it.
+The same is done by Go's ``os.Root`` and by cap-std's ``Dir``.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 def link(source: Where, target: Where) -> None:
     """Give the file `source` the further name `target`; again from the root of the store if a handle was stale.
 
-    On a shared filesystem what this host was told of a name may be out of date, since another host replaced it.
+    On a shared filesystem this host's cache of a name may be out of date, since another host replaced it.
 
     Raises:
         FileExistsError: `target` exists.

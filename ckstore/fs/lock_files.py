@@ -1,11 +1,8 @@
 """Locks that other hosts see: on regular files, since clients of NFS, Lustre and FUSE lock directories for one host.
 
 It is a `flock`, which NFS turns into a lock of its server (flock(2)), CephFS and Lustre with ``flock`` pass on, and a
-mount with ``nolock`` or ``local_lock`` keeps to itself: there it does no harm. The file stays when the lock ends.
-
-A lock can be lost: a server that was restarted may have given it to another host meanwhile. So a holder alone writes a
-mark of its own into the file, and each holder looks for the mark that it found or wrote before it relies on the lock
-(`LockFile.check`).
+mount with ``nolock`` or ``local_lock`` keeps to itself: there it does no harm. The file stays when the lock ends. Why a
+holder alone leaves a mark, by which a lost lock is noticed: docs/adr/0016-lock-files.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Be told of names that appear in a directory (inotify), instead of looking at it again and again."""
+"""Wait for names that appear in a directory (inotify), instead of looking at it again and again."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def direct_io_bytes(path: Where) -> int | None:
-    """Return the alignment of direct I/O on a regular file; 0: there is none; None: not told (before Linux 6.1)."""
+    """Return the alignment of direct I/O on a regular file; 0: there is none; None: unknown (before Linux 6.1)."""
     try:
         call = _libc.statx
     except AttributeError:  # an old C library

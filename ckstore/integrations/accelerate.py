@@ -66,6 +66,7 @@ class Installed:
         self._run = run
         self._resumed = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit
+        # accelerate deletes the oldest before it writes: a save that fails would leave one less.
         accelerator.project_configuration.total_limit = None
         self._save: Callable[..., Any] = accelerator.save_state
         self._load: Callable[..., Any] = accelerator.load_state
@@ -84,9 +85,11 @@ class Installed:
         """Save as `Accelerator.save_state`, then commit."""
         directory = self._directory(output_dir)
         wanted = _step_of(directory) if step is None else step
+        # accelerate refuses a directory that exists, as after a rollback or a kill.
         if self._names_itself and wanted is not None:
             from_rank_zero(lambda: self._make_way(directory, wanted))
         result = self._save(output_dir, safe_serialization, **options)
+        # `save_state` of accelerate returns on each rank when its own files are written.
         wait_for_all()
         self.last = from_rank_zero(lambda: self._commit(directory, wanted, metrics or {}))
         return result
@@ -101,8 +104,8 @@ class Installed:
         def act() -> tuple[str, int, tuple[str, ...]]:
             base = self._accelerator.project_dir or os.getcwd()
             info, path = checkout_to_resume(self._store, self._run, ref, base)
-            told = inexact(self._store, info, self._conditions())
-            return str(path), info.step, (*told, *self._lost_order())
+            sentences = inexact(self._store, info, self._conditions())
+            return str(path), info.step, (*sentences, *self._lost_order())
 
         path, step, self.resumed_inexactly = from_rank_zero(act)
         for sentence in self.resumed_inexactly if rank_and_world()[0] == 0 else ():
@@ -110,6 +113,7 @@ class Installed:
         self._load(path, *arguments, **options)
         self._resumed = True
         if self._names_itself:
+            # Else accelerate counts from 0 again, and the next save takes a step that the run has.
             self._accelerator.project_configuration.iteration = step + 1
 
     @property
@@ -135,6 +139,7 @@ class Installed:
         if self._resumed or is_there(self._store, self._run, step):
             remove(directory)
             return
+        # Moved, not deleted: the store does not know it, so it may be the only copy.
         aside = Path(tempfile.mkdtemp(prefix=".ckstore-replaced-", dir=self._accelerator.project_dir)) / directory.name
         directory.rename(aside)
         warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)
@@ -144,8 +149,8 @@ class Installed:
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
         if self._names_itself and self._keep_count is not None and info is not None:
             folders = (path for path in directory.parent.glob("checkpoint_*") if path.is_dir())
-            there = {number: path for path in folders if (number := _step_of(path)) is not None}
-            keep_newest(there, self._keep_count, {directory})
+            directories = {number: path for path in folders if (number := _step_of(path)) is not None}
+            keep_newest(directories, self._keep_count, {directory})
         return info
 
     def _conditions(self) -> Conditions:
@@ -161,8 +166,8 @@ class Installed:
         loaders = () if self._accelerator.use_stateful_dataloader else self._accelerator._dataloaders  # noqa: SLF001
         if all(getattr(loader, "synchronized_generator", None) is None for loader in loaders):
             return ()
-        told = "the data loader draws its order from a generator that accelerate does not save"
-        return (f"{told}; DataLoaderConfiguration(use_seedable_sampler=True) and loader.set_epoch(epoch) need none",)
+        cause = "the data loader draws its order from a generator that accelerate does not save"
+        return (f"{cause}; DataLoaderConfiguration(use_seedable_sampler=True) and loader.set_epoch(epoch) need none",)
 
 
 def _step_of(directory: Path) -> int | None:

@@ -17,6 +17,7 @@ from ckstore.model.names import plain
 from ckstore.tensors.capture import capture
 from ckstore.tensors.refusals import type_name
 
+# Enough to recognise a value; the `repr` of a data set can have gigabytes.
 _TEXT_MOST_CHARS = 4000
 _DEPTH_MOST = 20
 """Deeper than any configuration; what contains itself ends here."""
@@ -47,10 +48,10 @@ def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]
     return kept
 
 
-def warn_once(changed: Mapping[str, str], told: set[str], advice: str, *, stacklevel: int = 3) -> None:
-    """Warn of what is not kept as it is, unless `told`, which grows, has it already."""
-    new = {name: how for name, how in changed.items() if name not in told}
-    told.update(new)
+def warn_once(changed: Mapping[str, str], warned: set[str], advice: str, *, stacklevel: int = 3) -> None:
+    """Warn of what is not kept as it is, unless `warned`, which grows, has it already."""
+    new = {name: how for name, how in changed.items() if name not in warned}
+    warned.update(new)
     if new:
         listed = "; ".join(f"{plain(name)} ({how})" for name, how in new.items())
         msg = f"a store cannot hold these as they are: {listed}. {advice}"

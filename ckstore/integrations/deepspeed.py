@@ -36,9 +36,11 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
     def commit(self, info: Any) -> bool:
         """Commit the directory of a tag, from rank 0 when all ranks have written; if it fails, all ranks raise."""
         super().commit(info)
+        # Each rank writes its own files: a commit before the last of them is a checkpoint that lacks a rank.
         wait_for_all()
         directory = Path(info.save_dir) / str(info.tag)
         step = step_in_name([directory])
+        # DeepSpeed keeps no random states: a resume from these files cannot be exact, and says so.
         about = Conditions(world_size=rank_and_world()[1], rng_ranks=())
         from_rank_zero(lambda: commit_directory(self.store, directory, step, self.run, metrics={}, conditions=about))
         return True
@@ -71,6 +73,7 @@ def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run:
 
     parent, tag = from_rank_zero(act)
     found = engine.load_checkpoint(parent, tag=tag)
+    # DeepSpeed only logs a warning, and trains on from random weights.
     if found is None or found[0] is None:
         msg = f"DeepSpeed found nothing to load in {ref}"
         raise BadInput(msg, hint="ckstore ls REF lists its files")

@@ -59,12 +59,12 @@ def commit_directory(
     return unless_protected(lambda: store.commit(directory, step, run, **options), os.fspath(directory))
 
 
-def unless_protected(save: Callable[[], CheckpointInfo], what: str) -> CheckpointInfo | None:
+def unless_protected(save: Callable[[], CheckpointInfo], subject: str) -> CheckpointInfo | None:
     """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin.
 
     Args:
         save: Saves at that step, replacing what is there.
-        what: What is not saved then, for the warning.
+        subject: What is not saved then, for the warning.
 
     Raises:
         InUse: Another process is using the run.
@@ -72,13 +72,14 @@ def unless_protected(save: Callable[[], CheckpointInfo], what: str) -> Checkpoin
     try:
         return save()
     except Protected as error:
-        warnings.warn(f"{what} is not in the store: {error}", CkstoreWarning, stacklevel=2)
+        warnings.warn(f"{subject} is not in the store: {error}", CkstoreWarning, stacklevel=2)
         return None
 
 
 def is_there(store: Store, run: str | None, step: int) -> bool:
     """Whether the run has a checkpoint at that step, or one that is being replaced."""
     try:
+        # Being replaced at this moment: then there is one.
         with suppress(InUse):
             store.info(ref_of(store, run, step))
     except NoSuchRef:
@@ -102,8 +103,10 @@ def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) ->
         count: How many stay.
         keep: Others that stay, such as that of the best.
     """
+    # By time, not by step: after a rollback the newest directory has a smaller step than those before it.
     newest = sorted(directories.items(), key=lambda item: (item[1].stat().st_mtime_ns, item[0]))
     for _, directory in newest[: max(len(newest) - count, 0)]:
+        # The framework still reads the best directory at its end of training.
         if directory not in keep:
             shutil.rmtree(directory)
 
@@ -115,8 +118,8 @@ def remove(directory: Path) -> None:
     except OSError as error:
         if not os.path.lexists(directory):
             return
-        why = error.strerror or error
-        msg = f"{error.filename or directory}, which an earlier save or resume left, cannot be removed: {why}"
+        reason = error.strerror or error
+        msg = f"{error.filename or directory}, which an earlier save or resume left, cannot be removed: {reason}"
         raise BadInput(msg, hint=f"remove {directory}, then start again") from error
 
 
@@ -151,6 +154,7 @@ def checkout_to_resume(
     tried: set[str] = set()
     info = untried(store, wanted, tried)
     base.mkdir(parents=True, exist_ok=True)
+    # A resume that was killed while it wrote leaves half a checkpoint, which a framework would load.
     for old in base.glob(f"{RESUME_PREFIX}*"):
         remove(old)
     while True:
@@ -158,12 +162,14 @@ def checkout_to_resume(
         try:
             write(store, info, destination)
         except DamagedBlob:
+            # Nothing of the damaged checkpoint may lie there when the one before it is written.
             shutil.rmtree(destination, ignore_errors=True)
             tried.add(info.id)
             info = untried(store, wanted, tried)
             if info.id in tried:
                 raise
         else:
+            # The framework loads from files, so the store sees no load: without this the next save has no parent.
             continue_from(store._context, info.run, info.id)  # noqa: SLF001 - the framework loads what was written
             return info, destination
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.store import Store
 
 _PREFIX = "ckstore:"
+# A marker has some 200 bytes; a real .ckpt of Lightning at the same path has gigabytes, and is not read.
 _MARKER_MOST_BYTES = 4096
 _HAS_STEP = re.compile(r"step=\d+")
 _OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
@@ -61,7 +62,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self.run = run_of(store, run)
         self.delete = delete
         self.background = background
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None]] = deque()
 
     def save_checkpoint(
@@ -77,6 +78,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         step, run = int(checkpoint["global_step"]), self._run_of(path)
         options: SaveOptions = {"metrics": _metrics(state), "if_exists": "replace"}
         if self.background:
+            # Only what is done already: waiting here would make the save a blocking one.
             self._settle(wait=False)
             self._to_do.append((Path(path), self.store.save_async(state, step, run, **options)))
         else:
@@ -96,7 +98,7 @@ class CkstoreCheckpointIO(CheckpointIO):
                     without_refused(one, f"{name}[{i}]", changed) if isinstance(one, dict) else one
                     for i, one in enumerate(value)
                 ]
-        warn_once(changed, self._told, _ADVICE)
+        warn_once(changed, self._warned, _ADVICE)
         return state
 
     def _mark(self, path: Path, save: Callable[[], CheckpointInfo]) -> None:
@@ -104,8 +106,11 @@ class CkstoreCheckpointIO(CheckpointIO):
         info = unless_protected(save, os.fspath(path))
         if info is None:
             return
+        # Read before it is overwritten: it names the checkpoint that this save replaces.
         before = _marker_or_none(path)
+        # After the save: a marker must never name a checkpoint that is not durable.
         _write_marker(path, self.store, info)
+        # Equal content gives the same checkpoint: the new marker names it, so it must stay.
         if before is not None and before["id"] != info.id:
             self._delete(before["id"], path.parent)
 
@@ -115,6 +120,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             path, pending = self._to_do[0]
             if pending is not None and not wait and not pending.done():
                 return
+            # Before its result is read: a save that failed raises once, and must not raise at each later save.
             self._to_do.popleft()
             if pending is None:
                 self._remove(path)
@@ -134,6 +140,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             NoSuchRef: There is no such checkpoint, or the marker is of another store.
             BadInput: There is no marker at `path`.
         """
+        # A load may want the checkpoint that is still being saved.
         self._settle(wait=True)
         found: dict[str, Any]
         device = "cpu" if map_location is None else map_location
@@ -144,6 +151,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         marker = read_marker(path)
         try:
             found = self.store.load(marker["id"], device)
+        # Saved again at its step since: Lightning overwrote a path, and another marker of it is old.
         except NoSuchRef as error:
             if marker["store"] != str(self.store.path):
                 msg = f"{name} names {marker['run']}@{marker['step']} of {marker['store']}, not of {self.store.path}"
@@ -156,6 +164,7 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a marker, and what it names unless something else names it; when the saves before are durable."""
+        # Behind the saves under way: ModelCheckpoint removes the old best before the new one is durable.
         self._to_do.append((Path(path), None))
         self._settle(wait=False)
 
@@ -163,6 +172,8 @@ class CkstoreCheckpointIO(CheckpointIO):
         if not place.exists():
             return
         marker = read_marker(place)
+        # The marker first: a marker without a checkpoint would make a resume fail, the other way round costs space
+        # only.
         place.unlink()
         self._delete(marker["id"], place.parent)
 
@@ -202,6 +213,7 @@ def _write_marker(path: Path, store: Store, info: CheckpointInfo) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     marker = {"ckstore": 1, "store": str(store.path), "run": info.run, "step": info.step, "id": info.id}
     with files.opened_directory(path.parent) as folder:
+        # By a rename: a marker that is cut short by a power cut would lose the way to a whole checkpoint.
         atomic_file.replace_by(f".{path.name}.tmp", folder, path.name, json.dumps(marker).encode())
 
 

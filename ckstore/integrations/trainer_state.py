@@ -60,6 +60,7 @@ def write_small_files(trainer: Any, directory: str) -> None:
     named = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if named is not None:
         named.save_pretrained(directory)
+    # As the Trainer does, and as it expects them: the file is only carried, never unpickled here.
     torch.save(trainer.args, os.path.join(directory, _ARGUMENTS))
 
 
@@ -103,11 +104,13 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
         msg = f"{info.name} is a state, but none of the Trainer"
         raise BadInput(msg, hint="store.load(ref) loads it")
     for name in files:  # they may be of a store from elsewhere
+        # A name with .. in a state from elsewhere would write outside the directory.
         check_path(name, f"a file of {info.name}")
     unfinished = directory.with_name(f"{RESUME_PREFIX}{directory.name}.unfinished")  # the next resume removes it, too
     remove(unfinished)
     try:
         _write_state(store, info, unfinished, state)
+        # A rename at the end: killed before, the Trainer would resume from half a directory.
         unfinished.rename(directory)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

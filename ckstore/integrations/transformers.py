@@ -77,7 +77,7 @@ class CkstoreTrainerMixin:
     _keep_count: int | None = None
     _pending: tuple[PendingSave, str] | None = None
 
-    # What this has of the Trainer.
+    # Attributes of the Trainer that this class uses.
     args: Any
     state: Any
 
@@ -132,11 +132,14 @@ class CkstoreTrainerMixin:
 
     def _save_state(self, directory: Path) -> None:
         """Save the state from rank 0, with the small files that all ranks have written into `directory`."""
+        # Random states are files of each rank: rank 0 must not read the directory before the last is there.
         wait_for_all()
+        # One at a time, so that its error is raised before the state is copied again.
         self._settle()
 
         def act() -> CheckpointInfo | None:
             about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
+            # All ranks are done: the mark of an unfinished directory must not become a part of the state.
             (directory / _INCOMPLETE).unlink(missing_ok=True)
             state = trainer_state.state_of(self, directory)
             store, step = self._store(), self.state.global_step
@@ -151,6 +154,7 @@ class CkstoreTrainerMixin:
                 self._pending = store.save_async(state, step, run, **options), str(directory)
             else:
                 info = unless_protected(lambda: store.save(state, step, run, **options), str(directory))
+            # Everything in it is in the state by now; left there, the Trainer would take it for a whole checkpoint.
             shutil.rmtree(directory)
             return info
 
@@ -162,6 +166,7 @@ class CkstoreTrainerMixin:
             return
 
         def act() -> CheckpointInfo | None:
+            # Taken out first: an error is raised once, not at each later save.
             pending, self._pending = self._pending, None
             return None if pending is None else unless_protected(pending[0].result, pending[1])
 
@@ -236,9 +241,12 @@ def committed(
 
     def act() -> CheckpointInfo | None:
         (directory / _INCOMPLETE).unlink(missing_ok=True)  # all ranks are done: it is complete
-        there = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
-        info = commit_directory(store, directory, state.global_step, run, metrics=metrics_of(state), conditions=there)
+        conditions = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
+        info = commit_directory(
+            store, directory, state.global_step, run, metrics=metrics_of(state), conditions=conditions
+        )
         if keep_count is not None and info is not None:
+            # The Trainer loads it at the end of training: it must not be rotated away.
             best = state.best_model_checkpoint
             keep_newest(_directories(folder), keep_count, {directory, *([Path(best)] if best else [])})
         return info
@@ -302,10 +310,10 @@ def directory_to_resume(
             if or_none:
                 return None, ()
             raise NoSuchRef(error.message, hint=_FIRST_START) from error
-        told = () if now is None else inexact(store, info, now)
-        return str(path), told
+        sentences = () if now is None else inexact(store, info, now)
+        return str(path), sentences
 
-    directory, told = from_rank_zero(act)
-    for sentence in told if rank_and_world()[0] == 0 else ():
+    directory, sentences = from_rank_zero(act)
+    for sentence in sentences if rank_and_world()[0] == 0 else ():
         warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
-    return directory, told
+    return directory, sentences

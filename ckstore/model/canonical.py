@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SAFE_INT = 2**53
+# Python refuses 4,300 digits at once, against texts that take minutes to convert.
 PART_DIGITS = 4000
 """Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
 MAX_INT_BITS = 100_000
@@ -33,6 +34,7 @@ def canonical_json(value: object) -> bytes:
 
 def canonical_text(value: object) -> str:
     """Return `value` as `canonical_json` does, before it becomes bytes."""
+    # One text for one value: digests are of these bytes, so spaces or another order would be another checkpoint.
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 

@@ -55,6 +55,7 @@ class Algorithm:
 
 def _start_blake3() -> RunningDigest:
     try:
+        # An extra: stores with xxh3 work without it.
         import blake3  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         msg = "this store is hashed with blake3, but the package blake3 is not installed"
@@ -93,6 +94,7 @@ def fan_out(digest: str) -> str:
 
     Every path of a blob is made with it, so only a digest becomes a path.
     """
+    # A digest from a manifest becomes a path here: "../.." must not.
     if not is_digest(digest):
         msg = f"the name of a blob must be a digest such as xxh3-0123…, got {digest!r}"
         raise BadInput(msg)

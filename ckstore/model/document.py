@@ -30,12 +30,14 @@ _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
 
 
+# Far below where Python's C parser reaches the end of its stack, and the process dies.
 MAX_LEVELS = 500
 """Levels of a document; a state of `manifest.MAX_DEPTH` takes three for each of its own."""
 _REST = bytes(set(range(256)) - set(b'[]{}"'))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _STEPS = {ord("["): 1, ord("]"): -1}
 _QUICK_LEVELS = 8
+# `split` needs a hundred bytes for each quote: of a whole manifest of 512 MiB that is the host's memory.
 _PIECE_BYTES = 2**18
 
 
@@ -93,8 +95,10 @@ def int_of_decimal(text: str) -> int:
 
 def check_version(version: object, newest: int, where: str) -> None:
     """Check the version of a document."""
+    # `type`, since True is an `int`, and `1 == True`.
     if type(version) is not int or version < 1:
         refuse(where, "version", "an integer from 1", version)
+    # A newer writer may have given members another meaning: reading on would be guessing.
     if version > newest:
         raise NewerFormat(
             f"{where}: this ckstore reads versions up to {newest}, found version {version}",
@@ -134,7 +138,9 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     Raises:
         BadInput: It is not such an object, or nested deeper than `MAX_LEVELS` or than the interpreter can follow.
     """
+    # `translate` and `replace` below are of bytes, not of a view.
     data = bytes(data)
+    # Before the parser: beyond the end of its stack the process dies, and no exception says so.
     if _is_deep(data):
         raise BadInput(f"{where}: wanted JSON of at most {MAX_LEVELS} levels, found it nested deeper")
     try:
@@ -172,6 +178,7 @@ def parse_foreign(data: bytes) -> Any:
 
 
 def _foreign_integer(digits: str) -> int:
+    # `int()` takes time by the square of the digits, and Python's own limit can be switched off.
     if len(digits) > MAX_NUMBER_DIGITS:
         raise _Refused(f"a number of {len(digits)} digits")
     return int(digits)
@@ -212,6 +219,7 @@ def _outside_strings(marks: bytes) -> bytes:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON readers disagree about a name that is there twice: the first or the second could be what was sealed.
     members = dict(pairs)
     if len(members) != len(pairs):
         seen: set[str] = set()

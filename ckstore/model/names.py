@@ -27,6 +27,7 @@ _ESCAPE = re.compile(r"\\(.)")
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 STEP_PATTERN = re.compile(r"(?:0|[1-9][0-9]{0,15})\Z")
 _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
+# The integers that every JSON reader holds exactly.
 MAX_STEP = 2**53
 DEFAULT_RUN = "main"
 
@@ -67,8 +68,8 @@ def spellings(names: Iterable[str]) -> dict[str, str]:
 def spelled(names: Iterable[str]) -> list[str]:
     """Return the names as people write them; see `spellings`."""
     names = tuple(names)
-    told = spellings(names)
-    return [told[name] for name in names]
+    written = spellings(names)
+    return [written[name] for name in names]
 
 
 def join_index(path: str, index: int) -> str:
@@ -103,6 +104,7 @@ def check_step(step: object) -> int:
         number = operator.index(step)  # type: ignore[arg-type]  # NumPy's integers too
     except TypeError:
         number = -1
+    # True would be step 1.
     if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
         msg = f"a step is an integer from 0 to 2^53, got {step!r}"
         raise BadInput(msg)
@@ -114,6 +116,7 @@ def check_tag(tag: object) -> str:
     if not isinstance(tag, str) or RUN_PATTERN.match(tag) is None or tag.startswith("."):
         msg = f"a tag has 1 to 100 of the characters A-Z a-z 0-9 . _ - and does not start with a dot, got {tag!r}"
         raise BadInput(msg)
+    # A ref must mean one thing: a tag 500 would hide the step 500, a tag abcdef an id.
     looks_like = (
         "a step" if tag.isdigit() else "a ref that is computed" if tag in ("latest", "latest-valid") else "an id"
     )
@@ -132,7 +135,9 @@ def is_tag(name: str) -> bool:
     return True
 
 
+# What ext4, XFS and btrfs take.
 NAME_MAX_BYTES = 255
+# Below PATH_MAX of Linux (4,096), which counts the way to the destination as well.
 PATH_MAX_BYTES = 4000
 MOST_LEVELS = 256
 """How many directories a file may be in."""
@@ -144,7 +149,7 @@ def check_path(path: object, what: str = "a path") -> str:
     """Return `path`, which is relative, goes down only, and can be made on any Linux filesystem.
 
     Raises:
-        BadInput: It is none of that; the message calls it `what`.
+        BadInput: It breaks one of these rules; the message calls it `what`.
     """
     if not isinstance(path, str) or not path:
         raise BadInput(f"{what} must be a text that is not empty, got {shown(path)}")
@@ -163,15 +168,15 @@ def check_path(path: object, what: str = "a path") -> str:
 
 
 def _check_name(name: str, path: str, what: str) -> None:
-    why = ""
+    problem = ""
     if name in ("", ".", ".."):
-        why = "must be relative and go down only"
+        problem = "must be relative and go down only"
     elif any(ord(character) < _FIRST_PRINTABLE or ord(character) == _DELETE for character in name):
-        why = "must have no control characters"
+        problem = "must have no control characters"
     elif len(os.fsencode(name)) > NAME_MAX_BYTES:
-        why = f"must have names of at most {NAME_MAX_BYTES} bytes"
-    if why:
-        raise BadInput(f"{what} {why}, got {shown(path)}")
+        problem = f"must have names of at most {NAME_MAX_BYTES} bytes"
+    if problem:
+        raise BadInput(f"{what} {problem}, got {shown(path)}")
 
 
 def parent_of(path: str) -> str:
@@ -183,6 +188,7 @@ def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
     """Return two paths that a filesystem which ignores case takes for one; None if there are none."""
     seen: dict[str, str] = {}
     for path in paths:
+        # As ext4 with casefold and macOS do: one of the two files would overwrite the other.
         other = seen.setdefault(path.casefold(), path)
         if other != path:
             return other, path

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MAX_SEQUENCE = 2**53 - 1
 """The greatest sequence number that a manifest may have."""
 
+# No store makes that many saves in its life: a number beyond it is a flipped bit, or made up.
 WIDEST_GAP = 2**32
 """How far beyond the next smaller number of the store, or beyond 0, one may be and still count."""
 
@@ -26,6 +27,7 @@ def greatest_in_order(sequences: Iterable[int]) -> int:
     """
     last = 0
     for sequence in sorted(sequences):
+        # Sorted, so one forged number does not carry others with it.
         if sequence - last > WIDEST_GAP:
             break
         last = sequence

@@ -45,6 +45,7 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
     """
     plain = document.render()
     data = seal(plain)
+    # Readers refuse it then: a pin or an annotation too many would make all of them unreadable.
     if len(data) > most_bytes:
         msg = f"{where} would have {len(data)} bytes, more than the {most_bytes} that ckstore reads; it was not changed"
         raise BadInput(msg, hint="write less into it")
@@ -53,6 +54,7 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
     except CkstoreError as error:
         msg = f"this could not be read back, so {where} was not changed: {error.message}"
         raise BadInput(msg, hint=error.hint) from error
+    # Not only readable but the same: a value that comes back changed would be lost at the next change of the file.
     if found.render() != plain:
         raise BadInput(f"this would not read back the same, so {where} was not changed")
     return data
@@ -65,6 +67,7 @@ def read(data: bytes, parse: Callable[[bytes, str], D], where: str) -> D:
         DamagedBlob: They differ.
         CkstoreError: What `parse` raises.
     """
+    # Parsed first: a newer version says so, instead of being called damaged.
     document = parse(data, where)
     check_seal(data, where)
     return document
@@ -73,6 +76,7 @@ def read(data: bytes, parse: Callable[[bytes, str], D], where: str) -> D:
 def seal(data: bytes) -> bytes:
     """Return the JSON object in `data` with the digest of itself; one that it has is replaced."""
     members = json.loads(data)
+    # The digest is not of itself; an old one is replaced.
     members.pop(MEMBER, None)
     return canonical_json({**members, MEMBER: _ALGORITHM.digest(canonical_json(members))}) + b"\n"
 

@@ -74,7 +74,7 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
 def _judge(directory: CheckpointDirectory, run: str, step: int) -> Verdict:
     manifest = directory.manifest
     if (manifest.run, manifest.step) != (run, step):
-        problem = f"{directory.path} holds the checkpoint {manifest.run}@{manifest.step}, not {run}@{step}"
+        problem = f"{directory.path} holds the checkpoint {manifest.name}, not {run}@{step}"
         return Verdict(None, problem, is_another=True)
     # By the descriptor of the lock: the path may lead to another checkpoint by now.
     problem, _ = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)

@@ -19,7 +19,6 @@ with.
 from __future__ import annotations
 
 import errno
-import os
 import stat
 import uuid
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from ckstore.fs.held import through_parents
 from ckstore.fs.host.probe import TRY_PREFIX
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.held import HeldBlob
+from ckstore.model.reports.held import HeldBlob, PlannedBlob
 from ckstore.objects import far_locks, trash
 from ckstore.objects.last_names import Judge, LastName
 from ckstore.objects.layout import BLOBS, Layout
@@ -46,6 +45,7 @@ EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None
 """Makes sure that gc will look at these blobs (digest, size), and that the catalog knows what is by now at the place
 (run, step) that they were taken from; raises if it cannot."""
 
+# Savers wait for the catalog while a batch is written.
 _ENTER_BATCH = 1000
 
 
@@ -54,13 +54,16 @@ class Collected:
     """What a collector has done so far.
 
     Attributes:
-        freed_bytes, freed_count: Sizes and number of the blobs that were freed.
+        freed: The blobs that were freed.
+        entered: Digests that the catalog was told of, since a name of theirs was about to go.
+        left: Names in ``trash/`` that another process was in, or that are another user's.
         held: Blobs that a process has open, by digest.
         linked: Digests without a use that have further names, and their sizes.
     """
 
-    freed_bytes: int = 0
-    freed_count: int = 0
+    freed: list[PlannedBlob] = field(default_factory=list)
+    entered: set[str] = field(default_factory=set)
+    left: list[str] = field(default_factory=list)
     held: dict[str, HeldBlob] = field(default_factory=dict)
     linked: dict[str, int] = field(default_factory=dict)
 
@@ -140,7 +143,7 @@ class Collector:
             try:
                 self._empty_one(name)
             except PermissionError:  # its owner's alone, as in a sticky directory: it stays, and the report says so
-                continue
+                self.collected.left.append(name)
             except (OSError, CkstoreError) as error:  # one odd entry must not keep the others
                 if self._grace is not None and isinstance(error, FileNotFoundError):
                     continue  # the collector of another host was faster
@@ -163,12 +166,14 @@ class Collector:
     def _take_apart(self, path: Inside) -> None:
         lock = locks.try_exclusive(path)
         if lock is None:  # a reader or a saver is still in it
+            self.collected.left.append(path.name)
             return
         with lock:
             entries, folders = _contents(lock)
             # Last links first: they need no entry, and on a full disk they make room for the entries of the others.
             lasts, others = _split(entries)
             self._free(lasts)
+            # Before any other name goes: a gc that dies between the two must still find these digests.
             self._enter([], trash.former_place(path.name))  # the process that dropped it may have died before it could
             self._enter_all(others)
             for entry in others:
@@ -186,6 +191,7 @@ class Collector:
         except CkstoreError as error:
             self._refused = error
             raise
+        self.collected.entered.update(digest for digest, _ in blobs)
 
     def _enter_all(self, entries: list[Inside]) -> None:
         known = [entry for entry in entries if is_digest(entry.name)]
@@ -225,6 +231,7 @@ class Collector:
                 elif self._judge.may_be_open(canonical):
                     open_now.append(LastName(digest, self._layout.blob(digest), status))
                 else:
+                    # From here on no save finds it, so that what the next look sees stays true.
                     target = trash.free_name(self._trash, digest)
                     links.rename(canonical, target)
                     moved.append(LastName(digest, target, status))
@@ -233,6 +240,7 @@ class Collector:
             except FileNotFoundError:
                 if digest not in self.collected.held:  # else it is in trash, held
                     gone.append(digest)
+        # Before any of them is unlinked: after a power cut a name in blobs/ must not be of a blob that is gone.
         if moved:
             files.sync_directory(self._trash)
         if self._grace is not None:  # they wait, and are looked at again then
@@ -248,6 +256,7 @@ class Collector:
 
     def _free(self, lasts: list[LastName], seen: holders.Scan | None = None) -> set[str]:
         """Unlink the last names that no process has open; return their digests. The others stay where they are."""
+        # The count again: a save may have linked to it between the first look and the rename.
         lasts = [last for last in lasts if self._is_last(last.path)]
         seen = seen or self._judge.look_for(lasts)
         freed: set[str] = set()
@@ -258,7 +267,7 @@ class Collector:
                 continue
             links.unlink(last.path)
             freed.add(last.digest)
-            self._count(last.status)
+            self.collected.freed.append(PlannedBlob(last.digest, last.status.st_size))
         self._note_held(held, seen)
         return freed
 
@@ -266,10 +275,6 @@ class Collector:
         if self._layout.shared:
             statx.refresh(path)
         return peek.status(path).st_nlink == 1
-
-    def _count(self, status: os.stat_result) -> None:
-        self.collected.freed_count += 1
-        self.collected.freed_bytes += status.st_size
 
     def _note_held(self, lasts: list[LastName], seen: holders.Scan) -> None:
         for last in lasts:
@@ -293,7 +298,7 @@ class Collector:
                 raise
             return False  # `.nfs…`: a process of this host has it open, and with its end the client removes it
         if last and is_digest(path.name):
-            self._count(status)
+            self.collected.freed.append(PlannedBlob(path.name, status.st_size))
         return True
 
 

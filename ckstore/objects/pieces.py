@@ -120,7 +120,7 @@ class PieceReader:
         """Have the kernel begin to read what is about to be read of one blob, in its order.
 
         On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger as
-        one reads on. After a first read of a MiB, or if it is told to read all of it, pages have 4 KiB: they take the
+        one reads on. After a first read of a MiB, or an order to read all of it, pages have 4 KiB: they take the
         processor longer, now and when they are mapped (docs/adr/0007-loads.md). Bytes on no disk are mostly the
         network's, where each answer takes its time; so all of it is asked for, unless most of what lies between is not
         wanted.
@@ -167,7 +167,7 @@ def _compare(directory: CheckpointDirectory, extent: Extent, found: str, what: s
     if found != extent.piece:
         blob = directory.manifest.blobs[extent.blob].digest
         msg = (
-            f"{what} of {directory.manifest.run}@{directory.manifest.step} is damaged: bytes {extent.offset} to "
+            f"{what} of {directory.manifest.name} is damaged: bytes {extent.offset} to "
             f"{extent.offset + extent.length} of blob {blob} have the digest {found}, wanted {extent.piece}"
         )
         hint = "an older checkpoint may be whole; saving the same bytes again heals it"

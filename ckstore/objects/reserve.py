@@ -1,10 +1,8 @@
 """A little space and a few inodes that are kept back, so that a full disk can be freed: ``reserve/``.
 
-To free anything, the catalog has to be written and names have to be made in ``trash/``. A process that frees space on
-a full filesystem gives the reserve up first, before the catalog is opened, and takes it back in the end. A save never
-does: its bytes would take the place of the reserve, and then nothing could be freed any more.
-
-Whether it is full is tried: of a quota (of a user, a project, a subvolume) the filesystem's own numbers say nothing.
+A process that frees space on a full filesystem gives the reserve up first and takes it back in the end. A save never
+does: its bytes would take the place of the reserve, and then nothing could be freed any more. Whether it is full is
+tried: of a quota (of a user, a project, a subvolume) the filesystem's own numbers say nothing.
 """
 
 from __future__ import annotations
@@ -79,8 +77,8 @@ def kept_bytes(layout: Layout) -> int:
 def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
     """Have the space and the inodes of the reserve free for the time of a block, if the filesystem is full.
 
-    Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block is told
-    whether it was full, which the next one can be told instead of trying again.
+    Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block gets
+    whether it was full, and can pass that to the next one as `full`, which then tries nothing.
     """
     full = is_full(layout) if full is None else full
     gives = full and bool(names_in(layout.reserve))

@@ -36,6 +36,7 @@ def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None
     Raises:
         FileNotFoundError: It is gone.
     """
+    # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
     target = free_name(layout.trash, name)
     links.rename(path, target)
@@ -44,6 +45,15 @@ def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None
         msg = f"{path} was replaced"
         raise FileNotFoundError(msg)
     return target
+
+
+def in_use(path: Inside) -> bool:
+    """Whether a process is in a directory, of a checkpoint or in ``trash/``; also if it is not ours to open."""
+    lock = locks.try_exclusive(path) if peek.is_directory(path) else None
+    if lock is None:
+        return peek.is_directory(path)
+    lock.release()
+    return False
 
 
 def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
@@ -89,24 +99,29 @@ def dead_stagings(layout: Layout) -> list[str]:
     return found
 
 
-def sweep_staging(layout: Layout, grace: Grace | None = None) -> int:
-    """Move every staging directory whose owner is dead to trash; return how many.
+def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[str] | None = None) -> dict[str, str]:
+    """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``.
 
     With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that lives
     fails by that, and nothing is published.
 
     The process that empties the trash first makes durable what replaced them (`former_parents`).
+
+    Args:
+        layout: The store.
+        grace: How long it must have been left alone.
+        names: Only these; None: all.
     """
-    swept = 0
-    for path, lock in _locked_dead(layout):
+    swept: dict[str, str] = {}
+    for path, lock in _locked_dead(layout, names):
         with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
             if grace is not None and not grace.is_over(path):
                 continue
+            # The old checkpoint may go only when the one that took its place is there after a power cut.
             two_renames.make_successor_durable(layout, path.name)
             if path.name.startswith(f"{RELINKING}@") and not _blobs_are_durable(layout):
                 continue
-            move_to_trash(layout, path, lock)
-            swept += 1
+            swept[path.name] = move_to_trash(layout, path, lock).name
     return swept
 
 
@@ -124,9 +139,10 @@ def _blobs_are_durable(layout: Layout) -> bool:
     return True
 
 
-def _locked_dead(layout: Layout) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
-    """Yield the staging directories whose owner is dead, each with a lock that the caller releases."""
-    names = names_in(layout.staging)
+def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
+    """Yield the staging directories, of these names, whose owner is dead: each with a lock that the caller releases."""
+    names = names_in(layout.staging) if names is None else names
+    # Both halves of a replacement by two renames are needed until it is completed: one of them is the checkpoint.
     needed = two_renames.unswept(layout, names)
     places = ((name, layout.staging / name) for name in names if name not in needed)
     for name, held in through_parents(places):

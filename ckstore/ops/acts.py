@@ -38,16 +38,17 @@ class _Act:
         self.places: tuple[object, ...] = ()
 
     def __str__(self) -> str:
+        # Only for an error: every act makes an `_Act`, and a save of 8 KB takes some milliseconds in all.
         import inspect  # seldom needed, and slow to import
 
-        what = _name(self.method)
+        act_name = _name(self.method)
         given = inspect.signature(self.method).bind(*self.args, **self.kwargs)
         given.apply_defaults()
         run, step, ref = (given.arguments.get(name) for name in ("run", "step", "ref"))
-        if what in ("save", "commit", "save async"):
+        if act_name in ("save", "commit", "save async"):
             run = run or getattr(self.args[0], "run", None) or DEFAULT_RUN
-            return f"a {what} of {run}@{'next step' if step is None else step}"
-        return what + (f" of {ref}" if isinstance(ref, str | int) else "")
+            return f"a {act_name} of {run}@{'next step' if step is None else step}"
+        return act_name + (f" of {ref}" if isinstance(ref, str | int) else "")
 
 
 _under_way: dict[_Act, None] = {}
@@ -56,6 +57,7 @@ _under_way: dict[_Act, None] = {}
 
 def _forget_in_child() -> None:
     for act in tuple(_under_way):
+        # Its own act goes on in the child: a fork in the middle of a save returns into that save.
         if act.thread != get_ident():  # of a thread that the child does not have
             _under_way.pop(act, None)
 
@@ -84,10 +86,13 @@ def act_in_memory(method: Callable[P, R]) -> Callable[P, R]:
 def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        mine = _Act(method, args, kwargs)
+        # Made before `try`: the `finally` below must know what to take out whatever a signal handler raises.
+        own_act = _Act(method, args, kwargs)
         try:
-            _begin(mine, places)
+            _begin(own_act, places)
             return method(*args, **kwargs)
+        # Before `OSError`, of which it is one: a symlink in the place of a directory is an attack or an accident, no
+        # I/O error.
         except NotInStore as error:
             raise unsafe(_failed(method), error) from error
         except CkstoreError as error:  # first: one of them is an OSError, too
@@ -96,6 +101,7 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             msg = f"{_failed(method)}: {describe_os_error(error)}"
             hint = "the operating system reported the cause above; nothing in the store is lost"
             raise of_the_system(error, msg, hint=hint) from error
+        # Asked only after Python refused the call: checking each call's words first would cost every act.
         except TypeError as error:
             if msg := unknown_argument(method, kwargs):
                 raise TypeError(msg) from error
@@ -104,17 +110,20 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
             msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
             raise CkstoreError(msg, hint="nothing in the store is lost") from error
         finally:
-            _under_way.pop(mine, None)
+            # One call of C code, as the entry: a handler that raises in between would leave the thread refused for
+            # ever.
+            _under_way.pop(own_act, None)
 
     return call
 
 
 def places_of(root: Path) -> tuple[object, ...]:
-    """Return what tells the store at a path from others, by whatever path: the path, and device and inode."""
+    """Return the identity of the store at a path: the path, and the device and inode behind it."""
     try:
         status = os.stat(root)
     except OSError:  # there is none yet, or the act says what is wrong with it
         return (root,)
+    # Both: the path stays the same when a store is replaced, the inode when it is reached by another path or a symlink.
     return root, (status.st_dev, status.st_ino)
 
 
@@ -123,16 +132,18 @@ def _places(first: Any) -> tuple[object, ...]:
     return own
 
 
-def _begin(mine: _Act, places: Callable[[Any], tuple[object, ...]]) -> None:
+def _begin(own_act: _Act, places: Callable[[Any], tuple[object, ...]]) -> None:
+    # Threads and locks of the interpreter are being taken down: an act would hang or fail in the middle.
     if sys.is_finalizing():
-        msg = f"{_failed(mine.method)}: the interpreter is shutting down"
+        msg = f"{_failed(own_act.method)}: the interpreter is shutting down"
         raise CkstoreError(msg, hint="an atexit handler is the last place from which a store can be used")
-    mine.places = places(mine.args[0])
+    own_act.places = places(own_act.args[0])
+    # A copy: acts of other threads come and go while this one looks.
     for other in tuple(_under_way):
-        if other.thread == mine.thread and not set(mine.places).isdisjoint(other.places):
-            msg = f"{_failed(mine.method)}: {other} is running in this same thread"
+        if other.thread == own_act.thread and not set(own_act.places).isdisjoint(other.places):
+            msg = f"{_failed(own_act.method)}: {other} is running in this same thread"
             raise InUse(msg, hint=_HINT)
-    _under_way[mine] = None
+    _under_way[own_act] = None
 
 
 def _name(method: Callable[..., Any]) -> str:

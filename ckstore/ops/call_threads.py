@@ -19,7 +19,9 @@ from typing import Any, TypeVar
 
 R = TypeVar("R")
 T = TypeVar("T")
+# How often the caller's thread may report progress while it waits.
 _LOOK_S = 0.1
+# Four keep a disk busy; more than that was not measured on more than two cores (docs/adr/0009).
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 _PATIENCE = 3
 """So many times Ctrl-C, or what another signal handler raises, comes before threads are waited for no more."""
@@ -35,6 +37,7 @@ def default_threads(cores: int) -> int:
     return max(_LEAST_THREADS, min(cores // 2, _MOST_THREADS))
 
 
+# The affinity, not the machine's cores: a rank that is bound to four of 64 would else start sixteen threads on them.
 DEFAULT_THREADS = default_threads(len(os.sched_getaffinity(0)))
 
 
@@ -46,6 +49,7 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        # A forked child has none of the threads: waiting for them there would never end.
         self._pid = os.getpid()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as `_ended`: it takes no lock that a handler could meet
         self._ended: SimpleQueue[int] = SimpleQueue()
@@ -58,11 +62,13 @@ class Workers:
         return future
 
     def _begin(self, future: Future[R], work: Callable[..., R], *args: Any) -> None:
+        # One by one as work comes: a call with one item starts one thread.
         if len(self._threads) < self._count:
             self._start_one()
         if self._threads:
             self._jobs.put((future, work, args))
         else:
+            # No thread can be started (a limit of processes, or interpreter shutdown): slower, but the save is made.
             _do(future, work, args)
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
@@ -78,6 +84,7 @@ class Workers:
             for future in begun:
                 yield future.result()
         finally:
+            # Also after an error: work that still runs would write into a directory that its caller discards.
             if os.getpid() == self._pid:
                 _patiently(lambda: _drop(begun), lambda: bool(self._threads) and not all(map(Future.done, begun)))
 
@@ -91,6 +98,7 @@ class Workers:
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
+            # One end for each thread, behind the work in hand; each thread takes exactly one.
             self._jobs.put(None)
         # By C code alone: a signal handler that raises comes before an end is taken, or after it is counted.
         ends = islice(iter(self._ended.get, None), len(self._threads))
@@ -108,6 +116,7 @@ class Workers:
                 _do(*job)
                 del job  # what it refers to is not kept until the next comes
         finally:
+            # In `finally`: a thread that ends by an error must be counted, or `_end` waits for it for ever.
             self._ended.put(-1)
 
 
@@ -167,12 +176,15 @@ def for_each(
             try:
                 work(item)
             except BaseException:
+                # First, so that no other thread begins an item while `stopping` runs.
                 waiting.clear()
                 stopping()
                 raise
+            # With one thread no one else can say it: the caller's own thread does the work.
             if threads == 1 and say is not None:
                 say()
 
+    # No pool: starting and joining a thread costs more than a small load.
     if threads == 1:
         go_on()
         return

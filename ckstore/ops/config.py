@@ -37,25 +37,26 @@ def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> 
     """
     wanted = {best.metric for best in policy.bests}
     try:
-        there = [info.metrics for info in context.catalog.infos()] if wanted else []
+        metrics = [info.metrics for info in context.catalog.infos()] if wanted else []
     except CatalogUnavailable:  # a rule that cannot be judged drops nothing anyway
         return
-    if not _lacking(wanted, there):
+    if not _lacking(wanted, metrics):
         return
-    there = [
+    # The catalog's rows may be old or wrong, so a refusal is decided by the manifests and annotations themselves.
+    metrics = [
         annotated(context, info).metrics
         for run, step, _ in context.layout.published()
         if (info := read_info(context, run, step)) is not None
     ]
-    if lacking := _lacking(wanted, there):
+    if lacking := _lacking(wanted, metrics):
         metric = min(lacking)
         msg = f"{member}: no checkpoint has the metric {metric}; the setting stays as it was"
-        raise BadInput(msg, hint=metrics_there(there, metric))
+        raise BadInput(msg, hint=metrics_there(metrics, metric))
 
 
-def _lacking(wanted: set[str], there: Iterable[Mapping[str, float]]) -> set[str]:
+def _lacking(wanted: set[str], all_metrics: Iterable[Mapping[str, float]]) -> set[str]:
     """Return which of the metrics none has, if any has a metric at all."""
-    known = {metric for metrics in there for metric in metrics}
+    known = {metric for metrics in all_metrics for metric in metrics}
     return wanted - known if known else set()
 
 
@@ -72,11 +73,13 @@ class _Attribute(Generic[T]):
         self, member: str, read: Callable[[Layout], T], to_json: Callable[[Context, str, object], object]
     ) -> None:
         def get(config: StoreConfig) -> T:
+            # From the file at each reading: another process may have changed it since this handle was opened.
             return read(config._context.layout)  # noqa: SLF001 - of this module
 
         def change(config: StoreConfig, value: T | None) -> None:
             context = config._context  # noqa: SLF001 - of this module
             new = None if value is None else to_json(context, member, value)
+            # After the value was checked: a wrong value is the caller's mistake whatever the store is opened for.
             context.check_writable()
             config_file.change(context.layout, member, new)
             vars(context).pop(member, None)  # what was read before, such as the number of threads
@@ -119,7 +122,7 @@ class StoreConfig:
     retention = _policy(config_file.RETENTION)
     """The policy that is applied to a run after each save to it, by every process; None: everything stays.
 
-    What it drops is freed. What there is when it is set stays until the next save of its run;
+    The save frees what it drops. Checkpoints that exist when it is set stay until the next save of their run;
     ``store.prune()`` does it at once.
     """
 
@@ -127,7 +130,7 @@ class StoreConfig:
     """The policy by which a save that would not fit may drop checkpoints first; None: such a save fails.
 
     The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
-    save lacks, and none if all of them would not be enough. What was dropped is in ``info.warnings``. Tags, pins,
+    save lacks, and none if all of them would not be enough. ``info.warnings`` names the dropped ones. Tags, pins,
     open readers and the newest valid checkpoint of each run stay whatever the policy says.
     """
 

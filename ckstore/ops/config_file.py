@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RETENTION: Final = "retention"
 MAKE_ROOM: Final = "make_room"
+# A thread takes 2 MiB of private memory in a save: a mistyped number must not take gigabytes.
 THREADS_MOST = 256
+# A policy has some hundred bytes; a file that another user made huge is refused before it is read into memory.
 _MAX_BYTES = 2**20
 _YEAR_S = 366 * 86400.0
 
 
 def _is_number(value: object, least: float, most: float) -> bool:
+    # `True` is an `int` to Python, and would pass as one second or one thread.
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -130,6 +133,7 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
     try:
         config = read_config(layout)
         return SaveChecks(READ_BACK.of(config, where), float(RECHECK_SHARE.of(config, where)))
+    # Reading more is always right; a save must not fail for a file that only says how much it reads again.
     except (CkstoreError, OSError) as error:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)
 
@@ -141,10 +145,12 @@ def change(layout: Layout, member: str, value: object) -> None:
         BadInput: The new settings could not be read again; nothing was changed.
         CkstoreError: The present settings are damaged, or others write to the store all the time; nothing was changed.
     """
+    # L3: read and written under one lock, or of two processes that change different settings one change is lost.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)
         config.pop(member, None)
         if value is not None:
             config[member] = value
+        # Parsed again before it is written: a file that no process can read would stop every later save.
         data = to_write(_Document(config), _parse, most_bytes=_MAX_BYTES, where=str(layout.config))
         atomic_file.replace_file(layout, lock, fd, layout.config.name, data)

@@ -1,6 +1,6 @@
 """What this process has seen of the store, so that a save in a large one does not look at all of it again.
 
-Reading a manifest of 20,000 tensors takes half a second. Which file it was is told by its inode and times: a manifest
+Reading a manifest of 20,000 tensors takes half a second. Inode and times identify the file: a manifest
 never changes, and a write into it changes its times.
 """
 
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 _MOST_BLOBS = 200_000
 """Blobs that all remembered manifests name together at most; about 40 MB."""
 _AS_BLOBS = 8
-"""What a manifest counts beside its blobs."""
+"""The weight of a manifest beside its blobs."""
 _TICK_NS = 50_000_000
 """Longer than the clock of any kernel that stamps files stands still (10 ms at 100 Hz)."""
+# Filesystems with times of whole seconds: two changes in one second look alike, so such a stamp is not trusted.
 _SECOND_NS = 10**9
+# Each look is a stat of 20 µs, the list of a run of 10,000 one call of 12 ms.
 _MANY = 20
 
 FileStamp = tuple[int, int, int, int, int]
@@ -53,6 +55,7 @@ def file_stamp(dir_fd: int) -> FileStamp:
         FileNotFoundError: There is none.
     """
     status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
+    # ctime as well: mtime can be set back by who writes into a manifest, ctime cannot.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -74,6 +77,7 @@ class ManifestCache:
 
     def remember(self, stamp: FileStamp, manifest: Manifest, manifest_id: str) -> None:
         """Take note of a manifest; the oldest are forgotten when there are too many."""
+        # Leaves of 20,000 tensors take tens of MB of the trainer; only the blobs are needed again.
         slim = replace(manifest, leaves=(), storages=(), state=None)
         self._note(stamp, CheckpointInfo.of(manifest, manifest_id), slim)
 
@@ -89,6 +93,7 @@ class ManifestCache:
                 manifest = manifest or known[1]
             self._known[stamp] = (info, manifest)
             self._blob_count += _weight(manifest)
+            # At least the newest stays: it is the one that the next save asks for.
             while self._blob_count > _MOST_BLOBS and len(self._known) > 1:
                 _, oldest = self._known.pop(next(iter(self._known)))
                 self._blob_count -= _weight(oldest)
@@ -140,15 +145,18 @@ class DirectoryCache:
         runs = {}
         for run in layout.runs():
             seen = self._runs.get(run, RunSeen())
+            # One stat for each run instead of a list: with 10,000 checkpoints that is 12 ms a save.
             if seen.stamp is None or seen.stamp != layout.run_stamp(run):
                 seen = _listed(layout, run, seen)
             runs[run] = seen
+        # Runs that are gone must go here too, so what was seen replaces what was known.
         self._runs = dict(runs)
         return runs
 
     def judged(self, runs: Mapping[str, RunSeen], unsure: set[CheckpointKey]) -> None:
         """Take note that of what `look` returned all but these are known in the order of commits."""
         for run, seen in runs.items():
+            # By identity: another thread may have seen a newer state of the run meanwhile, which was not judged.
             if self._runs.get(run) is seen:
                 self._runs[run] = replace(seen, unsure=frozenset(unsure & seen.published.keys()))
 
@@ -175,16 +183,20 @@ def _after_change(seen: RunSeen, place: CheckpointKey, inode: int | None, change
     else:
         published[place] = names[name] = inode
     stamp = None
+    # Only where nothing happened between the last list and this change; else a checkpoint of another process is missed.
     if change is not None and change.before is not None and change.before == seen.stamp:
         stamp = _trusted(change.after, published)
     return RunSeen(stamp, names, published, seen.unsure - {place})
 
 
 def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
+    # The stamp before the list and again behind it: what changes in between is in one of the two.
     begun_ns, stamp = time.time_ns(), layout.run_stamp(run)
     names = layout.names(run)
+    # A change in the same tick of the kernel's clock would leave the times as they are.
     if stamp != layout.run_stamp(run) or not _is_settled(stamp, begun_ns):
         stamp = None
+    # Only times have changed: nothing has to be looked into.
     if names == before.names:
         return replace(before, stamp=_trusted(stamp, before.published))
     published, unsure = dict(before.published), set(before.unsure)

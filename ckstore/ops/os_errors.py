@@ -30,7 +30,7 @@ def why_of(error: CkstoreError | OSError) -> str:
     return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
 
 
-def unsafe(what: str, error: NotInStore) -> UnsafePlace:
+def unsafe(act_name: str, error: NotInStore) -> UnsafePlace:
     """Return the error of an act in whose way something was that is not a directory of the store."""
     hint = "nothing behind it was touched: find out who put it there, and move it away"
-    return UnsafePlace(f"{what}: {describe_os_error(error)}", hint=hint)
+    return UnsafePlace(f"{act_name}: {describe_os_error(error)}", hint=hint)

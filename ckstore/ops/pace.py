@@ -31,8 +31,10 @@ class RateLimiter:
         """Wait until `nbytes` more may be read."""
         with self._mutex:
             now_s = self._clock()
+            # Time that was not used is not saved up: after a pause the rate holds, with no burst.
             starts_s = max(now_s, self._free_s)
             self._free_s = starts_s + nbytes / self._bytes_s
+        # Outside the lock, or threads would wait for each other's sleep as well as for their own.
         if starts_s > now_s:
             self._sleep(starts_s - now_s)
 
@@ -68,6 +70,8 @@ class Budget:
             now_s = self._clock()
             if self._reading_since_s is None:
                 self._reading_since_s = now_s
+            # Once one was refused all are: a small blob that still fits would be read again and again, and large ones
+            # never.
             elif self.ended or now_s - self._began_s + self._takes_s(now_s, nbytes) > self._budget_s:
                 self.ended = True
                 return False
@@ -81,6 +85,7 @@ class Budget:
 
     def _takes_s(self, now_s: float, nbytes: int) -> float:
         """Return how long it will take to read a further blob, and those that are being read."""
+        # Since the first blob, not since the start: opening and listing say nothing about the disk.
         spent_s = now_s - (self._reading_since_s or now_s)
         if not self._done_bytes or spent_s <= 0:
             return 0.0
@@ -90,7 +95,7 @@ class Budget:
 class DutyCycle:
     """Lets work that repeats take at most a share of the time: after it was done it rests, unless it took next to none.
 
-    What counts is the processor's time, so that a busy machine does not make short work rest.
+    Only the processor's time counts, so that a busy machine does not make short work rest.
     """
 
     def __init__(
@@ -113,6 +118,7 @@ class DutyCycle:
         wakes, begun_s = self._wakes, self._used()
         done = work()
         used_s = self._used() - begun_s
+        # Woken meanwhile: what it was woken for may be newer than what the work has just looked at.
         if used_s > self._free_s and self._wakes == wakes:
             self._rests_until_s = self._clock() + used_s / self._share
         return done

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckstore.errors import BadInput
 from ckstore.model.manifest.shards import ATTEMPT_MOST_CHARS, WORLD_SIZE_MOST
 from ckstore.model.names import check_run, check_step
-from ckstore.ranks.part import Who
+from ckstore.ranks.who import Who
 
 
 def attempt_here(attempt: str | None) -> str:

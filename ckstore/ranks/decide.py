@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, MissingRanks, RankFailed, RankMismatch, UnknownOutcome
+from ckstore.errors import CkstoreError, RankFailed, RankMismatch, UnknownOutcome
 from ckstore.fs import files
-from ckstore.model.digest import short_id
-from ckstore.model.saver.messages import info_from, info_json
+from ckstore.model.saver.messages import info_from
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
 from ckstore.ops.context import info_of
 from ckstore.ops.free import reclaim
-from ckstore.ranks.meeting import Meeting, Pace, elsewhere
-from ckstore.ranks.processes import what_became_of
+from ckstore.ranks.by_files import Pace
+from ckstore.ranks.join import beside
+from ckstore.ranks.meeting import why
+from ckstore.ranks.outcome import error_of, given_up, is_of_try, lost, published, stuck, with_news
+from ckstore.ranks.whole import Whole
+from ckstore.ranks.work import WorkWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ckstore.model.manifest.info import CheckpointInfo, Published
+    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
+    from ckstore.ops.save.save import Request
+    from ckstore.ranks.by_files import FilesMeeting
+    from ckstore.ranks.who import Document
     from ckstore.ranks.work import RankWork
 
 
@@ -34,18 +38,17 @@ class Deciding:
         context: The store.
         meeting: Where they meet.
         work: How long it waits, and who is told how far it is.
-        publish: Joins the parts of all ranks, given what they said of them by rank, and publishes them; it calls its
-            second argument with what it published, before all that follows.
+        request: What the caller wants; None: this rank has failed, and only sees how it ends.
     """
 
     context: Context
-    meeting: Meeting
+    meeting: FilesMeeting
     work: RankWork
-    publish: Callable[[Mapping[int, Mapping[str, Any]], Callable[[CheckpointInfo], None]], CheckpointInfo]
+    request: Request | None = None
 
     def wait(self, staging: Staging) -> CheckpointInfo:
         """Return the checkpoint of all, once it is published; `staging` is the part of this rank."""
-        meeting, who, pace = self.meeting, self.meeting.who, Pace()
+        meeting, pace = self.meeting, Pace()
         while True:
             self.work.doing("looked at what the others say")
             outcome = meeting.outcome()
@@ -56,11 +59,12 @@ class Deciding:
                 info = self._published()
                 if info is not None:
                     return self._ended(published(info))
-                msg = f"the place where the ranks meet for {who.run}@{who.step} was moved away; nothing was published"
+                msg = f"the place where the ranks meet for {meeting.who.name} was moved away; nothing was published"
                 raise RankFailed(msg, hint="another process took all of them for dead; save again")
             info = self._decide(staging)
             if info is not None:
                 return info
+            # Later than this rank would give up itself: who publishes gets a grace, so that a slow disk is no failure.
             if self.work.is_late_for_others and meeting.outcome() is None:
                 return self._fence()
             pace.wait()
@@ -85,8 +89,9 @@ class Deciding:
     def _decide(self, staging: Staging | None) -> CheckpointInfo | None:
         """Publish, or give up, if there is reason to; None: there is not, or another rank is at it."""
         meeting, who = self.meeting, self.meeting.who
-        parts, failed = meeting.documents("part"), meeting.documents("failed")
-        all_came = len(meeting.documents("rank")) == who.world_size
+        parts, failed = meeting.hear("part"), meeting.hear("failed")
+        # While some have not come the place stays: who comes to a place that was moved away would wait in an empty one.
+        all_came = len(meeting.hear("rank")) == who.world_size
         if len(parts) < who.world_size and not (failed and all_came) and not self.work.is_late:
             return None
         deciding = meeting.deciding()
@@ -98,21 +103,30 @@ class Deciding:
     def _decide_alone(self, staging: Staging | None) -> CheckpointInfo | None:
         """Decide, while no other rank does."""
         meeting, who = self.meeting, self.meeting.who
-        if meeting.outcome() is not None:
+        if meeting.outcome() is not None:  # said since this rank looked, by the one that had the lock before
             return None
+        layout = self.context.layout
+        gone = lost(layout, meeting)  # before the place is looked at: what is renamed between the two is seen there
         info = self._published()
         if info is not None:  # by a rank that died before it could say so
             return self._end(published(info))
-        failed, parts = meeting.documents("failed"), meeting.documents("part")
+        # Read again, under the lock: a part may have come since, and then all are there.
+        failed, parts = meeting.hear("failed"), meeting.hear("part")
         if failed:
             return self._end({"failed": sorted(failed)})
         if len(parts) < who.world_size:
-            return self._end(self._given_up(parts))
+            return self._end(given_up(layout, meeting))
+        if gone is not None:
+            return self._end(gone)
+        if self.request is None or staging is None:  # it could not say that it has failed
+            return None
         try:
-            info = self.publish(parts, self._committed)
+            self.work.doing("joined the parts")
+            watch = WorkWatch(self.work, self._committed)
+            whole = Whole(parts, who.attempt, beside)
+            info = whole.publish(self.context, self.request, watch, meeting.say_publishing)
         except BaseException as error:
-            if staging is not None:
-                reclaim.discard(self.context, staging, error)  # on a full disk, there is room then to say why
+            reclaim.discard(self.context, staging, error)  # on a full disk, there is room then to say why
             ended = self._after(error)
             if ended is None:
                 raise
@@ -124,13 +138,14 @@ class Deciding:
     def _committed(self, info: CheckpointInfo) -> None:
         """Tell the others, and the caller of this rank, at once: what follows may take long."""
         outcome = self._say(published(info))
-        self.work.decided(info if "published" in outcome else self._error_of(outcome))
+        self.work.decided(info if "published" in outcome else error_of(self.meeting, outcome))
 
-    def _after(self, error: BaseException) -> dict[str, Any] | None:
+    def _after(self, error: BaseException) -> Document | None:
         """Return how the try ended if it did although this rank failed to publish; else tell the others why."""
         outcome = self.meeting.outcome() if isinstance(error, CkstoreError) else None
         if outcome is not None:  # the others gave this rank up, or it is published
             return outcome
+        # Not after a failed sync: to sync again, and to be told that all went well, would prove nothing.
         info = None if isinstance(error, UnknownOutcome) else self._published()
         if info is None:
             self._tell(error)
@@ -140,34 +155,26 @@ class Deciding:
 
     def _fence(self) -> CheckpointInfo:
         """End the try although a rank has the lock and stands still: what it may be about to publish is moved away."""
-        meeting, who = self.meeting, self.meeting.who
-        publishing = meeting.fence()
+        meeting = self.meeting
+        publishing = meeting.fence()  # from here on no rank begins to publish: who had begun before is in it
         for document in publishing.values():
+            # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
             with suppress(FileNotFoundError):  # it has been renamed into its place, or given up
                 trash.move_to_trash(self.context.layout, self.context.layout.staging / document["staging"])
         info = self._published()
         if info is not None:
             return self._end(published(info))
-        said = []
-        for rank, document in sorted({**meeting.documents("rank"), **publishing}.items()):
-            became = what_became_of(document, who.host)
-            if became or rank in publishing:
-                there = f"rank {rank} ({document.get('host')}, process {document.get('pid')})"
-                said.append(f"{there} {became or 'is still publishing'}")
-        return self._end({"stuck": "; ".join(said) or "another rank is still publishing it long after the deadline"})
+        return self._end(stuck(meeting, publishing))
 
     def _published(self) -> CheckpointInfo | None:
         """Return the checkpoint, if it is that of this try; it is durable then."""
         who, layout = self.meeting.who, self.context.layout
         found = look(layout, who.run, who.step).published
-        if found is None or found.manifest.ranks is None or found.manifest.ranks.attempt != who.attempt:
+        if found is None or not is_of_try(found.manifest, who):
             return None
         # The rank that renamed it may have died, or stand still, before its sync; this one acknowledges it (rule F).
         for folder in (layout.checkpoints / who.run, layout.checkpoints, layout.staging):
             files.sync_directory(folder)
-        return self._info_of(found)
-
-    def _info_of(self, found: Published) -> CheckpointInfo:
         return info_of(self.context, found.manifest, found.manifest_id)
 
     def _tell(self, error: BaseException) -> None:
@@ -179,11 +186,11 @@ class Deciding:
                 self.meeting.say_failed(why(error))
                 self.meeting.say_outcome({"failed": [self.meeting.who.rank]})
 
-    def _end(self, outcome: dict[str, Any]) -> CheckpointInfo:
+    def _end(self, outcome: Document) -> CheckpointInfo:
         """Say how the try ended, and act on it here too, whether or not it could be written down."""
         return self._ended(self._say(outcome))
 
-    def _say(self, outcome: dict[str, Any]) -> dict[str, Any]:
+    def _say(self, outcome: Document) -> Document:
         """Say how the try ended; return what was said first."""
         try:
             self.meeting.say_outcome(outcome)
@@ -191,42 +198,26 @@ class Deciding:
         except OSError:  # the others decide the same
             return outcome
 
-    def _given_up(self, parts: Mapping[int, object]) -> dict[str, Any]:
-        who = self.meeting.who
-        here = self.meeting.documents("rank")
-        said = []
-        missing = [rank for rank in range(who.world_size) if rank not in parts]
-        for rank in missing:
-            if rank not in here:
-                said.append(f"rank {rank} did not come")
-            else:
-                there = f"rank {rank} ({here[rank].get('host')}, process {here[rank].get('pid')})"
-                said.append(f"{there} began and {what_became_of(here[rank], who.host) or 'is not done'}")
-        others = elsewhere(self.context.layout, who)
-        if others:
-            return {"mismatch": f"the ranks do not save the same: {'; '.join(others)}"}
-        return {"missing": missing, "said": "; ".join(said)}
-
-    def _ended(self, outcome: dict[str, Any]) -> CheckpointInfo:
+    def _ended(self, outcome: Document) -> CheckpointInfo:
         """Return what this try published, or raise what the outcome says."""
         if "published" not in outcome:
-            error = self._error_of(outcome)
+            error = error_of(self.meeting, outcome)
             self.work.decided(error)
             raise error
         info = info_from(dict(outcome["info"]))
         self.work.decided(info)
         found = look(self.context.layout, info.run, info.step).published
-        if found is not None and found.manifest_id == info.id:
-            return self._info_of(found)
-        # This rank may have stood still for long: what it took part in is what it returns.
-        now = "was deleted since" if found is None else f"was replaced since, by {short_id(found.manifest_id)}"
-        return replace(info, warnings=(*info.warnings, f"{info.name} {short_id(info.id)} {now}"))
+        known = with_news(info, found)
+        if known is info and found is not None:
+            return info_of(self.context, found.manifest, found.manifest_id)
+        return known
 
-    def _see_the_rest(self, outcome: dict[str, Any]) -> None:
+    def _see_the_rest(self, outcome: Document) -> None:
         """Wait until the rank that published is done with what follows: its tags, and the policy of the store."""
         if "published" not in outcome:
             return
         self.work.decided(info_from(dict(outcome["info"])))
+        # The lock on deciding is held until then, so it says when; the deadline ends the wait in any case.
         pace = Pace()
         while not self.work.is_late:
             following = self.meeting.deciding()
@@ -235,32 +226,3 @@ class Deciding:
                 return
             self.work.doing("waited for the rank that published to end")
             pace.wait()
-
-    def _error_of(self, outcome: Mapping[str, Any]) -> CkstoreError:
-        who = self.meeting.who
-        name = f"{who.run}@{who.step}"
-        if "mismatch" in outcome:
-            return RankMismatch(f"{outcome['mismatch']}; {name} was not published")
-        if "stuck" in outcome:
-            return RankFailed(f"{name} was not published: {outcome['stuck']}", hint="save again when all ranks run")
-        if "failed" in outcome:
-            failed = sorted(self.meeting.documents("failed").items())
-            causes = {rank: CkstoreError(document["why"]) for rank, document in failed}
-            said = "; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items())
-            return RankFailed(f"saving {name} failed on all {who.world_size} ranks, because of {said}", causes=causes)
-        missing = tuple(outcome["missing"])
-        msg = f"{name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"
-        again = "save again when all ranks run"
-        return MissingRanks(msg, hint=f"{again}; timeout_s= says how long to wait", missing=missing)
-
-
-def published(info: CheckpointInfo) -> dict[str, Any]:
-    """Return the outcome of a try that published this: a rank that comes later may find another checkpoint there."""
-    return {"published": info.id, "info": info_json(replace(info, counters=None))}
-
-
-def why(error: BaseException) -> str:
-    """Return what the other ranks are told of an error; of one that is not the store's, its type too."""
-    if isinstance(error, CkstoreError):
-        return str(error)
-    return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Blobs:
-    """The blobs of all parts, each once."""
-
-    index: dict[str, int] = field(default_factory=dict)
-    records: list[BlobRecord] = field(default_factory=list)
-
-    def add(self, blob: BlobRecord) -> int:
-        """Return the index of a blob."""
-        if blob.digest not in self.index:
-            self.index[blob.digest] = len(self.records)
-            self.records.append(blob)
-        return self.index[blob.digest]
-
-
-@dataclass
 class _Tensor:
     """A tensor that is being put together."""
 
@@ -57,7 +42,8 @@ class Join:
     """Collects parts, and gives the state and the storages of the whole."""
 
     def __init__(self, chunk_bytes: int) -> None:
-        self.blobs = _Blobs()
+        self.blobs: list[BlobRecord] = []
+        self._place: dict[str, int] = {}
         self.storages: list[StorageRecord] = []
         self.leaves: list[LeafRecord] = []
         self.files: dict[str, FileRecord] = {}
@@ -69,7 +55,7 @@ class Join:
     def add(self, part: Manifest) -> None:
         """Take the shards and values of a part."""
         about = part.description.metadata
-        blobs = [self.blobs.add(blob) for blob in part.blobs]
+        blobs = self._take_blobs(part)
         members: dict[str, Node] = dict(part.state[1])
         for (name, shape, offsets), node in zip(about["shards"], members["shards"][1], strict=True):
             self._add_shard(part, part.leaves[node[1]], name, tuple(shape), tuple(offsets), blobs)
@@ -90,7 +76,7 @@ class Join:
             rank = part.description.metadata["rank"]
             found = f"shape {list(shape)} {leaf.dtype} at rank {rank}, {list(tensor.shape)} {tensor.dtype} before"
             raise RankMismatch(f"{name} is not the same tensor on all ranks: {found}")
-        if offsets in tensor.seen or 0 in leaf.shape:
+        if offsets in tensor.seen or 0 in leaf.shape:  # a replica: what the first rank has counts
             return
         tensor.seen.add(offsets)
         pieces = pieces_of(shape, offsets, leaf.shape, TORCH_ITEMSIZE[leaf.dtype], self._chunk_bytes)
@@ -128,9 +114,17 @@ class Join:
         pairs = [pair for pair in part.state[1] if pair[0] in paths]
         return self._take_leaves(part, ["dict", pairs], place)
 
+    def _take_blobs(self, part: Manifest) -> list[int]:
+        """Add the blobs of a part, each once; return their numbers here."""
+        for blob in part.blobs:
+            if blob.digest not in self._place:
+                self._place[blob.digest] = len(self.blobs)
+                self.blobs.append(blob)
+        return [self._place[blob.digest] for blob in part.blobs]
+
     def _take_storages(self, part: Manifest, storages: Iterable[int]) -> dict[int, int]:
         """Add storages of a part; return their numbers there -> here."""
-        blobs = [self.blobs.add(blob) for blob in part.blobs]
+        blobs = self._take_blobs(part)
         place: dict[int, int] = {}
         for old in storages:
             place[old] = len(self.storages)
@@ -146,16 +140,16 @@ class Join:
 
         return with_leaves(state, add)
 
-    def names(self) -> set[str]:
-        """Return what the parts have."""
-        return {*self._tensors, *self._values}
-
-    def drop_blobs(self, used: set[int]) -> None:
-        """Forget the blobs that no storage uses."""
-        kept = sorted(used)
-        place = {old: new for new, old in enumerate(kept)}
-        self.blobs.records = [self.blobs.records[i] for i in kept]
+    def keep_used(self) -> None:
+        """Forget the blobs that no storage uses: those of a file that several ranks have."""
+        used = sorted({extent.blob for storage in self.storages for extent in storage.extents})
+        place = {old: new for new, old in enumerate(used)}
+        self.blobs = [self.blobs[i] for i in used]
         self.storages = [_in_whole(storage, place) for storage in self.storages]
+
+    def has(self, name: str) -> bool:
+        """Whether the parts have a tensor or a value of this name."""
+        return name in self._tensors or name in self._values
 
     def value(self, name: str, path: str) -> Node:
         """Return the node of a tensor or a value, which gets its place in the state."""
@@ -185,11 +179,7 @@ def _in_whole(storage: StorageRecord, blobs: Sequence[int] | dict[int, int]) -> 
 
 
 def _whole(name: str, tensor: _Tensor) -> StorageRecord:
-    """Return the storage of a tensor whose pieces are all there.
-
-    Raises:
-        CannotStore: Its shards are of several kinds.
-    """
+    """Return the storage of a tensor whose pieces are all there."""
     shape = in_bytes(tensor.shape, TORCH_ITEMSIZE[tensor.dtype])
     nbytes = math.prod(shape)
     if not nbytes:
@@ -209,8 +199,14 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
     return StorageRecord(nbytes, tuple(extent for _, extent in pieces), tiling)
 
 
-def state_of(join: Join, entries: Sequence[Entry]) -> Node:
-    """Return the tree of a state dict, from the places of its values in it."""
+def shards_of(entries: Sequence[Entry], join: Join, parts: Sequence[Manifest]) -> Node:
+    """Join the shards of all ranks; return the tree of a state dict, from the places of its values in it."""
+    for part in parts:
+        join.add(part)
+    missing = [entry.name for entry in entries if not join.has(entry.name)]
+    if missing:
+        msg = f"no rank saved {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}; nothing was published"
+        raise SaveFailed(msg)
     root: dict[str | int, Any] = {}
     for entry in entries:
         below = root
@@ -230,3 +226,16 @@ def _node(join: Join, tree: Any, path: str) -> Node:
             [None if item is None else _node(join, item, join_index(path, i)) for i, item in enumerate(items)],
         ]
     return ["dict", [[str(key), _node(join, item, join_key(path, str(key)))] for key, item in tree.items()]]
+
+
+def beside(join: Join, parts: Sequence[Manifest]) -> Node:
+    """Take the states of all ranks, by rank, or the files of all; one that several ranks have must be the same."""
+    with_files = any(part.files for part in parts)
+    if with_files:
+        with_state = [rank for rank, part in enumerate(parts) if not part.files]
+        if with_state:
+            ranks = ", ".join(map(str, with_state))
+            msg = f"of the ranks some commit files, and others save a state: rank {ranks}"
+            raise RankMismatch(msg, hint="let all ranks do the same")
+    take = join.files_of if with_files else join.whole
+    return ["dict", [pair for part in parts for pair in take(part)[1]]]

@@ -1,232 +1,111 @@
-"""Where ranks without a process group meet: a directory in ``staging/`` that all of one try have in common.
+"""Where the ranks of one save meet: what each says to all, and who has not said it yet.
 
-It holds small documents: ``rank-R.json`` of who came, ``part-R.json`` of whose part is staged (in a staging directory
-of its own), ``failed-R.json`` of who could not, and in the end ``outcome.json``. Each rank holds a shared lock on the
-directory, so that it stays. One rank at a time, by an exclusive lock on ``join/`` in it, looks and decides: it
-publishes when all parts are there, or gives up; a rank that dies while it decides loses the lock, and the next one
-looks again. A rank that stands still while it has the lock is fenced: it says in ``publishing-R.json`` what it is about
-to rename, and the others move that away, so that it cannot appear when they were told that it failed.
-The directory goes to trash with the outcome, so that the next try begins with an empty one; where other hosts may be at
-work, the next try or gc takes it there. No clock is compared.
-Source: docs/protocol.md, "Ranks".
+There are two such places: files in the store (`ranks/by_files`), and a process group (`integrations/dcp/group`). In
+both a rank says the same: ``rank`` when it has come, ``part`` when its part is staged.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import time
-import uuid
-from typing import TYPE_CHECKING, Any, Self
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
-from ckstore.errors import BadInput, DamagedBlob, InUse, RankFailed, RankMismatch, SaveFailed
-from ckstore.fs import files, links, locks, peek
-from ckstore.model.digest import ALGORITHMS
-from ckstore.model.document import parse_object
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
-from ckstore.objects import trash
+from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
+from ckstore.ranks.who import named, what_became_of
 
 if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
-    from ckstore.ranks.part import Who
+    from collections.abc import Iterable, Mapping
 
-OUTCOME = "outcome.json"
-_JOIN = "join"
-_TRIES = 100
-_MOST_BYTES = 2**20
-_WHY_MOST_CHARS = 2**16
-"""As JSON in ASCII a character has up to 12 bytes: such a document can be read."""
-_POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.2
+    from ckstore.ranks.who import Document, Who
+
+_MEANT = ("run", "step", "store", "hash", "chunk_bytes")
+"""What a rank means to save, and where: all ranks must say the same."""
 
 
-def attempt_digest(attempt: str) -> str:
-    """Return the name of a try as it is in the name of a directory."""
-    return ALGORITHMS["xxh3_128"].digest(attempt.encode("utf-8", "surrogatepass")).partition("-")[2][:16]
+class Meeting(ABC):
+    """The place of one save, or load, which this process has entered as a rank.
 
+    Attributes:
+        who: This process.
+    """
 
-class Meeting:
-    """The place of one try, which this process has entered as a rank; a context manager."""
+    UNSAID: ClassVar[Mapping[str, str]]
+    """What is to be said of a rank that has not said this; in the order in which a rank says these."""
 
-    def __init__(self, layout: Layout, who: Who, path: Inside, lock: locks.DirectoryLock) -> None:
-        self.layout = layout
+    def __init__(self, who: Who) -> None:
         self.who = who
-        self._path = path
-        self._lock = lock
 
-    @classmethod
-    def enter(cls, layout: Layout, who: Who) -> Meeting:
-        """Enter the place of a try; the first to come makes it."""
-        name = f"{who.run}@{who.step}.{attempt_digest(who.attempt)}.{who.world_size}"
-        path = layout.staging / name
-        for _ in range(_TRIES):
-            links.make_directory(path)
-            try:
-                lock = locks.lock_shared(path)
-            except FileNotFoundError:  # another process took it for dead, or moved it with its outcome
-                continue
-            meeting = cls(layout, who, path, lock)
-            try:
-                if meeting.outcome() is not None:  # of a try that is over, whose decider died before it moved it
-                    meeting.remove()
-                    lock.release()
-                    continue
-                links.make_directory(lock.inside / _JOIN)
-                meeting._sign_in()
-            except BaseException:
-                lock.release()
-                raise
-            return meeting
-        msg = f"{path} was made and removed by other processes {_TRIES} times"
-        raise SaveFailed(msg)
+    @abstractmethod
+    def say(self, kind: str, **more: object) -> bool:
+        """Tell all ranks; False: it was said before, and that stays."""
 
-    def _sign_in(self) -> None:
-        if self._say(f"rank-{self.who.rank}.json", self._me()):
-            return
-        other = self.read(f"rank-{self.who.rank}.json") or {}
-        msg = (
-            f"another process is rank {self.who.rank} of {self.who.world_size} in the save of "
-            f"{self.who.run}@{self.who.step}: process {other.get('pid')} on {other.get('host')}"
-        )
-        raise RankMismatch(msg, hint="give each process a rank= of its own, and each try another attempt=")
+    @abstractmethod
+    def hear(self, kind: str) -> dict[int, Document]:
+        """Return what the ranks said, by rank."""
 
-    def _me(self) -> dict[str, Any]:
-        return {"rank": self.who.rank, "host": self.who.host, "pid": self.who.pid}
+    def known(self) -> dict[int, Document]:
+        """Return what is known of the processes of the ranks, by rank."""
+        return self.hear("rank")
 
-    def say_part(self, staging: str) -> None:
-        """Say that the part of this rank is staged."""
-        self._say(f"part-{self.who.rank}.json", {**self._me(), "staging": staging})
+    def became(self) -> dict[int, str]:
+        """Return the ranks of this host whose processes have ended or stand still, and which of both."""
+        found = {rank: what_became_of(document, self.who.host) for rank, document in self.known().items()}
+        return {rank: what for rank, what in found.items() if what}
 
-    def say_failed(self, why: str) -> None:
-        """Say that this rank could not stage its part, or publish; the others give up."""
-        self._say(f"failed-{self.who.rank}.json", {**self._me(), "why": why[:_WHY_MOST_CHARS]})
-
-    def say_publishing(self, staging: str) -> None:
-        """Say which staging directory the next rename may publish."""
-        self._say(f"publishing-{self.who.rank}.json", {**self._me(), "staging": staging})
-        # In this order, as `fence` has it: either this rank sees the fence, or the others see what they must move away.
-        if self.documents("fence"):
-            raise RankFailed(f"the other ranks have given up {self.who}, which stood still while it was to publish")
-
-    def fence(self) -> dict[int, dict[str, Any]]:
-        """Let no rank that has not said so begin to publish any more; return those that have, which may be about to."""
-        self._say("fence-0.json", self._me())
-        return self.documents("publishing")
-
-    def say_outcome(self, outcome: dict[str, Any]) -> None:
-        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does.
-
-        Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
-        """
-        self._say(OUTCOME, outcome)
-        if not self.layout.shared:
-            self.remove()
-
-    def outcome(self) -> dict[str, Any] | None:
-        """Return how the try ended; None: it has not."""
-        return self.read(OUTCOME)
-
-    def documents(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Return what ranks said: rank -> document, of ``rank``, ``part``, ``failed``, ``publishing`` or ``fence``."""
-        return documents_in(self._lock.inside, kind)
-
-    def is_over(self) -> bool:
-        """Whether the place was moved away without an outcome, as by a process that took all of its ranks for dead."""
-        return not self._lock.names(self._path) and self.outcome() is None
-
-    def deciding(self) -> locks.DirectoryLock | None:
-        """Lock out the other ranks from deciding; None: one of them is at it."""
-        return locks.try_exclusive(self._lock.inside / _JOIN)
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        """Return a document; None: there is none.
-
-        Raises:
-            DamagedBlob: It is not one, as after a power cut.
-        """
-        return _read(self._lock.inside / name, MANIFEST_MAX_BYTES if name == OUTCOME else _MOST_BYTES)
-
-    def _say(self, name: str, document: dict[str, Any]) -> bool:
-        """Put a document there, whole or not at all; False: there is one already."""
-        fresh = self._lock.inside / f".{uuid.uuid4().hex}"
-        files.create_file(fresh, json.dumps(document).encode("ascii"), mode=0o444)
-        try:
-            links.link(fresh, self._lock.inside / name)
-        except FileExistsError:
-            return False
-        finally:
-            links.unlink(fresh)
-        return True
-
-    def remove(self) -> None:
-        """Move the place to trash, so that the next try begins with another one; what is in it stays readable here."""
-        with contextlib.suppress(FileNotFoundError):  # another rank was faster
-            trash.move_to_trash(self.layout, self._path, self._lock)
-
-    def leave(self) -> None:
-        """Leave the place. The last to leave moves it to trash, if the outcome did not; never a host for the others."""
-        self._lock.release()
-        if self.layout.shared:
-            return
-        with contextlib.suppress(OSError, InUse):  # the next opener sweeps it
-            lock = locks.try_exclusive(self._path)
-            if lock is not None:
-                with lock:
-                    trash.move_to_trash(self.layout, self._path, lock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
+    def behind(self, until: str) -> dict[int, str]:
+        """Return the ranks that are not as far as a rank that has said `until`, and how far each is."""
+        found: dict[int, str] = {}
+        known = self.known()
+        for kind, unsaid in self.UNSAID.items():
+            heard = self.hear(kind)
+            for rank in range(self.who.world_size):
+                if rank not in heard:
+                    found.setdefault(rank, f"{named(rank, known.get(rank, {}))} {unsaid}")
+            if kind == until:
+                break
+        return found
 
 
-def documents_in(path: Inside, kind: str) -> dict[int, dict[str, Any]]:
-    """Return what ranks said at a place: rank -> document."""
-    found = {}
-    for name in peek.names(path):
-        word, _, rest = name.partition("-")
-        number = rest.removesuffix(".json")
-        if word == kind and number.isdecimal() and (document := _read(path / name)) is not None:
-            found[int(number)] = document
-    return found
+def why(error: BaseException) -> str:
+    """Return what the other ranks are told of an error; of one that is not the store's, its type too."""
+    if isinstance(error, CkstoreError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def elsewhere(layout: Layout, who: Who) -> list[str]:
-    """Return who of the same try means another run, step or number of ranks, for a message."""
-    said = []
-    mine = f"{who.run}@{who.step}"
-    for name in peek.names(layout.staging):
-        left, _, world_size = name.rpartition(".")
-        key, _, digest = left.rpartition(".")
-        if digest != attempt_digest(who.attempt) or (key, world_size) == (mine, str(who.world_size)):
-            continue
-        with contextlib.suppress(OSError, DamagedBlob):  # it has just gone, or was left by a power cut
-            for rank, document in documents_in(layout.staging / name, "rank").items():
-                said.append(
-                    f"rank {rank} ({document.get('host')}, process {document.get('pid')}) saves {key} of {world_size}"
-                )
-    return said
+def failed_on_all(what: str, causes: Mapping[int, BaseException]) -> CkstoreError:
+    """Return what all ranks raise when some have failed: rank -> why."""
+    ours = [cause for cause in causes.values() if isinstance(cause, CkstoreError)]
+    if (
+        len(ours) == len(causes)
+        and len({(type(one), str(one)) for one in ours}) == 1
+        and (len(causes) > 1 or isinstance(ours[0], RankMismatch | DoesNotFit))
+        and type(ours[0]) is not CkstoreError
+    ):
+        return ours[0]  # all say the same, or it is about all of them
+    hint = ours[0].hint if ours else "the causes are in .causes"
+    said = "; ".join(f"rank {rank}: {_but(hint, cause)}" for rank, cause in sorted(causes.items()))
+    return RankFailed(f"{what} failed on all ranks, because of {said}", hint=hint, causes=causes)
 
 
-def _read(path: Inside, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | None:
-    try:
-        data = files.read_file(path, most_bytes=most_bytes)
-    except FileNotFoundError:
-        return None
-    try:
-        return parse_object(data, where=str(path))
-    except BadInput as error:
-        raise DamagedBlob(error.message) from error
+def _but(hint: str, cause: BaseException) -> str:
+    """Return what an error says and of which class it is, without a hint that the whole error gives already."""
+    said = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
+    return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
 
 
-class Pace:
-    """Waits a little longer each time."""
+def check_agreement(said: Iterable[Document]) -> None:
+    """Raise if ranks do not mean the same checkpoint; those are named that differ from most."""
+    groups: dict[tuple[object, ...], list[Document]] = {}
+    for one in said:
+        groups.setdefault(tuple(one[name] for name in _MEANT), []).append(one)
+    if len(groups) <= 1:
+        return
+    most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0]["rank"]))
+    differing = [f"{named(one['rank'], one)} means {_differs(one, most[0])}" for group in others for one in group]
+    wanted = f"rank {', '.join(str(one['rank']) for one in most)} means {_differs(most[0], others[0][0])}"
+    msg = f"the ranks do not mean the same checkpoint: {'; '.join([*differing, wanted])}; nothing was staged"
+    raise RankMismatch(msg, hint="take run and step from one source, never from a clock")
 
-    def __init__(self) -> None:
-        self._pause_s = _POLL_FIRST_S
 
-    def wait(self) -> None:
-        """Wait a little."""
-        time.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _POLL_MOST_S)
+def _differs(one: Document, other: Document) -> str:
+    return ", ".join(f"{name} {one[name]!r}" for name in _MEANT if one[name] != other[name])

@@ -6,12 +6,12 @@ checked as every manifest is; what only the join needs is in its metadata.
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
+from ckstore.model.manifest.captured import RangeSource
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
@@ -23,7 +23,9 @@ from ckstore.model.manifest.manifest import (
 )
 from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
+from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops.free import reclaim
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
@@ -35,37 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
-
-
-@dataclass(frozen=True, slots=True)
-class Who:
-    """A rank, and what it takes part in.
-
-    Attributes:
-        run, step: What is saved.
-        rank, world_size: Its number, and how many there are.
-        attempt: Names the try; the same on all ranks.
-        host, pid: Where it runs.
-    """
-
-    run: str
-    step: int
-    rank: int
-    world_size: int
-    attempt: str
-    host: str
-    pid: int
-
-    @classmethod
-    def here(cls, run: str, step: int, rank: int, *, world_size: int = 0, attempt: str = "") -> Who:
-        """Return this process as a rank."""
-        return cls(run, step, rank, world_size, attempt, socket.gethostname(), os.getpid())
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} ({self.host}, process {self.pid})"
+    from ckstore.ranks.work import RankWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,35 +80,58 @@ class Content:
         captured: Its values.
         about: What the join is to know of them.
         cuts: Of how many sources each storage is made; None: of one.
-        progress: Called with the bytes of the part that are stored and those to be stored.
     """
 
     captured: Captured
     about: dict[str, Any]
     cuts: Sequence[int] | None = None
-    progress: Progress | None = None
 
 
 def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int) -> Content:
-    """Return shards and plain values as what a rank saves.
-
-    Raises:
-        CannotStore: A value is of a type that the format does not hold; it is named.
-    """
-    captured, cuts = _captured(shards, values, chunk_bytes)
+    """Return shards and plain values as what a rank saves."""
+    plain = _capture_values(values)
+    leaves, sources = list(plain.leaves), list(plain.sources)
+    cuts = [1] * len(sources)
+    nodes = []
+    for i, shard in enumerate(shards):
+        leaf, pieces = _place(shard, join_index("shards", i), len(cuts), chunk_bytes)
+        nodes.append(["leaf", len(leaves)])
+        leaves.append(leaf)
+        sources += pieces
+        cuts.append(len(pieces))
+    state = ["dict", [*plain.state[1], ["shards", ["list", nodes]]]]
+    captured = replace(plain, state=state, leaves=tuple(leaves), sources=tuple(sources))
     described = [[shard.name, list(shard.shape), list(shard.offsets)] for shard in shards]
     return Content(captured, {"shards": described, "values": list(values)}, cuts)
 
 
-def stage_part(context: Context, staging: Staging, who: Who, content: Content) -> None:
-    """Put what a rank saves into `staging` and seal it."""
+def stage_part(context: Context, work: RankWork, content: Content) -> Staging:
+    """Put what a rank saves into a staging directory, seal it, and return it with its lock; a failure leaves nothing.
+
+    The lock is held until the parts were joined: a staging without a lock is taken for dead, and swept.
+    """
+    who = work.who
+    work.doing("began to stage its part")
+    checks = save_checks_or_all(context.layout)
+    staging = Staging.create(context.layout, who.run, who.step, read_back=checks.read_back)
+    try:
+        _fill(context, staging, work, content)
+    except BaseException as error:
+        reclaim.discard(context, staging, error)
+        raise
+    return staging
+
+
+def _fill(context: Context, staging: Staging, work: RankWork, content: Content) -> None:
+    who = work.who
     captured, cuts = content.captured, content.cuts
     check_space(context, staging, captured.sources)
     nbytes = sum(source.nbytes for source in captured.sources)
     recheck = Recheck(context, staging, who.run, nbytes, save_checks_or_all(context.layout).recheck_share)
     stored = store_sources(
-        context, staging, captured.sources, recheck, compare=bool(captured.files), progress=content.progress
+        context, staging, captured.sources, recheck, compare=bool(captured.files), progress=work.staged_bytes
     )
+    # After the bytes are stored: a state that changed while they were read is of no one moment.
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
@@ -144,11 +140,7 @@ def stage_part(context: Context, staging: Staging, who: Who, content: Content) -
     texts = StateTexts.of(captured.leaves, captured.state)
     about = {
         **content.about,
-        "rank": who.rank,
-        "world_size": who.world_size,
-        "attempt": who.attempt,
-        "host": who.host,
-        "pid": who.pid,
+        **who.document(world_size=who.world_size, attempt=who.attempt),
         "written": list(staging.written),
         "warnings": recheck.warnings(),
     }
@@ -163,21 +155,6 @@ def _joined(storages: Sequence[StorageRecord], cuts: Sequence[int]) -> Iterator[
         some = storages[at : at + count]
         yield StorageRecord(sum(one.nbytes for one in some), tuple(extent for one in some for extent in one.extents))
         at += count
-
-
-def _captured(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int) -> tuple[Captured, list[int]]:
-    plain = _capture_values(values)
-    leaves, sources = list(plain.leaves), list(plain.sources)
-    cuts = [1] * len(sources)
-    nodes = []
-    for i, shard in enumerate(shards):
-        leaf, pieces = _place(shard, join_index("shards", i), len(cuts), chunk_bytes)
-        nodes.append(["leaf", len(leaves)])
-        leaves.append(leaf)
-        sources += pieces
-        cuts.append(len(pieces))
-    state = ["dict", [*plain.state[1], ["shards", ["list", nodes]]]]
-    return replace(plain, state=state, leaves=tuple(leaves), sources=tuple(sources)), cuts
 
 
 def _capture_values(values: dict[str, object]) -> Captured:
@@ -202,33 +179,7 @@ def _place(shard: Shard, name: str, storage: int, chunk_bytes: int) -> tuple[Lea
     if 0 in leaf.shape:
         return leaf._replace(name=name), []
     pieces = pieces_of(shard.shape, shard.offsets, leaf.shape, TORCH_ITEMSIZE[leaf.dtype], chunk_bytes)
-    sources: list[ByteSource] = []
-    at = 0
-    for piece in pieces:
-        sources.append(RangeSource(source, at, piece.nbytes))
-        at += piece.nbytes
-    return leaf._replace(name=name), sources
-
-
-class RangeSource:
-    """Some of the bytes of a source."""
-
-    __slots__ = ("_source", "_start", "name", "nbytes")
-
-    def __init__(self, source: ByteSource, start: int, nbytes: int) -> None:
-        self.name = source.name
-        self.nbytes = nbytes
-        self._source = source
-        self._start = start
-
-    def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied; None as the source."""
-        return self._source.view(self._start + start, self._start + stop)
-
-    def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`."""
-        self._source.read_into(self._start + start, self._start + stop, out)
-
-    def changed(self) -> bool:
-        """Whether the source was seen to be modified."""
-        return self._source.changed()
+    ends = accumulate(piece.nbytes for piece in pieces)
+    return leaf._replace(name=name), [
+        RangeSource(source, end - piece.nbytes, piece.nbytes) for piece, end in zip(pieces, ends, strict=True)
+    ]

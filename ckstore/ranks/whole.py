@@ -1,128 +1,128 @@
-"""Stage the whole: a link to each blob of the parts, and one manifest over all of them."""
+"""Publish the whole: a link to each blob of the parts, one manifest over them, and the one rename of every save."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.errors import RankMismatch, SaveFailed
+from ckstore.errors import RankFailed, RankMismatch, SaveFailed
+from ckstore.fs import peek
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.manifest import Entry, Manifest, Node, Ranks, StateTexts
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
-from ckstore.ops.save.save import Staged, draft_of, with_parent
+from ckstore.objects.staging import Staging
+from ckstore.ops.save.save import Staged, draft_of, save_staged, with_parent
 from ckstore.ops.save.write import Stored
-from ckstore.ranks.join import Join, state_of
+from ckstore.ranks.join import Join
+from ckstore.ranks.who import named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckstore.fs.inside import Inside
-    from ckstore.objects.staging import Staging
+    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
     from ckstore.ops.save.save import Request
-
-
-def link_parts(context: Context, staging: Staging, paths: Sequence[Inside], opened: ExitStack) -> list[Manifest]:
-    """Link the blobs of all parts into `staging`, and return their manifests by rank.
-
-    Raises:
-        DamagedBlob: A part has no valid manifest.
-        FileNotFoundError: A part, or a blob of it, is gone.
-    """
-    parts: dict[int, Manifest] = {}
-    there: set[str] = set()
-    for path in paths:
-        directory = opened.enter_context(CheckpointDirectory.at(path, context.layout.hash_prefix))
-        part = directory.manifest
-        rank = part.description.metadata["rank"]
-        if rank in parts:
-            msg = f"two processes say that they are rank {rank}"
-            raise RankMismatch(msg, hint="give each process a rank of its own")
-        parts[rank] = part
-        for blob in part.blobs:
-            if blob.digest not in there:
-                staging.take(blob.digest, directory.lock.inside / BLOBS / blob.digest)
-                there.add(blob.digest)
-    return [parts[rank] for rank in sorted(parts)]
+    from ckstore.ranks.who import Document
+    from ckstore.ranks.work import WorkWatch
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What is to be joined.
+class Whole:
+    """What the parts of all ranks become.
 
     Attributes:
-        paths: Where the parts lie.
-        entries: What the whole must have.
+        parts: What the ranks said of their parts.
         attempt: Names the try.
+        state_of: Joins the parts, which it is given by rank, and returns the state of all.
+        entries: What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
     """
 
-    paths: Sequence[Inside]
-    entries: Sequence[Entry]
+    parts: Mapping[int, Document]
     attempt: str
+    state_of: Callable[[Join, Sequence[Manifest]], Node]
+    entries: tuple[Entry, ...] | None = None
 
+    def publish(
+        self, context: Context, request: Request, watch: WorkWatch, say: Callable[[str], object] = len
+    ) -> CheckpointInfo:
+        """Join the parts and publish them; `say` is called with the name of the directory to be renamed."""
 
-def stage_shards_of(context: Context, staging: Staging, request: Request, given: Parts) -> Staged:
-    """Join parts into `staging`."""
-    with ExitStack() as opened:
-        parts = link_parts(context, staging, given.paths, opened)
+        def stage(staging: Staging, notes: list[str]) -> Staged:
+            del notes
+            # Before the parts are joined: who gives this rank up must know what to move away.
+            say(staging.path.name)
+            with ExitStack() as opened:
+                return self._staged(context, staging, request, self._link_parts(context, staging, opened))
+
+        create = partial(Staging.create, context.layout, request.run, request.step)
+        return save_staged(context, request, create, stage, watch)
+
+    def _link_parts(self, context: Context, staging: Staging, opened: ExitStack) -> list[Manifest]:
+        """Link the blobs of all parts into `staging`, and return their manifests by rank."""
+        parts: dict[int, Manifest] = {}
+        linked: set[str] = set()
+        paths = {rank: context.layout.staging / said["staging"] for rank, said in sorted(self.parts.items())}
+        try:
+            for path in paths.values():
+                # Locked until all is linked: the rank may end meanwhile, and then its part is swept.
+                directory = opened.enter_context(CheckpointDirectory.at(path, context.layout.hash_prefix))
+                part = directory.manifest
+                rank = part.description.metadata["rank"]
+                if rank in parts:
+                    msg = f"two processes say that they are rank {rank}"
+                    raise RankMismatch(msg, hint="give each process a rank of its own")
+                parts[rank] = part
+                for blob in part.blobs:
+                    if blob.digest not in linked:
+                        staging.take(blob.digest, directory.lock.inside / BLOBS / blob.digest)
+                        linked.add(blob.digest)
+        except FileNotFoundError as error:
+            raise self._gone(paths) or error from error
+        return [parts[rank] for rank in sorted(parts)]
+
+    def _gone(self, paths: Mapping[int, Inside]) -> RankFailed | None:
+        """Return the error for ranks that ended after they had staged their parts, which were swept as dead."""
+        gone = [rank for rank, path in paths.items() if not peek.is_directory(path)]
+        if not gone:
+            return None
+        said = ", ".join(named(rank, self.parts[rank]) for rank in gone)
+        msg = f"{said} ended or failed before all parts were joined, and what it had staged is gone"
+        return RankFailed(f"{msg}; nothing was published", hint="save again when all ranks run")
+
+    def _staged(self, context: Context, staging: Staging, request: Request, parts: Sequence[Manifest]) -> Staged:
+        """Return what is to be published, whose blobs are in `staging`."""
         join = Join(context.settings.chunk_bytes)
-        for part in parts:
-            join.add(part)
-        there = join.names()
-        missing = [entry.name for entry in given.entries if entry.name not in there]
-        if missing:
-            msg = f"no rank saved {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}; nothing was published"
-            raise SaveFailed(msg)
-        state = state_of(join, given.entries)
-        hosts = tuple(str(part.description.metadata["host"]) for part in parts)
-        ranks = Ranks(len(parts), given.attempt, hosts, tuple(given.entries))
-        return staged_of(context, staging, request, parts, Joined(join, state, ranks))
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What parts make together."""
-
-    join: Join
-    state: Node
-    ranks: Ranks
-
-
-def staged_of(
-    context: Context, staging: Staging, request: Request, parts: Sequence[Manifest], joined: Joined
-) -> Staged:
-    """Return what is to be published, whose blobs are in `staging`."""
-    join = joined.join
-    used = {extent.blob for storage in join.storages for extent in storage.extents}
-    if len(used) < len(join.blobs.records):  # of a file that several ranks have
-        join.drop_blobs(used)
-    wanted = {blob.digest: blob.nbytes for blob in join.blobs.records}
-    lacking = staging.keep_exactly(wanted)
-    if lacking:
-        msg = f"{len(lacking)} blobs of the parts are missing or changed, such as {lacking[0]}; nothing was published"
-        raise SaveFailed(msg, hint="did another program change the store? save again")
-    captured = Captured(joined.state, tuple(join.leaves), (), tuple(join.files[path] for path in sorted(join.files)))
-    written = {digest for part in parts for digest in part.description.metadata["written"]}
-    logical_bytes = sum(storage.nbytes for storage in join.storages)
-    new_bytes = sum(nbytes for digest, nbytes in wanted.items() if digest in written)
-    stored = Stored(
-        blobs=tuple(join.blobs.records),
-        storages=tuple(join.storages),
-        logical_bytes=logical_bytes,
-        new_bytes=new_bytes,
-        reused_bytes=max(0, logical_bytes - new_bytes),
-    )
-    texts = StateTexts.of(captured.leaves, captured.state)
-    draft = draft_of(context, captured, stored, texts, request.run, with_parent(context, request))
-    now_ns = time.time_ns()
-    warnings = [warning for part in parts for warning in part.description.metadata["warnings"]]
-    return Staged(
-        replace(draft, ranks=joined.ranks),
-        texts,
-        lambda: dict.fromkeys(written & wanted.keys(), (now_ns, 0)),
-        lambda: warnings,
-        True,
-    )
+        state = self.state_of(join, parts)
+        join.keep_used()
+        wanted = {blob.digest: blob.nbytes for blob in join.blobs}
+        lacking = staging.keep_exactly(wanted)
+        if lacking:
+            msg = f"{len(lacking)} blobs of the parts are missing or changed, such as {lacking[0]}"
+            raise SaveFailed(f"{msg}; nothing was published", hint="did another program change the store? save again")
+        captured = Captured(state, tuple(join.leaves), (), tuple(join.files[path] for path in sorted(join.files)))
+        about = [part.description.metadata for part in parts]
+        written = {digest for of_part in about for digest in of_part["written"]} & wanted.keys()
+        logical_bytes = sum(storage.nbytes for storage in join.storages)
+        new_bytes = sum(wanted[digest] for digest in written)
+        stored = Stored(
+            blobs=tuple(join.blobs),
+            storages=tuple(join.storages),
+            logical_bytes=logical_bytes,
+            new_bytes=new_bytes,
+            reused_bytes=max(0, logical_bytes - new_bytes),
+        )
+        texts = StateTexts.of(captured.leaves, captured.state)
+        draft = draft_of(context, captured, stored, texts, request.run, with_parent(context, request))
+        ranks = Ranks(len(parts), self.attempt, tuple(str(one["host"]) for one in about), self.entries)
+        now_ns = time.time_ns()
+        return Staged(
+            replace(draft, ranks=ranks),
+            texts,
+            lambda: dict.fromkeys(written, (now_ns, 0)),
+            lambda: [warning for one in about for warning in one["warnings"]],
+            True,
+        )

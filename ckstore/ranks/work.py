@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
-    from ckstore.ranks.part import Who
+    from ckstore.ranks.who import Who
 
 R = TypeVar("R")
 
@@ -83,6 +83,7 @@ class RankWork:
             BaseException: The caller has given up meanwhile, for this reason.
         """
         with self._changed:
+            # Under the same lock as `_end_now`: so either the caller's answer counts, or this step, never both.
             if self._stopped is not None:
                 raise self._stopped
             self._doing = what
@@ -172,7 +173,7 @@ class RankWork:
 
     def _limit_s(self) -> float:
         """Return until when the caller waits; it gets later while the thread gets on."""
-        if self._decided is not None:
+        if self._decided is not None:  # what follows cannot change it, so its caller need not wait for all of that
             return max(self._deadline_s, self._decided_s + _FOLLOWS_S)
         grace_s = self.grace_s if self._publishing else 0.0
         return max(self._deadline_s + grace_s, self._moved_s + _QUIET_S)
@@ -188,7 +189,7 @@ class RankWork:
             return replace(self._decided, catalogued=False, warnings=(*self._decided.warnings, warning))
         quiet_s = time.monotonic() - self._moved_s
         since = f"{self.who} {self._doing} {quiet_s:.0f} s ago, and the disk of the store has not answered it since"
-        name = f"{self.who.run}@{self.who.step}"
+        name = self.who.name
         if self._offered or self._publishing:
             msg = f"whether {name} was published is not known: {since}"
             self._stopped = UnknownOutcome(msg, hint="look at the disk; ckstore log says whether it is there")
@@ -199,10 +200,11 @@ class RankWork:
 
 
 class WorkWatch(SaveWatch):
-    """Says how far a publish is to the work of which it is a part."""
+    """Says how far a publish is to the work of which it is a part; `committed` is called when it is durable."""
 
-    def __init__(self, work: RankWork) -> None:
+    def __init__(self, work: RankWork, committed: Callable[[CheckpointInfo], None] | None = None) -> None:
         self._work = work
+        self._committed = committed or work.decided
 
     def syncing(self) -> None:
         """Say so."""
@@ -214,4 +216,4 @@ class WorkWatch(SaveWatch):
 
     def committed(self, info: CheckpointInfo) -> None:
         """Say that this is decided: what follows may take long."""
-        self._work.decided(info)
+        self._committed(info)

@@ -19,10 +19,12 @@ from ckstore.model.saver.messages import Message, decode, encode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Well below the socket's buffer (208 KiB by default), so that a short message finds room.
 _PACKET_BYTES = 32 * 1024
 _INLINE = b"i"
 _BESIDE = b"b"
 _MOST_DESCRIPTORS = 4
+# The kernel reports a reset once; the bound keeps a broken socket from a loop.
 _MOST_RESETS = 3
 
 
@@ -39,6 +41,7 @@ def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = (),
         if len(data) < _PACKET_BYTES:
             _send(sock, _INLINE + data, descriptors, flags)
             return True
+        # A message of megabytes (20,000 tensors) would fill the socket, and the trainer would wait for its reader.
         memory = open_memory("ckstore-message")
         try:
             left = memoryview(data)
@@ -65,6 +68,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     """
     poller = select.poll()
     poller.register(sock, select.POLLIN)
+    # `poll`, not `select`: a trainer may have more than 1,024 descriptors open.
     if not poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000))):
         return None
     try:
@@ -72,6 +76,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     except ConnectionError:
         return None, []
     for descriptor in descriptors:
+        # Else a program that the trainer starts keeps the snapshot's memory alive.
         os.set_inheritable(descriptor, False)
     if not packet:
         return None, []
@@ -88,7 +93,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
 
 def _packet(sock: socket.socket) -> tuple[bytes, list[int]]:
     for _ in range(_MOST_RESETS):
-        # The other side is gone and had not read everything: told once, and before what it had said itself.
+        # The other side is gone and had not read everything: the kernel says so once, before its last messages.
         with contextlib.suppress(ConnectionResetError):
             return socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)[:2]
     return b"", []
@@ -99,6 +104,7 @@ def _read_all(memory: int) -> bytes:
     at = 0
     while at < len(out):
         got = os.preadv(memory, [memoryview(out)[at:]], at)
+        # Else a message that was cut short would be read for ever.
         if not got:
             raise OSError("a message in memory is shorter than it was")
         at += got

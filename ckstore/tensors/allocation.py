@@ -10,6 +10,7 @@ from ckstore.tensors.memory import StorageMemory
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafKind
 
+# Two huge pages at least; huge ones everywhere were twice as slow where the host must give memory back (docs/adr/0007).
 _HUGE_FROM_BYTES = 4 * 2**20
 
 
@@ -17,6 +18,7 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
     """Return fresh memory for a storage of `nbytes` bytes; its content is undefined."""
     try:
         return _in_huge_pages(_fresh(kind, nbytes))
+    # torch says RuntimeError, NumPy ValueError or MemoryError: callers catch one.
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
         msg = f"{nbytes} bytes for one storage could not be allocated"
         raise MemoryError(msg) from error

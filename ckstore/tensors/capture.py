@@ -72,6 +72,7 @@ def capture(state: object) -> Captured:
     """
     walk = Walk()
     node = walk.node(state, "", 1)
+    # All of them at once: a state with ten such values must not take ten failed saves to be mended.
     if walk.refused:
         raise CannotStore.of(walk.refused)
     walk.place_tensors()
@@ -84,8 +85,8 @@ def _factory_of(value: Any, path: str) -> str | None:
         return None
     name = FACTORY_NAMES.get(factory) if isinstance(factory, type) else None
     if name is None:
-        why = f"a defaultdict that makes its values with {factory!r:.60} cannot be stored"
-        raise CannotStore(path, why, hint="store dict(value), or let it make list, dict, set, int, float or str")
+        reason = f"a defaultdict that makes its values with {factory!r:.60} cannot be stored"
+        raise CannotStore(path, reason, hint="store dict(value), or let it make list, dict, set, int, float or str")
     return name
 
 
@@ -103,6 +104,7 @@ class Walk:
         self.name_chars = 0
         self.refused: list[CannotStore] = []
         self._open: set[int] = set()
+        # Classes that were admitted as plain: tens of thousands of tensors are not asked again whether they come apart.
         self._tensor_kinds: set[type] = set()
         self._admission: Admission | None = None
         self._tensors: dict[int, list[tuple[int, Admitted]]] = {}
@@ -121,8 +123,10 @@ class Walk:
         from ckstore.tensors import torch_leaves
 
         every = [admitted for numbered in self._tensors.values() for _, admitted in numbered]
+        # CUDA kernels that were queued before the save must have written the tensors that are read now.
         torch_leaves.wait_for_devices(every)
         for storage, numbered in self._tensors.items():
+            # Only now all tensors over one memory are known, so only now it is known what of it they cover together.
             members = [admitted for _, admitted in numbered]
             self.sources[storage], leaves = torch_leaves.place(members, storage)
             for (index, _), leaf in zip(numbered, leaves, strict=True):
@@ -131,8 +135,10 @@ class Walk:
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """Return the node of a value with this path."""
+        # The exact type: a subclass may hold more than its base, and would come back as the base without it.
         kind = type(value)
         scalar = _SCALARS.get(kind)
+        # The most common kinds first: this runs for each of up to millions of values.
         if kind is str:
             return self._str(value, path)
         if kind is bytes:
@@ -155,6 +161,7 @@ class Walk:
     def _str(self, value: str, path: str) -> Node:
         if len(value) <= STR_INLINE_MAX and fits_json(value):
             return value
+        # Lone surrogates are legal in Python's strings, as in names of files; strict UTF-8 would refuse them.
         return self._text("str", path, value.encode("utf-8", "surrogatepass"))
 
     def _bytes(self, value: bytes, path: str) -> Node:
@@ -164,13 +171,15 @@ class Walk:
 
     def _container(self, value: Any, path: str, depth: int) -> Node:
         if depth > MAX_DEPTH or id(value) in self._open:
-            why = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
-            raise CannotStore(path, f"{why} and cannot be stored", hint="store a flatter state")
+            reason = "contains itself" if id(value) in self._open else f"nested deeper than {MAX_DEPTH}"
+            raise CannotStore(path, f"{reason} and cannot be stored", hint="store a flatter state")
+        # A list of a million numbers (a sampler's order) as nodes would be the largest part of a manifest.
         if type(value) is list and (packed := pack_numbers(value)) is not None:
             dtype, data = packed
             leaf = LeafRecord(path, "numbers", dtype, (len(value),), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
         self.name_chars += len(path) * len(value)
+        # Only the values on the way down: one value may be at two places, but not inside itself.
         self._open.add(id(value))
         try:
             return self._dict(value, path, depth) if isinstance(value, dict) else self._sequence(value, path, depth)
@@ -196,6 +205,7 @@ class Walk:
             except ValueError as error:
                 self.refused.append(self.refused_key(key, path, str(error)))
                 continue
+            # As pairs, not as a JSON object: keys may be integers or tuples, and their order is part of the state.
             pairs.append([own, self.node(item, join(path, key), depth + 1)])
         kind = type(value)
         if kind is OrderedDict:
@@ -214,14 +224,15 @@ class Walk:
             return None
         before = self.leaf_count
         node = self.node(dict(attributes), path, depth + 1)
+        # Attributes have no name by which such a leaf could be found, selected or compared.
         if self.leaf_count > before:
             names = ", ".join(attributes)
-            why = f"the attributes ({names}) of an OrderedDict hold tensors, arrays or long values"
-            raise CannotStore(path, why, hint="store them under keys of the dict")
+            reason = f"the attributes ({names}) of an OrderedDict hold tensors, arrays or long values"
+            raise CannotStore(path, reason, hint="store them under keys of the dict")
         return node
 
     def foreign(self, value: Any, path: str, depth: int) -> Node:
-        """Return the node of a value that is none of Python's plain ones."""
+        """Return the node of a value that is not one of Python's plain ones."""
         if type(value) in self._tensor_kinds or is_tensor(value):
             return self._tensor(value, path, depth)
         if is_array(value):
@@ -247,8 +258,8 @@ class Walk:
         try:
             data = bytes(value) if isinstance(value, bytearray) else value.getvalue()
         except ValueError as error:
-            why = "a closed io.BytesIO, which has no bytes any more, cannot be stored"
-            raise CannotStore(path, why, hint="save before it is closed, or leave it out") from error
+            reason = "a closed io.BytesIO, which has no bytes any more, cannot be stored"
+            raise CannotStore(path, reason, hint="save before it is closed, or leave it out") from error
         return encode_held_bytes(kind, data) if len(data) <= BYTES_INLINE_MAX else self._text(kind, path, data)
 
     def _tensor(self, value: Any, path: str, depth: int) -> Node:
@@ -264,6 +275,7 @@ class Walk:
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
         self._tensor_kinds.add(type(value))
+        # By memory, not by object: tied weights and views over one buffer stay one after a load.
         storage = self.memories.get(admitted.memory) if admitted.memory is not None else None
         if storage is None:
             storage = self.next_storage()
@@ -284,8 +296,8 @@ class Walk:
     def _named(self, parts: Mapping[str, Any], path: str, depth: int) -> list[Node]:
         """Return the pairs of a node whose parts have names."""
         if depth > MAX_DEPTH:
-            why = f"nested deeper than {MAX_DEPTH} and cannot be stored"
-            raise CannotStore(path, why, hint="store a flatter state")
+            reason = f"nested deeper than {MAX_DEPTH} and cannot be stored"
+            raise CannotStore(path, reason, hint="store a flatter state")
         self.name_chars += len(path) * len(parts)
         return [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in parts.items()]
 
@@ -305,11 +317,11 @@ class Walk:
         before, refused = self.leaf_count, len(self.refused)
         extra = self.node(apart.extra, path, depth + 1)
         for i, error in enumerate(self.refused[refused:], refused):  # by the name that the tensor has in the state
-            why = f"a {apart.kind}, which is put together with {error.message.partition(': ')[2]}"
-            self.refused[i] = CannotStore(path, why, hint=error.hint)
+            reason = f"a {apart.kind}, which is put together with {error.message.partition(': ')[2]}"
+            self.refused[i] = CannotStore(path, reason, hint=error.hint)
         if self.leaf_count > before:
-            why = f"a {apart.kind}, which says by tensors or long values how it is put together, cannot be stored"
-            raise CannotStore(path, why, hint="store the plain tensors that it is made of")
+            reason = f"a {apart.kind}, which says by tensors or long values how it is put together, cannot be stored"
+            raise CannotStore(path, reason, hint="store the plain tensors that it is made of")
         return ["parts", pairs, apart.kind, extra]
 
     def _array(self, value: Any, path: str) -> Node:

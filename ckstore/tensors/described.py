@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
 
 
+# More reasons than any person reads; a pickle of a few bytes can name billions of such values.
 REFUSED_MOST = 10_000
 
 
-class Placed(NamedTuple):
+class DescribedLeaf(NamedTuple):
     """A leaf of a described value.
 
     Attributes:
@@ -35,7 +36,7 @@ class Placed(NamedTuple):
     memory: Hashable | None = None
 
 
-class PlacedParts(NamedTuple):
+class DescribedParts(NamedTuple):
     """A described tensor that is made of other tensors: its kind, its parts by name, the node of what else it needs."""
 
     kind: str
@@ -43,7 +44,7 @@ class PlacedParts(NamedTuple):
     extra: Node
 
 
-Place = Callable[[Any, str], "Placed | PlacedParts | Node"]
+Place = Callable[[Any, str], "DescribedLeaf | DescribedParts | Node"]
 """Says what a described value with this path is in a state."""
 
 
@@ -76,12 +77,12 @@ def capture_described(state: object, places: Mapping[type, Place], most: Most) -
     Raises:
         TooMuchDescribed: It is more than that.
     """
-    walk = _Walk(places, most)
+    walk = _DescribedWalk(places, most)
     node = walk.node(state, "", 1)
     return walk.captured(node), walk.refused
 
 
-class _Walk(Walk):
+class _DescribedWalk(Walk):
     def __init__(self, places: Mapping[type, Place], most: Most) -> None:
         super().__init__()
         self._places = places
@@ -91,6 +92,7 @@ class _Walk(Walk):
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         if isinstance(value, str | bytes):
+            # Before it is walked: a pickle refers to one list at many places, and each level doubles what comes out.
             self._count(nbytes=len(value))
         elif isinstance(value, dict | set | frozenset):
             self._count(1 + len(value), sum(map(_weight, value)), names=len(path) * len(value))
@@ -122,12 +124,12 @@ class _Walk(Walk):
         if place is None:
             return refuse_value(value, path)
         found = place(value, path)
-        if isinstance(found, PlacedParts):
+        if isinstance(found, DescribedParts):
             pairs = [[name, self.node(part, join_key(path, name), depth + 1)] for name, part in found.parts.items()]
             return ["parts", pairs, found.kind, found.extra]
-        return self._leaf(found) if isinstance(found, Placed) else found
+        return self._leaf(found) if isinstance(found, DescribedLeaf) else found
 
-    def _leaf(self, placed: Placed) -> Node:
+    def _leaf(self, placed: DescribedLeaf) -> Node:
         storage = None if placed.memory is None else self.memories.get(placed.memory)
         if storage is None:
             self._count(nbytes=placed.source.nbytes)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+# A cache line, and a multiple of every dtype's size: a mapped tensor is aligned.
 PLACE_BYTES = 64
 """Parts of a storage begin at multiples of this, like pieces in a pack."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeptSpan:
     """A row of bytes of a live memory that is kept.
 
     Attributes:
@@ -48,6 +49,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
+        # As torch does for sizes of 0; a zero would make all strides before it 0.
         step *= size or 1
     return tuple(strides[::-1])
 
@@ -62,7 +64,7 @@ def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
-def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list[Part], int]:
+def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list[KeptSpan], int]:
     """Merge spans that overlap or touch, and lay what results one after another.
 
     So views that share memory keep sharing it, and the memory that no view covers is not stored.
@@ -75,7 +77,7 @@ def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list
     Returns:
         The parts, by rising start, and the size in bytes of the storage that holds them.
     """
-    parts: list[Part] = []
+    parts: list[KeptSpan] = []
     size = 0
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
@@ -85,12 +87,12 @@ def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list
             merged.append((start, stop))
     for start, stop in merged:
         place = -(-size // PLACE_BYTES) * PLACE_BYTES + start % align_bytes
-        parts.append(Part(start, stop, place))
+        parts.append(KeptSpan(start, stop, place))
         size = place + stop - start
     return parts, size
 
 
-def part_at(parts: Sequence[Part], start: int) -> Part:
+def part_at(parts: Sequence[KeptSpan], start: int) -> KeptSpan:
     """Return the part that holds the byte `start` of the live memory.
 
     Raises:

@@ -67,6 +67,7 @@ def is_scalar(value: object) -> bool:
 def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
     """Return an array as a leaf; memory in C or Fortran order is not copied."""
     dtype = _check_dtype(array.dtype, path)
+    # A memmap's own view would keep its class and its file.
     plain = array.view(np.ndarray)
     if not plain.size:
         check_numbers(path, plain.shape)
@@ -77,6 +78,7 @@ def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
         flat = plain.T.reshape(-1)
         strides = tuple(reversed(row_major(plain.shape[::-1])))
     else:
+        # Windows with gaps or negative steps: only these are copied.
         flat = np.array(plain, order="C").reshape(-1)
     return ArrayParts(dtype, plain.shape, strides, ArraySource(path, flat.view(np.uint8)))
 
@@ -104,12 +106,12 @@ def encode_scalar(value: object, path: str) -> Node:
         return ["numpy.str_", str(scalar)]
     if isinstance(scalar, (str, bytes)):
         plain = "str" if isinstance(scalar, str) else "bytes"
-        why = f"numpy.{type(scalar).__name__} cannot be stored"
-        raise CannotStore(path, why, hint=f"store {plain}(value)")
+        reason = f"numpy.{type(scalar).__name__} cannot be stored"
+        raise CannotStore(path, reason, hint=f"store {plain}(value)")
     dtype = _check_dtype(scalar.dtype, path)
     if type(scalar) is not scalar.dtype.type:
-        why = f"{type(scalar).__qualname__}, a subclass of a NumPy scalar, cannot be stored"
-        raise CannotStore(path, why, hint="store value.dtype.type(value)")
+        reason = f"{type(scalar).__qualname__}, a subclass of a NumPy scalar, cannot be stored"
+        raise CannotStore(path, reason, hint="store value.dtype.type(value)")
     return ["numpy", dtype, text_of_bytes(scalar.tobytes())]
 
 
@@ -124,6 +126,7 @@ def takes(target: object, leaf: LeafRecord) -> bool:
     if not isinstance(target, np.ndarray) or leaf.kind != "numpy":
         return False
     same = target.dtype.str == leaf.dtype and target.shape == leaf.shape
+    # A read-only array, as of a mapping, cannot be filled: it is replaced.
     if not same or not target.flags.writeable:
         return False
     # Of one that lies in itself, as windows do, the last element written to a place would be that of all.
@@ -179,8 +182,8 @@ def _check_dtype(dtype: np.dtype[Any], path: str) -> str:
     name = dtype.str
     if numpy_itemsize(name) == dtype.itemsize and dtype.names is None:
         return name
-    why = f"NumPy dtype {dtype} cannot be stored"
-    raise CannotStore(path, why, hint=_dtype_hint(dtype))
+    reason = f"NumPy dtype {dtype} cannot be stored"
+    raise CannotStore(path, reason, hint=_dtype_hint(dtype))
 
 
 def _dtype_hint(dtype: np.dtype[Any]) -> str:

@@ -85,6 +85,7 @@ def _of_torch(tag: str, held: Any) -> object:
         except RuntimeError as error:
             raise _unknown(tag, held) from error
     # torch has functions by such names, too, and imports some modules when they are asked for.
+    # Not `getattr`, which imports modules of torch by name.
     value = vars(torch).get(held)
     if type(value) is not getattr(torch, tag.removeprefix("torch.")):
         raise _unknown(tag, held)

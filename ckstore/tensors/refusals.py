@@ -71,11 +71,11 @@ def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) 
     """Raise if a manifest may not say these numbers; only tensors without as many bytes can have such ones."""
     most = max((*shape, *strides), default=0)
     if most > SAFE_INT:
-        why = f"sizes and strides are at most 2^53, found {most}: it cannot be stored"
-        raise CannotStore(path, why, hint="store a smaller tensor, and expand it again after loading")
+        reason = f"sizes and strides are at most 2^53, found {most}: it cannot be stored"
+        raise CannotStore(path, reason, hint="store a smaller tensor, and expand it again after loading")
     if math.prod(size or 1 for size in shape) >= MAX_ELEMENTS:
-        why = f"sizes other than 0 give less than 2^63 elements, found the shape {tuple(shape)}: it cannot be stored"
-        raise CannotStore(path, why, hint="store a smaller tensor, and its shape beside it")
+        reason = f"sizes other than 0 give less than 2^63 elements, found the shape {tuple(shape)}: it cannot be stored"
+        raise CannotStore(path, reason, hint="store a smaller tensor, and its shape beside it")
 
 
 def refuse_value(value: object, path: str) -> NoReturn:
@@ -85,13 +85,13 @@ def refuse_value(value: object, path: str) -> NoReturn:
 
 def refuse_key(key: object, path: str, reason: str) -> CannotStore:
     """Return the error for a key that the format does not hold."""
-    why = f"a key of type {type_name(type(key))}, {_text(key)}, which {reason}, cannot be stored"
+    cause = f"a key of type {type_name(type(key))}, {_text(key)}, which {reason}, cannot be stored"
     hint = "keys are str, int, float, bool, None, or tuples of these; store a list of (key, value) pairs instead"
-    return CannotStore(path, why, hint=hint)
+    return CannotStore(path, cause, hint=hint)
 
 
 def _text(key: object) -> str:
-    """Return a key as a message shows it; an integer of more digits than str() takes is told by its size."""
+    """Return a key as a message shows it; an integer of more digits than str() takes is shown by its size."""
     return f"{key!a:.60}" if type(key) is not int or is_storable_int(key) else f"of {key.bit_length()} bits"
 
 

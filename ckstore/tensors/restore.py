@@ -115,11 +115,13 @@ class LeafMaker:
     def leaf(self, index: int) -> object:
         """Return the value of leaf `index`."""
         leaf = self._leaves[index]
+        # A tensor without elements names a storage that may be of any other: it must not be read for it.
         if is_empty(leaf):
             return make_leaf(leaf, allocate(leaf.kind, 0), self._device)
         memory = self._got.get(leaf.storage)
         if memory is None:
             memory = _moved(leaf, self._memory(leaf.storage), self._device)
+            # Once for each storage: a second copy on the device would untie what is tied.
             self._got[leaf.storage] = memory
         return _make(leaf, memory)
 
@@ -221,6 +223,7 @@ class _Building:
             return _ABSENT
         from ckstore.tensors import torch_parts
 
+        # The context says where the tensor was when it was saved, which may be a GPU that this machine does not have.
         devices = {getattr(part, "device", None) for part in parts.values()}
         context = torch_parts.without_devices(node[3], devices.pop()) if len(devices) == 1 else node[3]
         extra = _Building(self._leaf, self._leaves, None, path).value(context, "")
@@ -230,14 +233,15 @@ class _Building:
         fields = self._named(node, path, "object")
         return _ABSENT if fields is None else objects.put_together(node[2], fields, path or self._within)
 
-    def _named(self, node: Node, path: str, what: str) -> dict[str, Any] | None:
+    def _named(self, node: Node, path: str, kind: str) -> dict[str, Any] | None:
         """Return the parts of a tensor or an object by name; None if it was not asked for."""
         parts = {own: self.value(item, join(path, own)) for own, item in node[1]}
         absent = [own for own, part in parts.items() if part is _ABSENT]
         if self._is_absent(path, was_empty=not parts, is_empty=len(absent) == len(parts)):
             return None
+        # Half a sparse tensor is not a tensor: torch would fail on it later, and say nothing of the selection.
         if absent:
-            msg = f"{path or 'the state itself'} is one {what}, of the parts {', '.join(parts)}"
+            msg = f"{path or 'the state itself'} is one {kind}, of the parts {', '.join(parts)}"
             raise BadInput(msg, hint="select all of them, or none")
         return parts
 
@@ -246,6 +250,7 @@ class _Building:
         if out is not _ABSENT and node[2] is not None:
             # Attributes have no names to select by; they go with their dict.
             attributes: Any = _Building(self._leaf, self._leaves, None, path).value(node[2], "")
+            # Not `setattr`: a name may be that of a method of dict, as `copy`, which must not be run or refused.
             vars(out).update(attributes)
         return out
 

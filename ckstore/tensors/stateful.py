@@ -50,15 +50,17 @@ def is_optimizer(value: object) -> bool:
     kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
     if kind is None or not isinstance(value, kind):
         return False
+    # An overridden method may take another state: that is for it to judge.
     return type(value).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(value)
 
 
 def state_of(value: Stateful, path: str) -> object:
     """Return the state of an object."""
     state = value.state_dict()
+    # Else an object whose state is itself would be asked for ever.
     if is_stateful(state):
-        why = f"state_dict() of {type_name(type(value))} gave a {type_name(type(state))}"
-        raise CannotStore(path, why, hint="let it give a dict of values")
+        reason = f"state_dict() of {type_name(type(value))} gave a {type_name(type(state))}"
+        raise CannotStore(path, reason, hint="let it give a dict of values")
     return state
 
 
@@ -70,6 +72,7 @@ def hand_over(target: Any, state: object, path: str) -> None:
     with naming_refusals(target, path, hint):
         result = target.load_state_dict(state)
         left = [f"{kind} {', '.join(keys)}" for kind, keys in zip(_REPORTS, reported(result), strict=True) if keys]
+        # torch with `strict=False` reports and goes on; a part that was not loaded must be an error here.
         if left:
             raise ValueError("; ".join(left))
 
@@ -82,8 +85,8 @@ def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
     except (CkstoreError, MemoryError):
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        msg = f"{plain(path) or 'the target'}: load_state_dict of {type_name(type(target))} refused its state: {what}"
+        cause = f"{type(error).__name__}: {error}"
+        msg = f"{plain(path) or 'the target'}: load_state_dict of {type_name(type(target))} refused its state: {cause}"
         raise BadInput(msg, hint=hint) from error
 
 

@@ -2,7 +2,7 @@
 
 A storage of ours keeps the part of a live storage that tensors of the state look at. A lone tensor
 keeps its elements and no more; tensors that share memory keep what they cover together
-(`layout.keep_parts`). Nothing is copied here but what cannot be told by strides.
+(`layout.keep_parts`). Only elements that strides cannot describe are copied here.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Admitted:
     def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
         self.name = name
         self.tensor = tensor
+        # Inference tensors have no counter of writes: to ask for it raises.
         self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
         self.dtype = DTYPE_NAMES[tensor.dtype]
         self.itemsize = TORCH_ITEMSIZE[self.dtype]
@@ -57,12 +58,14 @@ class Admitted:
         self.start = self.stop = 0
         elements = tensor.numel()
         contiguous = tensor.is_contiguous()
+        # A stride of 2^60 over one element is legal in torch, and no manifest may say it.
         if not (elements and contiguous):  # else it has no more elements than bytes
             check_numbers(name, tensor.shape, tensor.stride())
         if elements:
             self.start = int(tensor.storage_offset()) * self.itemsize
             span = elements if contiguous else span_elements(tensor.shape, tensor.stride())
             self.stop = self.start + span * self.itemsize
+            # FSDP and offloading free the memory and leave the tensor: reading it would read other memory, or crash.
             if self.stop > self.storage.nbytes():
                 found = f"a storage of {self.storage.nbytes()} bytes, {self.stop} needed"
                 hint = "its memory was freed (FSDP, offloading); gather it before saving"
@@ -91,6 +94,7 @@ class Admission:
             or _has_names(tensor)
         ):
             refuse_tensor(tensor, path)
+        # Conjugate and negative views hold other bits than their values: those are made plain first.
         if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
             return Admitted(path, tensor, tensor)
         if tensor.device.type == "meta":
@@ -121,6 +125,7 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
     tensor, strides = lone.tensor, None
     start, stop = lone.start, lone.stop
     if not tensor.is_contiguous():
+        # A transposed weight fills its span: kept as it lies, uncopied. A slice with gaps would store the gaps.
         if stop - start <= tensor.numel() * lone.itemsize:
             strides = tensor.stride()
         else:
@@ -137,6 +142,7 @@ def wait_for_devices(members: Iterable[Admitted]) -> None:
     Their bytes are read on other streams, which would not wait.
     """
     for device in {member.tensor.device for member in members if not member.tensor.is_cpu}:
+        # Only for devices in the state, or a process with eight GPUs would wait for seven that are not saved.
         torch.cuda.synchronize(device)
 
 
@@ -150,6 +156,7 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
     if 0 in leaf.shape:
         return tensor.resize_(leaf.shape)
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
+    # torch counts offsets in elements: a damaged manifest must not round to a neighbour.
     if rest:
         raise BadInput(f"{leaf.name}: begins at byte {leaf.offset}, where {leaf.dtype} cannot begin")
     strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
@@ -177,12 +184,14 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
     try:
         if isinstance(target, torch.device) or not callable(target):  # a device can be called, as a decorator
             return flat if target is None else flat.to(torch.device(target))
+        # As `torch.load` calls it, so functions that people have for `map_location` work here.
         storage = target(flat.untyped_storage(), "cpu")
         if storage is None:
             return flat
         found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
         raise _no_device(device, f"{type(error).__name__}: {error}") from error
+    # A function that returned another storage would give tensors of the wrong bytes.
     if found.numel() != flat.numel():
         raise _no_device(device, f"it returned {found.numel()} bytes for {flat.numel()}")
     return found
@@ -194,9 +203,9 @@ def check_device(device: object) -> None:
         to_device(torch.empty(0, dtype=torch.uint8, device="cpu"), device)
 
 
-def _no_device(device: object, why: str) -> BadInput:
+def _no_device(device: object, reason: str) -> BadInput:
     hint = "give what map_location of torch.load takes: a device, a dict, or a function of a storage and its location"
-    return BadInput(f"device={device!r} cannot be used: {why.splitlines()[0]}", hint=hint)
+    return BadInput(f"device={device!r} cannot be used: {reason.splitlines()[0]}", hint=hint)
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -225,9 +234,11 @@ def bytes_in(view: memoryview) -> torch.Tensor:
 
 def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
     align_bytes = max(member.itemsize for member in members)
+    # Views keep their distances, so what shared memory shares it again after a load.
     parts, size = keep_parts(((m.start, m.stop) for m in members), align_bytes)
     # Two storages at one address need not be equally long (torch.from_numpy of two slices).
     live = max((member.storage for member in members), key=lambda s: s.nbytes())
+    # Each view has a counter of its own base: a write through one need not show in another.
     watched = [member.watched for member in members if member.watched is not None]
     leaves = []
     for member in members:
@@ -254,9 +265,9 @@ def _storage_of(tensor: torch.Tensor, path: str) -> tuple[torch.UntypedStorage, 
         storage = tensor.untyped_storage()
         return storage, storage.data_ptr()
     except (NotImplementedError, RuntimeError) as error:
-        why = f"a tensor without memory of its own: {error}"
+        reason = f"a tensor without memory of its own: {error}"
         hint = "store value.clone(), outside torch.func transformations"
-        raise CannotStore(path, why, hint=hint) from error
+        raise CannotStore(path, reason, hint=hint) from error
 
 
 def _has_names(tensor: torch.Tensor) -> bool:

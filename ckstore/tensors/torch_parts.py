@@ -39,6 +39,7 @@ def take_apart(tensor: Any) -> Parts | None:
     """Return what a tensor is made of; None if it is to be stored, or refused, as a whole."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     if plain and tensor.layout is torch.sparse_coo and tensor.device.type != "meta":
+        # `indices()` refuses an uncoalesced tensor; the raw parts give back the same one.
         found = tensor.detach()
         parts = {"indices": found._indices(), "values": found._values()}  # noqa: SLF001 - the others are for coalesced ones
         return Parts("sparse_coo", parts, (found.shape, found.is_coalesced()))
@@ -51,6 +52,7 @@ def take_apart(tensor: Any) -> Parts | None:
         }
         return Parts("sparse_csr", parts, found.shape)
     kind = type(tensor)
+    # The protocol runs code of the class, at the save and at the load: only for classes that the user allowed.
     if plain or is_named_refused(kind) or not _has_protocol(kind) or not is_allowed(kind):
         return None
     names, context = tensor.__tensor_flatten__()
@@ -76,6 +78,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
     try:
         if kind == "sparse_coo":
             shape, coalesced = extra
+            # Checked: indices of a damaged or hostile checkpoint would make torch read and write beyond its memory.
             return torch.sparse_coo_tensor(
                 parts["indices"], parts["values"], shape, is_coalesced=bool(coalesced), check_invariants=True
             )

@@ -29,8 +29,8 @@ def is_named_refused(kind: type) -> bool:
 
 def refuse_tensor(tensor: torch.Tensor, path: str) -> NoReturn:
     """Raise the error for a tensor that the format does not hold."""
-    why, hint = _reason(tensor)
-    raise CannotStore(path, f"{why} cannot be stored", hint=hint)
+    reason, hint = _reason(tensor)
+    raise CannotStore(path, f"{reason} cannot be stored", hint=hint)
 
 
 def _reason(tensor: torch.Tensor) -> tuple[str, str]:

@@ -26,7 +26,7 @@ class TorchSource:
     """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it.
 
     Attributes:
-        watched: The tensors whose versions tell of modifications.
+        watched: The tensors whose versions count modifications.
     """
 
     __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "watched")
@@ -120,6 +120,7 @@ class GappedSource:
             low, high = max(place, start), min(place + source.nbytes, stop)
             if low >= high:  # `start` lies in the gap behind it
                 continue
+            # Zeros, not what lies in the live memory between: that is of no tensor, and may differ in each save.
             out[done - start : low - start] = bytes(low - done)
             source.read_into(low - place, high - place, out[low - start : high - start])
             done = high

@@ -24,7 +24,7 @@ RECORD = "training"
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
 """Those that most runs have; a record says which of them a checkpoint lacks."""
 _warned: set[str] = set()
-"""The classes of data loaders of which this process was told that they keep no place."""
+"""The classes of data loaders that this process has warned of: they keep no place."""
 
 
 @short_tracebacks
@@ -60,6 +60,7 @@ def capture(
         BadInput: A part has the name of another entry of the state.
     """
     _, world_size = rank_and_world()
+    # None means "this run has none", so scripts can pass all parts always.
     parts = given_parts(parts)
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
     values = {name: part for name, part in parts.items() if not loads_in_place(part)}
@@ -71,6 +72,7 @@ def capture(
         held["dataloader"] = place(dataloader)
         if not is_stateful(dataloader):
             _warn_of_place(dataloader)
+    # Gathered: one rank saves, and each rank draws its own numbers after a resume.
     states = of_all_ranks(random_states()) if rng else {}
     conditions = Conditions(
         world_size=world_size,
@@ -116,6 +118,7 @@ def _by_place(name: str) -> int:
 
 def _warn_of_place(loader: Any) -> None:
     kind = type_name(type(loader))
+    # Once, and by one rank: each capture of each rank would repeat it through the whole training.
     if kind not in _warned and rank_and_world()[0] == 0:
         _warned.add(kind)
         msg = (
@@ -138,6 +141,7 @@ def unwrapped(part: Any) -> Any:
     if torch is None or not isinstance(part, torch.nn.Module):
         return part
     parallel = torch.nn.parallel
+    # Wrappers are nested in any order: DDP of a compiled module, or the other way round.
     while True:
         if isinstance(part, (parallel.DataParallel, parallel.DistributedDataParallel)):
             part = part.module

@@ -64,8 +64,8 @@ def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rn
     """Say what differs, and so will not continue exactly on these ranks; without `rng` random states do not matter."""
     lacking = tuple(rank for rank in ranks if rank not in before.rng_ranks)
     if before.world_size != now.world_size:
-        there = "there is 1" if now.world_size == 1 else f"there are {now.world_size}"
-        yield f"the checkpoint was saved by {_processes(before.world_size)}, and now {there}"
+        now_text = "there is 1" if now.world_size == 1 else f"there are {now.world_size}"
+        yield f"the checkpoint was saved by {_processes(before.world_size)}, and now {now_text}"
     if not rng:
         yield "random states were not asked for"
     elif not before.rng_ranks:

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from ckstore.store import Store
 
 _LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
+# A dot in front: trainers and `find_checkpoints` pass over it.
 _DELETING = ".ckstore-deleting-"
+# These files hold one name; a folder from elsewhere may have anything under it.
 _LATEST_MOST_BYTES = 4096
 _STATE_MOST_BYTES = 256 * 2**20
 IMPORTED = "imported"
@@ -87,15 +89,15 @@ class ImportReport:
 
 def lines(report: ImportReport) -> Iterator[str]:
     """Say what was left alone, and what was imported."""
-    yield from (printable(f"left alone {name}: {why}") for name, why in report.skipped.items())
-    there = f", {len(report.present)} already there" if report.present else ""
-    gone = f", {counted(len(report.deleted), 'source')} deleted" if report.deleted else ""
+    yield from (printable(f"left alone {name}: {reason}") for name, reason in report.skipped.items())
+    present = f", {len(report.present)} already there" if report.present else ""
+    deleted = f", {counted(len(report.deleted), 'source')} deleted" if report.deleted else ""
     sizes = new_text(report.source_bytes, report.new_bytes)
-    yield f"imported {counted(len(report.imported), 'checkpoint')}{there}{gone}: {sizes}"
+    yield f"imported {counted(len(report.imported), 'checkpoint')}{present}{deleted}: {sizes}"
 
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict[str, str]]:
-    """Return the checkpoints in a folder by step, and what else is there with why it is none.
+    """Return the checkpoints in a folder by step, and the other names with the reason.
 
     Known are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500``, ``epoch=1-step=500.ckpt``. If a
     file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of them, that comes last, so that it is the
@@ -115,6 +117,7 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
         else:
             source = _look(base / name, step)
             other = found.get(step)
+            # Two forms of one step, as a file and a folder: the complete one, then the newer one.
             if other is not None and _preference(other) > _preference(source):
                 source, other = other, source
             if other is not None:
@@ -146,6 +149,7 @@ def _gather(where: Inside) -> list[Entry]:
     """
     with _reading(where):
         top = look_at(where, where.name)
+        # By descriptors and without following: what is imported is later deleted, and must be the same files.
         entries = list(walk(where)) if top.kind == "directory" else [top]
     check_names(entries)
     return entries
@@ -231,9 +235,11 @@ def import_history(
     sources, skipped = find_checkpoints(folder)
     skipped |= {source.path.name: f"incomplete: {source.incomplete}" for source in sources if source.incomplete}
     if delete_sources:
+        # Before the first commit: an import of hours must not end in a refusal to delete.
         _check_deletable(store, sources)
         base = foreign(expanded(folder))
         for name, mode in _listed(base):
+            # A killed import had renamed it, and not deleted it yet.
             if name.startswith(_DELETING) and not _delete(base / name, mode):
                 skipped[name] = f"{kind_of(mode)}: no import left it"
     wanted = [source for source in sources if not source.incomplete]
@@ -244,6 +250,7 @@ def import_history(
     for source in wanted:
         entries = _gather(_where(source))
         listing = _listing(entries)
+        # Same names, sizes and times as at that import: then it is not read again.
         info = _present(store, run, source, listing)
         if info is None:
             info = _commit(store, run, source, entries)
@@ -330,18 +337,20 @@ def numbers_at(log: Iterable[Mapping[str, Any]], step: int) -> dict[str, float]:
 
 
 def _delete_verified(store: Store, info: CheckpointInfo, source: Source, listing: str) -> None:
+    # Read back from the disk: a copy that only the page cache has whole must not cost the source.
     report = store.verify(info)
     if not report.ok:
         msg = f"the copy of {source.path} in the store is damaged: {report.damage[0].what}"
         raise DamagedBlob(msg, hint="the source is still there; ckstore verify says more")
     where = _where(source)
+    # The trainer may still write there: what was imported is then not what would be deleted.
     if _listing(_gather(where)) != listing:
         msg = f"{source.path} was written to since it was imported, and was not deleted"
         raise BadInput(msg, hint="import it again under another run")
     # Renamed first: what is left of a deletion that was stopped does not look like a checkpoint.
-    going = where.parent / f"{_DELETING}{where.name}"
-    links.rename(where, going)
-    _delete(going, peek.status(going).st_mode)
+    doomed = where.parent / f"{_DELETING}{where.name}"
+    links.rename(where, doomed)
+    _delete(doomed, peek.status(doomed).st_mode)
 
 
 def _delete(where: Inside, mode: int) -> bool:

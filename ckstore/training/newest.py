@@ -30,8 +30,10 @@ def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInf
         NoSuchRef: There is no such checkpoint.
     """
     info = store.info(ref)
+    # A writer's damage mark has moved `latest-valid` on by itself: only a reader without marks has to go back.
     if info.id not in tried or not is_latest_valid(ref):
         return info
+    # By order of commits, not by step: after a rollback the newest may have a smaller step.
     older = [one for one in store.checkpoints(info.run) if one.order < info.order and one.id not in tried]
     if not older:
         return info

@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 def _group() -> Any:
     """Return `torch.distributed` if this process is in a group of several."""
+    # Not imported: a script without a group must not pay for it.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -53,6 +54,7 @@ def from_rank_zero(act: Callable[[], T]) -> T:
         return act()
     outcome: list[Any] = [None, None]
     failure: Exception | None = None
+    # The others wait in the broadcast below: an error must reach them, or they wait until its timeout.
     if group.get_rank() == 0:
         try:
             outcome[0] = act()

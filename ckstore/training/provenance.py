@@ -14,6 +14,7 @@ from typing import Any
 from ckstore.model.names import expanded
 
 PACKAGES = ("ckstore", "torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft")
+# A repository on a network filesystem may not answer; a training must start without it.
 _GIT_TIMEOUT_S = 10.0
 
 

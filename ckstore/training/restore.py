@@ -99,9 +99,9 @@ def restore(
 
     Raises:
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        BadInput: The checkpoint is none of `capture`, or nothing can be loaded into a part.
+        BadInput: `capture` did not make the checkpoint, or nothing can be loaded into a part.
         DoesNotFit: A part is missing, or differs from what it is to be loaded into.
-        DamagedBlob: Bytes are damaged. What was restored until then stays in the objects; ``latest-valid`` restores
+        DamagedBlob: Bytes are damaged. The objects keep what was restored until then; ``latest-valid`` restores
             the checkpoint before over it, and if that lacks one of these parts, `BadInput` is raised.
     """
     parts = given_parts(parts)
@@ -133,6 +133,7 @@ def _restore_from(
     present = tuple(record["present"])
     missing = tuple(name for name in wanted if name not in present)
     for name in missing:
+        # A damaged checkpoint was read into it in part: to go on without it would train with a mixture.
         if name in begun:
             msg = f"{info.name} holds no {name}, and yours may hold a part of {begun[name]}, which is damaged"
             raise BadInput(msg, hint=f"build all parts again, then restore {info.name}")
@@ -148,11 +149,14 @@ def _restore_from(
     if loader is not None and not is_stateful(loader):
         target["dataloader"] = place
     if record["extra"]:
+        # Through a receiver: `load_into` fills what is there, and extra values have no object to be loaded into.
         target["extra"] = extra
+    # Only these names are read: the random states of other ranks, say, stay on the disk.
     select = [*target]
     if has_rng:
         target["rng"] = {rng_name(rank): random}
         select.append(f"rng.{rng_name(rank)}")
+    # Before the load: from its first byte on these parts may be touched.
     begun |= dict.fromkeys(restored, info.name)
     if target:
         store.load_into(target, info, select=select)
@@ -164,6 +168,7 @@ def _restore_from(
         dataloader={} if loader is None else description(loader),
     )
     if has_rng:
+        # Last: building loaders and loading objects draw numbers.
         set_random_states(random.state)
     unused = tuple(name for name in present if name not in wanted)
     inexact = (

@@ -25,6 +25,7 @@ def random_states() -> dict[str, Any]:
         }
     if torch is not None:
         states["torch"] = torch.get_rng_state()
+        # Asking an uninitialized CUDA would initialize it, and take hundreds of MB of each GPU.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state_all()
     encoded = b"".join(word.to_bytes(4, "little") for word in words)

@@ -31,6 +31,7 @@ class AtBashComplete(BashComplete):
         args, incomplete = super().get_completion_args()
         *before, typed = _joined([*args, incomplete])
         replaced = os.environ.get(_REPLACED, typed)
+        # Bash replaces only the end of the word: the whole would appear twice on the line.
         self._kept = typed[: len(typed) - len(replaced)] if typed.endswith(replaced) else ""
         return before, typed
 

@@ -26,8 +26,8 @@ _FORMS = {
     "unsafe_globals",
     "FileChange": "path kind before after changed_bytes",
     "FileSummary": "kind mode:04o nbytes",
-    "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_elsewhere dead_pack_bytes "
-    "catalog_bytes explanation",
+    "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_elsewhere differences "
+    "dead_pack_bytes catalog_bytes explanation",
     "HeldBlob": "digest nbytes why holders",
     "Holder": "pid command how",
     "LeafChange": "name before after changed_bytes largest_absolute=difference.largest_absolute "

@@ -72,10 +72,10 @@ def report(error: Exception, *, as_json: bool) -> int | None:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return USAGE
-    told = _tell(error)
-    if told is None:
+    described = _tell(error)
+    if described is None:
         return None
-    name, message, hint, status = told
+    name, message, hint, status = described
     if as_json:
         text = json.dumps(
             {
@@ -91,6 +91,7 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         text = f"{style('error:', 'red', on=on)} {printable(message, keep_lines=True)}"
         if hint:
             text += f"\n{style('hint:', 'cyan', on=on)} {printable(hint, keep_lines=True)}"
+    # The exit status still says what happened.
     with contextlib.suppress(BrokenPipeError):  # the reader of stderr is gone
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -103,6 +104,7 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
     if isinstance(error, CkstoreError):
         return name, error.message, error.command_hint or for_the_shell(error.hint), error.exit_status
     if isinstance(error, click.Abort):
+        # click makes the same `Abort` of Ctrl-C and of an answer that is no.
         if isinstance(error.__cause__, KeyboardInterrupt):
             return "Interrupted", "interrupted", "", INTERRUPTED
         return "Aborted", "stopped: the answer was not yes", "", FAILED
@@ -129,10 +131,11 @@ def _option(found: re.Match[str]) -> str:
 
 
 def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
-    what = error.strerror or str(error)
+    problem = error.strerror or str(error)
     if error.filename is not None:
         where = os.fsdecode(error.filename) if isinstance(error.filename, bytes | str) else ""
-        what = f"{where or error.filename}: {what}"
+        problem = f"{where or error.filename}: {problem}"
+    # A script frees space on status 6, whichever of the two limits was hit.
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = {
         errno.EACCES: "the store belongs to another user, or its permissions were changed",
@@ -141,7 +144,7 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
         errno.ESTALE: "the network filesystem lost the file; is it still mounted?",
         errno.EMFILE: "raise the limit of open files: ulimit -n",
     }.get(error.errno or 0, "")
-    return "OSError", what, hint, NO_SPACE if full else FAILED
+    return "OSError", problem, hint, NO_SPACE if full else FAILED
 
 
 def drop_output() -> None:
@@ -149,6 +152,7 @@ def drop_output() -> None:
     with contextlib.suppress(OSError, ValueError):  # a stand-in for stdout has no descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
+            # Python flushes once more at its end, and would print a traceback for the closed pipe.
             os.dup2(nowhere, sys.stdout.fileno())
         finally:
             os.close(nowhere)

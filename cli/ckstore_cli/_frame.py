@@ -51,10 +51,11 @@ class Frame:
         Raises:
             NewerFormat: A newer ckstore made it.
         """
+        # Before the library is imported: the usual mistake, no store here, is answered at once.
         path = self.find_store()
         from ckstore.store import Store  # after it is clear that there is one: this takes longer
 
-        with self._warnings_told(), Store.open(path, readonly=True) as store:
+        with self._printing_warnings(), Store.open(path, readonly=True) as store:
             yield store
 
     @contextmanager
@@ -70,7 +71,7 @@ class Frame:
         path = self.find_store()
         from ckstore.store import Store
 
-        with self._warnings_told(), Store.open(path, recover=recover) as store:
+        with self._printing_warnings(), Store.open(path, recover=recover) as store:
             yield store
 
     @contextmanager
@@ -78,13 +79,13 @@ class Frame:
         """As `writing`, and print what saves log as the command line does, not as `logging` does."""
         import logging  # other commands need none
 
-        told = self.output().warning
+        warn = self.output().warning
 
-        class Told(logging.Handler):
+        class WarningHandler(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                told(printable(record.getMessage()))
+                warn(printable(record.getMessage()))
 
-        logger, handler = logging.getLogger("ckstore"), Told(logging.WARNING)
+        logger, handler = logging.getLogger("ckstore"), WarningHandler(logging.WARNING)
         logger.addHandler(handler)
         try:
             with self.writing() as store:
@@ -93,7 +94,7 @@ class Frame:
             logger.removeHandler(handler)
 
     @contextmanager
-    def _warnings_told(self) -> Iterator[None]:
+    def _printing_warnings(self) -> Iterator[None]:
         """Print what the library warns of as the command line does, not as Python does."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", CkstoreWarning)
@@ -114,6 +115,7 @@ pass_frame = click.make_pass_decorator(Frame, ensure=True)
 
 
 def _keep_store(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    # The option exists before and after the command: only the place where it was given counts.
     if value is not None:
         ctx.ensure_object(Frame).store = value
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from ckstore.model.words import headed
@@ -22,6 +23,7 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "
 
 def colored(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that takes colors, and the user did not say NO_COLOR."""
+    # https://no-color.org
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()
@@ -43,11 +45,12 @@ class Output:
 
     Attributes:
         as_json: Whether the user asked for JSON; then `line` prints nothing.
-        width: Columns of the terminal; None when stdout is none, so that nothing is cut or wrapped.
+        width: Columns of the terminal; None when stdout is not a terminal, so that nothing is cut or wrapped.
     """
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
+        # A pipe gets whole lines: a program that parses them must not depend on the width of a window.
         on_terminal = sys.stdout.isatty() and not as_json
         self.width = _columns() if on_terminal else None
         self._color = colored(sys.stdout) and not as_json
@@ -61,10 +64,17 @@ class Output:
         """Print a line that begins with a word in that look, if there is one."""
         self.line(headed(self.style(word, look), text))
 
+    def table(self, lines: Sequence[str]) -> None:
+        """Print the lines of a table, of which the first names the columns."""
+        self.line(self.style(lines[0], "dim"))
+        for line in lines[1:]:
+            self.line(line)
+
     def document(self, document: object, **given: object) -> None:
         """Print a report or a mapping as one line of JSON, with ``v`` before its own keys; see `to_json`."""
         if self.as_json:
             whole = {"v": JSON_VERSION, **to_json(document, **given)}
+            # NaN is not JSON, and jq stops at it.
             sys.stdout.write(json.dumps(whole, allow_nan=False) + "\n")
 
     def note(self, text: str) -> None:

@@ -44,6 +44,7 @@ def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> P
             return here / named
         msg = f"there is no store at {here / named} (from {source})"
         raise StoreNotFound(msg, hint=f"check the path, or make a store: ckstore init {named}")
+    # The nearest, as in git, even if it may not be used: a store further up is another project's.
     for directory in (here, *here.parents):
         found = directory / DEFAULT_NAME
         if _may_be_store(found):
@@ -58,6 +59,7 @@ def _may_be_store(found: Path) -> bool:
     try:
         return (found / MARK).is_file()
     except PermissionError:
+        # A directory that may not be looked into is said to be so, not passed over for another one above.
         return os.path.lexists(found)
 
 
@@ -67,9 +69,11 @@ def _check_owner(found: Path, environ: Mapping[str, str]) -> None:
     Both who put the name there and who owns what it leads to must be this user.
     """
     me = os.geteuid()
+    # Settings in a prepared store could drop checkpoints, and its blobs be chosen by its owner.
     trusted = {me}
     if me == 0 and environ.get(SUDO_VARIABLE, "").isdecimal():  # as git: who called sudo is who works here
         trusted.add(int(environ[SUDO_VARIABLE]))
+    # The link and its target: who made the link chooses which store it is.
     owner = found.lstat().st_uid
     if owner in trusted:
         owner = found.stat().st_uid

@@ -19,7 +19,9 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 from ckstore_cli._format import cut
 
+# More often only flickers, and costs a write to a slow terminal (ssh) each time.
 _PERIOD_S = 0.1
+# Before that a guess jumps from second to second.
 _SETTLE_S = 2.0
 _CLEAR_LINE = "\r\x1b[K"
 

@@ -1,7 +1,7 @@
 """Completion of refs and runs in a shell: from names of directories, without opening the store.
 
 Completion runs at every press of the key: no catalog is opened, and of a manifest only the first
-bytes are read, when digits of an id are being typed. What cannot be read is left out: a prompt is
+bytes are read, when digits of an id are being typed. Files that cannot be read are left out: a prompt is
 no place for errors.
 """
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 COMPUTED = ("latest", "latest-valid")
 _SOME_DIGITS = "[0-9a-f]{4,}"
+# The id is the first member of a manifest, so that its first bytes are enough.
 _LONGEST_HEAD_BYTES = 128
 _HEAD = rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":'
 
@@ -76,6 +77,7 @@ def steps(store: Path, run: str) -> list[int]:
 
 def _store_of(ctx: click.Context) -> Path | None:
     frame = ctx.find_object(Frame) or Frame()
+    # At a prompt an error would be written into the line that is being typed.
     with suppress(CkstoreError, OSError):
         return frame.find_store()
     return None

@@ -83,6 +83,7 @@ def best_of(text: str) -> Best:
     """
     from ckstore.model.settings.retention import Best
 
+    # From the right: names of metrics have colons, modes and counts have none.
     metric, *rest = text.rsplit(":", 2)
     if len(rest) == 2 and rest[0] not in _MODES:
         metric, rest = f"{metric}:{rest[0]}", rest[1:]

@@ -87,6 +87,7 @@ class App(click.Group):
         """Run the command and write out what it printed, so that a failure of that is seen too."""
         try:
             result = super().invoke(ctx)
+            # Here, not at the end of Python: a full disk or a closed pipe must change the exit status.
             sys.stdout.flush()
         except BrokenPipeError:
             _errors.drop_output()
@@ -125,6 +126,7 @@ class App(click.Group):
         try:
             result = super().main(given, "ckstore", COMPLETE_VARIABLE, standalone_mode=False, **extra)
         except Exception as error:
+            # A usage error comes before click has read the options behind it.
             as_json = frame.as_json or "--json" in given
             status = _errors.report(error, as_json=as_json)
             if status is None:
@@ -133,6 +135,7 @@ class App(click.Group):
         sys.exit(result if isinstance(result, int) else 0)
 
 
+# "did you mean delete" for a typo is one Enter away from deleting checkpoints.
 _DELETING = ("delete", "prune", "gc")
 _OTHER_WORDS = {"rm": "delete", "remove": "delete", "untag": "tag -d", "unpin": "pin -d"}
 """Words of other programs, and what they mean here."""

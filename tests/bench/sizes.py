@@ -11,7 +11,7 @@ def size(text: str) -> int:
     """Return a number of bytes: ``2GiB``, ``64M``, ``4096``.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a size.
     """
     found = re.fullmatch(r"([0-9.]+)\s*([kmg]?)(?:i?b)?", text.strip().lower())
     if found is None:

@@ -31,7 +31,7 @@ from tests.bench.runner import in_order
 from tests.bench.scenarios import all_scenarios
 from tests.bench.sizes import size
 from tests.bench.states import Sizes
-from tests.support.requirements import CRASH_FULL
+from tests.support.requirements import representatives
 from tests.support.stores import check_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +49,7 @@ def numbers(value: Any) -> list[float]:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_every_case_runs_and_the_report_is_complete(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.bench", "--tiny", "--no-count"]
     done = subprocess.run(
@@ -307,7 +308,7 @@ def test_the_cost_in_a_store_of_many_is_measured(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("name", [name for name in CASES if name != "DCP, process" or CRASH_FULL])
+@pytest.mark.parametrize("name", representatives(CASES, "ckstore", "copy, 2 threads"))
 def test_every_way_to_save_in_the_background_is_measured(tmp_path: Path, name: str) -> None:
     laps = run_case(name, tmp_path, 2**20, 1, seed=1)
 
@@ -338,6 +339,7 @@ def test_the_table_of_long_runs_has_both_times_and_the_ratio_of_the_ends() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_each_act_in_a_long_run_can_be_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert long.main(["--counts", "2", "3", "--rounds", "1", "--dir", str(tmp_path)]) == 0
 

@@ -28,6 +28,7 @@ class HandlerError(Exception):
     """What the handler raises."""
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, HandlerError])
 @pytest.mark.parametrize("query", QUERIES)
 def test_what_a_handler_raises_in_a_query_arrives_and_the_next_query_works(

@@ -43,6 +43,7 @@ def test_commands_and_options_complete() -> None:
     assert completed(["ckstore", "log", "--one"]) == ["--oneline"]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize(
     "typed,offered",
     [

@@ -16,7 +16,7 @@ import pytest
 
 from ckstore import MissingRanks, RankFailed, Ranks, Store
 from ckstore.ranks import save as save_of_ranks
-from ckstore.ranks.meeting import Meeting
+from ckstore.ranks.by_files import FilesMeeting
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
@@ -164,16 +164,16 @@ def fork_and_kill(place: Path, moment: str) -> int:
             def die(*_: object, **__: object) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            said = Meeting.say_part
+            said = FilesMeeting.say_part
 
-            def say_and_die(meeting: Meeting, staging: str) -> None:
+            def say_and_die(meeting: FilesMeeting, staging: str) -> None:
                 said(meeting, staging)
                 die()
 
             if moment == "while it stages":
                 patch.setattr(save_of_ranks, "stage_part", die)
             else:
-                patch.setattr(Meeting, "say_part", say_and_die)
+                patch.setattr(FilesMeeting, "say_part", say_and_die)
             patch.setattr(socket, "gethostname", lambda: "two")
             Store.open(place).save(state(1, 1), 1, ranks=Ranks(1, RANKS, "a", timeout_s=PATIENT_S))
         finally:

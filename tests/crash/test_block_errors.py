@@ -36,7 +36,7 @@ from tests.support.requirements import CRASH_FULL
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 _SIZES: dict[Kind, int] = {"ext4": 64, "xfs": 300}
-_POINTS = 24 if CRASH_FULL else 3
+_POINTS = 24 if CRASH_FULL else 2
 """Of each kind of failure and filesystem, spread over all that there are: a case takes a second or two."""
 _GET_GENERATION = 0x80087601
 """``FS_IOC_GETVERSION``: tells two files apart that have the same inode number one after another."""

@@ -70,6 +70,7 @@ def check(store: Store, ref: Any, seed: int) -> None:
     assert np.array_equal(loaded["small"], state(seed)["small"])
 
 
+@pytest.mark.crossed
 @pytest.mark.root
 @pytest.mark.crash
 @pytest.mark.parametrize("flush_log", [False, True], ids=["log-lost", "log-kept"])
@@ -122,6 +123,7 @@ def test_a_cut_between_opening_a_directory_and_syncing_it_is_told(
         assert [pin.reason for pin in Store.open(mount / "store").pins()] == ["figure 3"]
 
 
+@pytest.mark.crossed
 @pytest.mark.root
 @pytest.mark.crash
 @pytest.mark.parametrize("if_exists", ["error", "replace"])

@@ -22,17 +22,17 @@ def text_of(page: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(text_of(page))])
-def test_every_block_of_a_page_runs(page: str, tmp_path: Path) -> None:
+def test_every_block_of_a_page_runs(page: str, tmp_path: Path, warm: Path) -> None:
     folder = tmp_path / "reader"
     folder.mkdir()
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(warm), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "NO_COLOR": "1",
         "COLUMNS": "100",
     }
     done = subprocess.run(
-        [sys.executable, str(RUNNER), str(ROOT / page)],
+        [warm / "python", RUNNER, ROOT / page],
         check=False,
         capture_output=True,
         text=True,

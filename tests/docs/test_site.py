@@ -151,6 +151,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
+@pytest.mark.whole
 def test_another_build_at_another_place_gives_the_same_bytes(site: Path, copy: Path) -> None:
     done = build(copy / "docs" / "site" / "mkdocs.yml", copy / "again")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import Store
-from tests.support.requirements import CRASH_FULL, require_transformers
+from tests.support.requirements import representatives, require_transformers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = {
@@ -26,14 +26,15 @@ STEPS = {
 ON_TWO_RANKS = ("ddp.py", "fsdp2.py")
 
 
-# plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py, and fsdp2.py
-# is run, killed and compared in tests/integrations/test_killed_trainings.py.
-ELSEWHERE = {"plain_loop.py", "deepspeed_run.py", *(() if CRASH_FULL else ("fsdp2.py",))}
+# plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py; those on two
+# ranks are run, killed and compared in tests/integrations/test_killed_trainings.py.
+HERE = [name for name in STEPS if name not in ("plain_loop.py", "deepspeed_run.py")]
 
 
-def run(name: str, folder: Path) -> str:
+def run(warm: Path, name: str, folder: Path) -> str:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name in ON_TWO_RANKS else []
-    words = [sys.executable, *launch, str(EXAMPLES / name), str(folder / "store"), str(folder / "out")]
+    python = sys.executable if launch else warm / "python"
+    words = [python, *launch, EXAMPLES / name, folder / "store", folder / "out"]
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         words, cwd=folder, capture_output=True, text=True, timeout=280, check=False, env={**os.environ, **offline}
@@ -48,20 +49,20 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("name", [name for name in STEPS if name not in ELSEWHERE])
-def test_an_example_runs_and_its_checkpoints_are_in_the_store(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", representatives(HERE, *(name for name in HERE if name not in ON_TWO_RANKS)))
+def test_an_example_runs_and_its_checkpoints_are_in_the_store(name: str, tmp_path: Path, warm: Path) -> None:
     require_transformers()
-    run(name, tmp_path)
+    run(warm, name, tmp_path)
 
     with Store.open(tmp_path / "store", readonly=True) as store:
         assert [info.step for info in store.checkpoints()] == STEPS[name]
 
 
 @pytest.mark.slow
-def test_the_plain_loop_goes_on_where_it_was(tmp_path: Path) -> None:
-    run("plain_loop.py", tmp_path)
+def test_the_plain_loop_goes_on_where_it_was(tmp_path: Path, warm: Path) -> None:
+    run(warm, "plain_loop.py", tmp_path)
     with Store.open(tmp_path / "store") as store:
         assert [info.step for info in store.checkpoints()] == STEPS["plain_loop.py"]
         store.delete(5)
 
-    assert "main@4 restored" in run("plain_loop.py", tmp_path)
+    assert "main@4 restored" in run(warm, "plain_loop.py", tmp_path)

@@ -190,7 +190,7 @@ def _goes_on(store: Store, listed: list[tuple[str, str]], facts: dict[Fact, set[
 def check_tree(path: Path, *, set_aside: bool = False) -> list[str]:
     """Return what is wrong with a store that no process has open: names, links, blobs, counts.
 
-    `set_aside`: a catalog that was set aside as damaged is none of it.
+    `set_aside`: a catalog that was set aside as damaged is not wrong.
     """
     wrong = []
     names: dict[tuple[int, int], list[Path]] = defaultdict(list)

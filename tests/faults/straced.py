@@ -116,7 +116,7 @@ def moments(lines: Iterator[str]) -> Iterator[Moment]:
     """Return what happened, in order.
 
     Raises:
-        ValueError: A line is none of those that strace is known to write.
+        ValueError: A line has no form that strace is known to write.
     """
     held = list(lines)
     finished = _calls_that_end_later(held)

@@ -1,7 +1,7 @@
 """A process that is killed before or after any call that changes the store leaves a whole store.
 
 ``CKSTORE_CRASH=full`` kills before every call and after each of ckstore's own (after one of SQLite's is before the
-next), else a sample that is another one each day; the counts are printed. What is looked at
+next), else a sample that is another one for each commit; the counts are printed. What is looked at
 afterwards is in `checker.py`.
 """
 
@@ -12,11 +12,11 @@ import pytest
 from tests.faults.harness import Faults, Tally, Whole, every_point, sample, split
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.shim import Mode
-from tests.support.coverage import daily_seed
+from tests.support.coverage import sample_seed
 
 pytestmark = pytest.mark.crash
 
-_SAMPLE = {"kill-before": 8, "kill-after": 4}
+_SAMPLE = {"kill-before": 4, "kill-after": 2}
 
 
 @pytest.mark.parametrize("mode", ["kill-before", "kill-after"])
@@ -28,7 +28,7 @@ def test_a_kill_at_any_call_leaves_a_whole_store(faults: Faults, whole: Whole, s
     def run(at: int) -> dict[str, object]:
         return faults.case(scenario, mode, at)
 
-    seed = daily_seed()
+    seed = sample_seed()
     if seed is None and mode == "kill-before":
         every_point(tally, run)
     else:

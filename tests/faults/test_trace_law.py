@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 _SAMPLED = ("first_save", "replace", "rotate")
-_FAILING_SYNCS = 8
+_FAILING_SYNCS = 4
 _GOING_BACK = (Request("replace_by_renames", 8), Request("replace_by_renames", 11), Request("checkout_links", 4))
 """The old checkpoint goes back to its place; what was checked out is there already."""
 

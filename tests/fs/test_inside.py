@@ -101,6 +101,7 @@ def fingerprint(folder: Path) -> list[tuple[str, int, int, int, bytes]]:
     return found
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("act", ACTS)
 def test_a_directory_swapped_for_a_symlink_is_not_followed(act: str, level: int, tmp_path: Path) -> None:

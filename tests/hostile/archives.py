@@ -35,7 +35,7 @@ SHORT = (
     "one tensor of 2^61 elements, all in one place",
     "100 views that overlap",
 )
-"""Of these `make test` tries some each day."""
+"""Of these `make test` tries some, others for each commit."""
 
 
 def drawn(seed: int) -> Builder:

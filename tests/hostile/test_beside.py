@@ -144,6 +144,7 @@ def write(root: Path) -> None:
         store.gc()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("act", [read, write])
 @pytest.mark.parametrize("make", SETS)
 def test_a_set_that_ckstore_would_not_have_left_is_never_opened(

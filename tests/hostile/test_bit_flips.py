@@ -1,6 +1,6 @@
 """One flipped bit in any file of a store: no wrong byte, no wrong decision, no save that cannot be loaded.
 
-``CKSTORE_CRASH=full`` flips more than 5,000 bits, else some 100; the counts and the seed are printed.
+``CKSTORE_CRASH=full`` flips more than 5,000 bits, else some 60; the counts and the seed are printed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.support.coverage import covered, lane_seed
 from tests.support.memory import memory_folder
 from tests.support.requirements import CRASH_FULL
 
-_EACH = 130 if CRASH_FULL else 3
+_EACH = 130 if CRASH_FULL else 2
 """Bits of each file."""
 _ALL_UP_TO = 1100 if CRASH_FULL else 0
 """Of files with no more bits, such as ``config.json``, each is flipped, in one of the stores."""
-_CATALOG_EACH = 600 if CRASH_FULL else 10
+_CATALOG_EACH = 600 if CRASH_FULL else 5
 _SHARDS = 8 if CRASH_FULL else 1
 
 

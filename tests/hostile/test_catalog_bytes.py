@@ -23,7 +23,7 @@ from tests.support.requirements import CRASH_FULL
 
 __all__ = ["place"]
 
-VISITED = 150 if CRASH_FULL else 4
+VISITED = 150 if CRASH_FULL else 2
 ASKED = 5_000 if CRASH_FULL else 150
 _TOLD = 5
 

@@ -71,6 +71,7 @@ def test_the_store_that_is_spoiled_is_a_good_one(template: Path, tmp_path: Path)
         assert fingerprint(store.load(GOOD)) == fingerprint(state(1))
 
 
+@pytest.mark.crossed
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["pipe", "socket", "directory", "symlink"])
 @pytest.mark.parametrize("name", ["manifest.json", "blob"])

@@ -68,6 +68,7 @@ def _moved(victim: Path, name: str) -> str:
     return f"{name}/{victim.name}"
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", [_climbing, _fanned, _absolute, _fan_climbs])
 @pytest.mark.parametrize("act", ["gc", "save"])
 def test_a_digest_that_is_a_path_frees_nothing(root: Path, victim: Path, name: Callable[[Path], str], act: str) -> None:

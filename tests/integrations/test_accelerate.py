@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -36,19 +35,18 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 def test_a_loop_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit_for_bit(
-    tmp_path: Path, store: Store
+    tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = train(Store.init(tmp_path / "whole"), tmp_path / "one")
-    words = [
-        sys.executable,
-        "-m",
-        "tests.integrations.tiny_accelerate",
-        str(store.path),
-        str(tmp_path / "two"),
-        "",
-        "2",
-    ]
-    killed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    program: list[str | Path] = [warm / "python", "-m", "tests.integrations.tiny_accelerate"]
+    killed = subprocess.run(
+        [*program, store.path, tmp_path / "two", "", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert [info.step for info in store.checkpoints()] == [0, 1]
     (largest, *_) = sorted(

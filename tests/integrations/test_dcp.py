@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
@@ -283,6 +284,24 @@ def test_a_checkpoint_that_a_tag_or_a_pin_names_is_replaced_with_force_only(stor
     assert [warning.startswith("main@1 was replaced: the ") for warning in info.warnings] == [True]
     assert [tag.id for tag in store.tags()] == [pin.id for pin in store.pins()] == [info.id]
     assert stagings(store) == []
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_rank_that_stood_still_is_told_that_what_it_saved_was_replaced(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = state_dict_saver.save
+
+    def stand_still(*args: Any, **kwargs: Any) -> Any:
+        metadata = real(*args, **kwargs)
+        store.save({"w": 2}, 1, if_exists="replace")
+        return metadata
+
+    monkeypatch.setattr(state_dict_saver, "save", stand_still)
+    info = dcp.save(store, {"w": torch.zeros(300)}, 1)
+
+    assert info.id != store.info(1).id
+    assert any("was replaced since" in warning for warning in info.warnings)
 
 
 def test_stateful_objects_are_saved_and_loaded_as_their_state(pair: Group, store: Store) -> None:

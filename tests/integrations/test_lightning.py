@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,18 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_a_run_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit_for_bit(
-    tmp_path: Path, store: Store
+    tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = fit(Store.init(tmp_path / "whole"), tmp_path / "one")
-    words = [sys.executable, "-m", "tests.integrations.tiny_lightning", str(store.path), str(tmp_path / "two"), "", "6"]
-    killed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    program: list[str | Path] = [warm / "python", "-m", "tests.integrations.tiny_lightning"]
+    killed = subprocess.run(
+        [*program, store.path, tmp_path / "two", "", "6"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert [info.step for info in store.checkpoints()] == [2, 4]
     assert len(list((tmp_path / "two" / "ckpt").glob("*.ckpt"))) == 2
@@ -218,6 +224,7 @@ def test_a_step_with_a_tag_is_left_alone_with_a_warning_and_a_marker_of_another_
         CkstoreCheckpointIO(other).load_checkpoint(path)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize("refused", ["marker", "folder"])
 def test_what_a_marker_that_cannot_be_read_may_name_is_kept(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,16 +62,18 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def program(store: Path, out: Path, resume: str = "", kill_at: int = 0, **environment: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "tests.integrations.tiny_trainer", str(store), str(out), resume, str(kill_at)]
+def program(
+    warm: Path, store: Path, out: Path, resume: str = "", kill_at: int = 0, **environment: str
+) -> subprocess.Popen[str]:
+    words = [str(warm / "python"), "-m", "tests.integrations.tiny_trainer", str(store), str(out), resume, str(kill_at)]
     return subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
     )
 
 
-def test_a_run_that_was_killed_in_a_save_goes_on_bit_for_bit(tmp_path: Path, trained: Path) -> None:
+def test_a_run_that_was_killed_in_a_save_goes_on_bit_for_bit(tmp_path: Path, trained: Path, warm: Path) -> None:
     store = Store.init(tmp_path / "store")
-    killed = program(store.path, tmp_path / "out", kill_at=4)
+    killed = program(warm, store.path, tmp_path / "out", kill_at=4)
     output = killed.communicate(timeout=280)[0]
     assert killed.returncode == -signal.SIGKILL, output
     assert [info.step for info in store.checkpoints()] == [2]

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,11 +49,11 @@ def assert_is(trainer: Any, whole: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("saves", ["state", "background"])
 def test_a_run_that_was_killed_in_a_save_goes_on_bit_for_bit_with_one_checkpoint(
-    tmp_path: Path, whole: Any, saves: str
+    tmp_path: Path, whole: Any, saves: str, warm: Path
 ) -> None:
     store = Store.init(tmp_path / "store")
     store.config.retention = RetentionPolicy(keep_last=1)
-    words = [sys.executable, "-m", "tests.integrations.tiny_trainer", str(store.path), str(tmp_path / "out")]
+    words = [str(warm / "python"), "-m", "tests.integrations.tiny_trainer", str(store.path), str(tmp_path / "out")]
     killed = subprocess.run(
         [*words, "", "4", saves],
         cwd=ROOT,

@@ -23,6 +23,7 @@ def test_every_setting_is_tried_here() -> None:
     assert {name for name in vars(StoreConfig) if not name.startswith("_")} == set(OTHER_VALUES)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", OTHER_VALUES)
 @pytest.mark.parametrize("how", ["None", "del"])
 def test_a_setting_is_kept_for_every_handle_until_it_gets_its_default_again(store: Store, name: str, how: str) -> None:
@@ -40,6 +41,7 @@ def test_a_setting_is_kept_for_every_handle_until_it_gets_its_default_again(stor
     assert name not in (store.path / "config.json").read_text()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", OTHER_VALUES)
 @pytest.mark.parametrize("wrong", ["yes", -3, {"keep_last": 3}])
 def test_a_value_of_another_type_is_refused_by_name_and_changes_nothing(store: Store, name: str, wrong: object) -> None:

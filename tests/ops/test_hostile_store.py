@@ -64,6 +64,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.crossed
 @pytest.mark.filterwarnings("ignore::ckstore.errors.CkstoreWarning")  # that the catalog is rebuilt
 @pytest.mark.parametrize("damage", BREAKS)
 @pytest.mark.parametrize("catalogued", [True, False], ids=["with-catalog", "without-catalog"])

@@ -14,26 +14,28 @@ from typing import NamedTuple
 from tests.protocol.search import Explored, Step, explore
 
 _SAVE = "ranks.save._save"
-_PART = "ranks.meeting.Meeting.say_part"
+_PART = "ranks.by_files.FilesMeeting.say_part"
 _FAIL = "ranks.decide.Deciding.fail"
 _GIVES_UP = "ranks.work.RankWork._end_now"
-_LOCK = "ranks.meeting.Meeting.deciding"
+_LOCK = "ranks.by_files.FilesMeeting.deciding"
 _DECIDE = "ranks.decide.Deciding._decide_alone"
-_STAGE = "ranks.save._publish"
-_PUBLISHING = "ranks.meeting.Meeting.say_publishing"
-_LINK = "ranks.whole.link_parts"
+_LOST = "ranks.outcome.lost"
+_STAGE = "ranks.whole.Whole.publish"
+_PUBLISHING = "ranks.by_files.FilesMeeting.say_publishing"
+_LINK = "ranks.whole.Whole._link_parts"
 _RENAME = "objects.publish._renamed"
 _SYNC = "objects.publish._sync"
-_OUTCOME = "ranks.meeting.Meeting.say_outcome"
+_OUTCOME = "ranks.by_files.FilesMeeting.say_outcome"
 _COMMITTED = "ranks.decide.Deciding._committed"
 _ENDED = "ranks.decide.Deciding._ended"
-_FENCE = "ranks.meeting.Meeting.fence"
+_FENCE = "ranks.by_files.FilesMeeting.fence"
 _MOVE = "ranks.decide.Deciding._fence"
 _PUBLISHED = "ranks.decide.Deciding._published"
 _SWEEP = "objects.trash.sweep_staging"
 
 _UNDECIDED = -1
 _OURS, _OTHER = "this try", "another try"
+_NEWER, _AGAIN = "another try, which has replaced this one", "this try, which has replaced a newer one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,19 @@ class RankRules:
     ranks: int = 2
     deaths: int = 1
     replaced: bool = True
-    decides_alone: bool = True  # Meeting.deciding: one rank at a time has the lock
+    decides_alone: bool = True  # FilesMeeting.deciding: one rank at a time has the lock
     all_parts: bool = True  # Deciding._decide_alone: without all parts it gives up
     looks_first: bool = True  # the same: whether a rank that died has published
     syncs_itself: bool = True  # Deciding._published: the rename of another rank is made durable
-    outcome_has_info: bool = True  # decide.published: what was published, not where
+    outcome_has_info: bool = True  # outcome.published: what was published, not where
     first_counts: bool = True  # Deciding._committed: the outcome that was said first
     fences: bool = True  # Deciding._fence: before it gives up a rank that has the lock
-    fence_first: bool = True  # Meeting.fence: the fence is written, then what is being published is read
-    sees_fence: bool = True  # Meeting.say_publishing: what is being published is written, then the fence is looked for
+    fence_first: bool = True  # FilesMeeting.fence: the fence is written, then what is being published is read
+    sees_fence: bool = (
+        True  # FilesMeeting.say_publishing: it is written what is published, then the fence is looked for
+    )
     fence_looks: bool = True  # Deciding._fence: whether it is published says the place, not whether a rename worked
+    looks_for_lost: bool = True  # outcome.lost: whether a rank that died has published what was replaced since
     stops: bool = True  # RankWork.doing: a thread whose caller has given up says nothing more
 
     def without(self, *names: str) -> RankRules:
@@ -67,7 +72,8 @@ class Rank(NamedTuple):
         doing: What it does next.
         told: What its caller was told: ``failed``, or whose checkpoint it got; empty: nothing yet.
         part: Whether its part lies in staging.
-        whole: Where its staging of the whole is: none ``-``, staging ``S``, trash ``X``, in its place ``P``.
+        whole: Where its staging of the whole is: none ``-``, staging ``S``, trash ``X``, in its place ``P``; ``E``: it
+            has changed places with what was there before, which lies in staging.
         saw: The ranks that it saw publishing, as bits.
     """
 
@@ -137,7 +143,7 @@ class RankModel:
     def wrong(self, job: Job) -> str:
         """Return what is bad in this state."""
         told = {rank.told for rank in job.ranks}
-        if _OTHER in told:
+        if told & {_OTHER, _NEWER}:
             return "a rank was told of a checkpoint that its try did not make"
         if "failed" in told and (_OURS in told or job.place == _OURS):
             return "a rank was told that the save failed, and it is there"
@@ -145,6 +151,8 @@ class RankModel:
             return "a rank was told of a checkpoint that a power cut may take"
         if job.place == _OURS and job.joined != self._all:
             return "it was published without all parts"
+        if job.place == _AGAIN:
+            return "the older try took the place of the newer one again"
         return ""
 
     def steps(self, job: Job) -> Iterator[Step[Job]]:
@@ -174,13 +182,14 @@ class RankModel:
                 if job.deaths and rank.doing != "new":
                     died = job.of(number, "dead").unlocked(number)
                     yield Step(who, "", "dies", died._replace(deaths=job.deaths - 1))
-            elif rank.doing == "dead" and (rank.part or rank.whole == "S"):
-                whole = "X" if rank.whole == "S" else rank.whole
+            elif rank.doing == "dead" and (rank.part or rank.whole in ("S", "E")):
+                whole = "X" if rank.whole in ("S", "E") else rank.whole
                 yield Step(who, _SWEEP, "what it staged is swept", job.of(number, "dead", part=False, whole=whole))
         if self._rules.replaced and not job.replaced:
             # It syncs the same directories before it ends.
             durable = job.durable or job.place == _OURS
-            there = job._replace(place=_OTHER, durable=durable, replaced=True)
+            place = _NEWER if job.place == _OURS else _OTHER
+            there = job._replace(place=place, durable=durable, replaced=True)
             yield Step("another try", "", "replaces the step" if job.place else "saves the step", there)
 
     # ------------------------------------------------------------------ until its part is staged
@@ -225,6 +234,10 @@ class RankModel:
             yield Step(who, _DECIDE, "finds an outcome", job.of(number, "waits").unlocked(number))
         elif job.place == _OURS and self._rules.looks_first:
             yield Step(who, _PUBLISHED, "finds it published", job.of(number, "finds it"))
+        elif self._rules.looks_for_lost and any(
+            job.publishing >> other & 1 and rank.whole != "S" for other, rank in enumerate(job.ranks)
+        ):
+            yield Step(who, _LOST, "finds that a rank may have published it", job.of(number, "gives up"))
         elif job.failed or (job.said != self._all and self._rules.all_parts):
             yield Step(who, _DECIDE, "finds that one failed or is missing", job.of(number, "gives up"))
         else:
@@ -262,10 +275,10 @@ class RankModel:
         elif job.place == _OURS:
             yield Step(who, _RENAME, "the same is there", job.of(number, "renamed"))
         else:
-            done = job.of(number, "renamed", whole="P")._replace(place=_OURS, durable=False)
             # Where another try has the step they change places, and the staging has what was there.
-            exchanged = job.of(number, "renamed", whole="S")._replace(place=_OURS, durable=False)
-            yield Step(who, _RENAME, "renames it into its place", exchanged if job.place else done)
+            renamed = job.of(number, "renamed", whole="E" if job.place else "P")
+            place = _AGAIN if job.place == _NEWER else _OURS
+            yield Step(who, _RENAME, "renames it into its place", renamed._replace(place=place, durable=False))
 
     def _syncs(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
         yield Step(who, _SYNC, "makes that durable", job.of(number, "synced")._replace(durable=True))
@@ -291,7 +304,7 @@ class RankModel:
     def _moves(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
         after, has_moved = job, False
         for other, rank in enumerate(job.ranks):
-            if job.ranks[number].saw >> other & 1 and rank.whole == "S":
+            if job.ranks[number].saw >> other & 1 and rank.whole in ("S", "E"):
                 after, has_moved = after.of(other, rank.doing, whole="X"), True
         if has_moved and not self._rules.fence_looks:
             yield Step(who, _MOVE, "moves that away", after.of(number, "gives up"))

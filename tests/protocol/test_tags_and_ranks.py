@@ -72,6 +72,7 @@ def test_all_ranks_of_a_try_are_told_the_same_and_it_is_so(
         ("fence_first", _FAILED_AND_THERE),
         ("sees_fence", _FAILED_AND_THERE),
         ("fence_looks", _FAILED_AND_THERE),
+        ("looks_for_lost", "the older try took the place of the newer one again"),
         ("stops", _FAILED_AND_THERE),
     ],
 )

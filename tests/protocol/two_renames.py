@@ -364,7 +364,7 @@ class ReplaceModel:
 
 
 def _taken(run: Run, x: str) -> Run:
-    """Return the state in which `x` took the place for a free one; it is none if it is empty for a moment only."""
+    """Return the state in which `x` took the place for a free one; one that is empty for a moment is not free."""
     return run.put(x, "P").then(x, "placed")._replace(misjudged=run.misjudged or bool(run.gap()))
 
 

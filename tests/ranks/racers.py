@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
+import threading
 from collections import defaultdict, deque
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,9 +17,9 @@ import numpy as np
 import ckstore
 from ckstore import Ranks, Store
 from ckstore.objects import publish
-from ckstore.ranks import save as save_of_ranks
 from ckstore.ranks import work
-from ckstore.ranks.meeting import Meeting
+from ckstore.ranks.by_files import FilesMeeting
+from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import GRACE_LEAST_S, RankWork
 
 
@@ -36,7 +36,8 @@ def state_of(rank: int, step: int) -> dict[str, object]:
 
 def stop_here() -> None:
     """Stand still until the test sends SIGCONT."""
-    os.kill(os.getpid(), signal.SIGSTOP)
+    # To this thread: one to the process may be taken by another thread first, and this one goes on until that runs.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def stop_at(moment: str) -> ExitStack:
@@ -45,8 +46,8 @@ def stop_at(moment: str) -> ExitStack:
     if not moment:
         return patched
     place, name, before = {
-        "staged": (Meeting, "say_part", False),
-        "joining": (save_of_ranks, "link_parts", True),
+        "staged": (FilesMeeting, "say_part", False),
+        "joining": (Whole, "_link_parts", True),
         "publishing": (RankWork, "publishing", False),
         "renamed": (publish, "_sync", True),
     }[moment]

@@ -118,6 +118,39 @@ def test_a_rank_that_stood_still_returns_what_its_own_try_published(racers: Race
     assert left_over(store) == []
 
 
+def test_a_late_rank_does_not_put_an_older_try_in_the_place_of_a_newer_one(racers: Racers, store: Store) -> None:
+    """One rank stands still, and the other dies after its rename; then another try replaces the step."""
+    options = {"if_exists": "replace"}
+    racers.say(0, **given(store, 0, stop_at="staged", options=options))
+    wait_until_stopped(racers, 0)
+    racers.say(1, **given(store, 1, stop_at="renamed", options=options))
+    wait_until_stopped(racers, 1)
+    older = store.info(5)
+    named = f"rank 1 ({os.uname().nodename}, process {racers.processes[1].pid})"
+    racers.kill(1)
+    newer = store.save({"other": np.arange(9)}, 5, if_exists="replace")
+    go_on(racers, 0)
+    late = racers.answer(0)
+
+    assert store.info(5).id == newer.id != older.id
+    assert late["error"] == "RankFailed"
+    assert f"main@5 is not there: {named} stopped while it published" in late["message"]
+    assert left_over(store) == []
+
+
+def test_a_rank_that_is_killed_before_its_rename_is_replaced_by_another(racers: Racers, store: Store) -> None:
+    racers.say(0, **given(store, 0, stop_at="staged"))
+    wait_until_stopped(racers, 0)
+    racers.say(1, **given(store, 1, stop_at="publishing"))
+    wait_until_stopped(racers, 1)
+    racers.kill(1)
+    go_on(racers, 0)
+
+    assert racers.answer(0)["id"] == store.info(5).id
+    assert sorted(store.load(5)) == [0, 1]
+    assert left_over(store) == []
+
+
 def wait_for_part(store: Store, rank: int) -> None:
     deadline = time.monotonic() + PATIENT_S
     while not list(store.path.glob(f"staging/*/part-{rank}.json")):

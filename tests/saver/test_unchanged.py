@@ -14,7 +14,7 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InUse, NotUnchanged, SaveFailed
 from ckstore.saver.client import unchanged as module
-from ckstore.saver.client.unchanged import Bases, Placed
+from ckstore.saver.client.unchanged import Bases, SnapshotPlan
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.support.stores import check_store
 
@@ -183,7 +183,7 @@ def test_what_the_checkpoint_before_has_in_another_form_is_not_taken(
 ) -> None:
     place = Bases.place
 
-    def placed(bases: Bases, *how: Any) -> Placed:
+    def placed(bases: Bases, *how: Any) -> SnapshotPlan:
         there = place(bases, *how)
         kept = there.kept
         if kept is None:

@@ -17,7 +17,7 @@ from ckstore.errors import NoSuchRef, NotUnchanged
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.manifest import Description, LeafRecord
 from ckstore.model.saver.messages import Order
-from ckstore.saver.client.unchanged import Bases, Placed, Unchanged
+from ckstore.saver.client.unchanged import Bases, SnapshotPlan, Unchanged
 from tests.saver.conftest import DEADLINE_S
 from tests.support.stores import check_store
 
@@ -84,7 +84,7 @@ class Trainer:
         self.bases.ordered(asked)
         self.under_way.append(Asked(asked, dict(self.versions)))
 
-    def is_right(self, placed: Placed, order: str, step: int) -> None:
+    def is_right(self, placed: SnapshotPlan, order: str, step: int) -> None:
         """What is kept is in the checkpoint that it is taken from as it is here, or in the snapshot."""
         kept = placed.kept
         assert [place.offset < 0 for place in placed.places] == [
@@ -200,10 +200,10 @@ def test_a_checkpoint_is_what_was_given_or_a_compared_difference_fails_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tensor that was named and has changed is what the checkpoint before holds, whole, unless it was compared."""
-    placings: list[Placed] = []
+    placings: list[SnapshotPlan] = []
     place = Bases.place
 
-    def noted(bases: Bases, *how: Any) -> Placed:
+    def noted(bases: Bases, *how: Any) -> SnapshotPlan:
         placings.append(place(bases, *how))
         return placings[-1]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.tensors.targets.differences import Terms
+    from ckstore.tensors.targets.differences import LoadRules
 
 
 def bytes_of(source: ByteSource) -> bytes:
@@ -78,13 +78,13 @@ class Saved:
         assert sorted(self.asked) == needed_storages(self.manifest.state, self.manifest.leaves, keep)
         return value
 
-    def plan(self, target: object, terms: Terms | None = None) -> IntoPlan:
+    def plan(self, target: object, terms: LoadRules | None = None) -> IntoPlan:
         """Return the plan to load into `target`."""
         plan = plan_into(target, self.manifest.state, self.manifest.leaves, terms)
         plan.prepare([record.nbytes for record in self.manifest.storages])
         return plan
 
-    def load_into(self, target: object, terms: Terms | None = None) -> IntoPlan:
+    def load_into(self, target: object, terms: LoadRules | None = None) -> IntoPlan:
         """Load into `target`; check that only what is indirect was asked for, and once."""
         plan = self.plan(target, terms)
         plan.attempt(lambda storages: {storage: self.memory(storage) for storage in storages})

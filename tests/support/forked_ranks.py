@@ -1,8 +1,8 @@
 """Groups of ranks that may be killed, forked from one process that has imported their framework: that takes seconds.
 
 Run as a program it imports the modules that are named, then forks the ranks of one group after another. Each rank is a
-process of its own, joined to the others by gloo, and begins where the import has ended. A group of
-one is none.
+process of its own, joined to the others by gloo, and begins where the import has ended. A single
+rank makes no group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Small real filesystems on loop devices, for tests that need one that keeps (or breaks) promises.
 
 The directory in which tests run may be a tmpfs, an overlay or an ext4 without a journal; a mount of
-our own is none of these. Every mount made here is taken down again, also when the test fails.
+our own is different. Every mount made here is taken down again, also when the test fails.
 """
 
 import contextlib

@@ -8,7 +8,9 @@ failure. A GPU is the one exception: ckstore builds and passes without.
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,24 @@ IN_CI = os.environ.get("CKSTORE_CI", "") not in ("", "0")
 
 CRASH_FULL = os.environ.get("CKSTORE_CRASH", "") == "full"
 """Whether the crash lanes try every point (`make crash`) instead of a sample of them."""
+
+_WHOLE = pytest.mark.whole
+
+
+def representatives(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Return `cases` for `parametrize`; those that are not `kept` run in `make crash` alone, or by their name.
+
+    Args:
+        cases: All of them, each a value or, for several parameters, a tuple.
+        kept: Each stands for those that take the same way through the code.
+    """
+    every = [*cases]
+    assert all(case in every for case in kept), f"{kept} are not all among {every}"
+    values = [case if isinstance(case, tuple) else (case,) for case in every]
+    return [
+        pytest.param(*value, marks=() if case in kept else _WHOLE) for case, value in zip(every, values, strict=True)
+    ]
+
 
 SOAK_S = float(os.environ.get("CKSTORE_SOAK_S", "5"))
 """How long each soak lasts (`make soak` says 60, or what SOAK_S tells it)."""

@@ -13,12 +13,21 @@ from typing import Any
 import pytest
 
 
+def by_the_machine(report: pytest.TestReport) -> bool:
+    """Whether a loaded machine alone explains the failure: the worker was lost, or pytest-timeout ended the test."""
+    if report.when not in ("setup", "call", "teardown"):  # xdist reports a lost worker as "???"
+        return True
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(getattr(crash, "message", "")).startswith("Failed: Timeout (>")
+
+
 class Outcomes:
     """What the reports of one run said."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._failed: defaultdict[str, list[str]] = defaultdict(list)
+        self._in_earnest: set[str] = set()
         self._passed: set[str] = set()
         self._uncollected: list[str] = []
 
@@ -27,6 +36,8 @@ class Outcomes:
         if report.failed:
             sections = "".join(f"\n--- {title} ---\n{text}" for title, text in report.sections)
             self._failed[report.nodeid].append(f"[{report.when}]\n{report.longreprtext}\n{sections}")
+            if not by_the_machine(report):
+                self._in_earnest.add(report.nodeid)
         elif report.passed and report.when == "call":
             self._passed.add(report.nodeid)
 
@@ -39,6 +50,7 @@ class Outcomes:
         """Write the file."""
         outcomes: dict[str, Any] = {
             "failed": self._failed,
+            "in_earnest": sorted(self._in_earnest),
             "passed": sorted(self._passed - self._failed.keys()),
             "uncollected": self._uncollected,
             "stopped": bool(session.shouldstop or session.shouldfail),

@@ -1,9 +1,10 @@
-"""Write which share of the time of `make test` each room takes into the table of CONTRIBUTING.md.
+"""Write which share of the processor time of `make test` each room takes into the table of CONTRIBUTING.md.
 
 Usage: python -m tests.tools.shares REPORT PAGE
 
-REPORT is the JUnit report of a run of pytest, such as build/tests.xml, which `make test` writes. Of PAGE only what
-stands between the two markers is replaced. Shares, not seconds: those of another machine differ, these hardly do.
+REPORT is the JUnit report of a run of pytest with `tests.tools.processor`, such as build/tests.xml, which `make test`
+writes. Of PAGE only what stands between the two markers is replaced. Shares, not seconds: those of another machine
+differ, these hardly do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from itertools import takewhile
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from tests.tools.processor import NAME
+
 BEGIN, END = "<!-- shares: begin -->", "<!-- shares: end -->"
 
 
@@ -23,7 +26,7 @@ def table(report: Path) -> str:
     tests: Counter[str] = Counter()
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest's own
         room = "/".join(takewhile(lambda name: not name.startswith("test_"), case.attrib["classname"].split(".")))
-        seconds[room] += float(case.attrib["time"])
+        seconds[room] += sum(float(a.attrib["value"]) for a in case.iter("property") if a.attrib["name"] == NAME)
         tests[room] += 1
     whole = sum(seconds.values())
     largest = sorted(seconds, key=lambda room: -seconds[room])

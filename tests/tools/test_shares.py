@@ -3,10 +3,14 @@ from pathlib import Path
 from tests.tools.shares import main
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.ops.test_review" name="a" time="3.5"/>
-<testcase classname="tests.ops.save.test_save.TestIt" name="b" time="2.5"/>
-<testcase classname="tests.cli.test_log" name="c" time="1.5"/>
-<testcase classname="tests.test_layout" name="d" time="0.5"/>
+<testcase classname="tests.ops.test_review" name="a" time="9"><properties>
+<property name="processor_s" value="3.5"/></properties></testcase>
+<testcase classname="tests.ops.save.test_save.TestIt" name="b" time="9"><properties>
+<property name="processor_s" value="2.5"/></properties></testcase>
+<testcase classname="tests.cli.test_log" name="c" time="9"><properties>
+<property name="processor_s" value="1.5"/></properties></testcase>
+<testcase classname="tests.test_layout" name="d" time="9"><properties>
+<property name="processor_s" value="0.5"/></properties></testcase>
 </testsuite></testsuites>"""
 
 

@@ -74,6 +74,7 @@ def test_a_folder_comes_in_by_step_with_times_and_metrics_and_every_file_comes_b
     assert (len(again.imported), len(again.present)) == (0, 3)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("name", ["checkpoint-1000/trainer_state.json", "latest"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 def test_metrics_and_the_latest_that_cannot_be_read_end_the_import_and_come_along_in_the_next(

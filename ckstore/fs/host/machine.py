@@ -21,7 +21,7 @@ def boot_id() -> str:
 
 
 def dirty_pages() -> DirtyFacts:
-    """Return how much is to be written, of all programs, and where the kernel makes writers wait; 0 where not told."""
+    """Return how much is to be written, of all programs, and where the kernel makes writers wait; 0 where unknown."""
     known_bytes = {}
     for line in _text(Path("/proc/meminfo")).splitlines():
         name, _, value = line.partition(":")

@@ -84,8 +84,8 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
 
     And that names that differ in case are two: else runs and tags would be one that are not.
 
-    It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so what a killed
-    process leaves can be told from what a living one is just trying (`remove_leftovers`).
+    It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers
+    of a killed process differ from the trial of a living one (`remove_leftovers`).
 
     Raises:
         UnsafePlace: Something does not work; the message says what.

@@ -8,10 +8,10 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, InUse, NoSuchRef, RankFailed
-from ckstore.integrations.dcp.group import Ranks, is_alone, sendable
+from ckstore.integrations.dcp.group import GroupMeeting, is_alone, sendable
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
-from ckstore.integrations.dcp.writer import CkstoreWriter, RefusedWriter
+from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.ops.read.load_into import LoadReport
 
@@ -54,10 +54,10 @@ def save(
         RankMismatch: The ranks do not mean the same checkpoint.
         RankFailed: The save failed at a rank; the causes of all ranks are in it. After both nothing was published.
     """
-    ranks = Ranks(f"saving {run}@{step}", process_group)
+    ranks = GroupMeeting(f"saving {run}@{step}", process_group)
     # What one rank alone can get wrong comes before the first collective of DCP, in which the others would wait for it.
     writer, plain = ranks.agree(lambda: (CkstoreWriter(store, step, run, **about), _plain(state)))
-    writer.timeout_s, writer.tell = ranks.own_timeout_s, ranks.tell
+    writer.timeout_s, writer.say = ranks.own_timeout_s, ranks.say
     try:
         with ranks.failing_together():
             metadata = state_dict_saver.save(
@@ -65,8 +65,7 @@ def save(
             )
     finally:
         writer.close()
-    info: CheckpointInfo = metadata.storage_data
-    return info
+    return writer.with_news(metadata.storage_data)
 
 
 def async_save(
@@ -103,7 +102,20 @@ def async_save(
         if is_alone():
             raise
         # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
-        return state_dict_saver.async_save({}, storage_writer=RefusedWriter(sendable(error)), **options)
+        return state_dict_saver.async_save({}, storage_writer=_RefusedWriter(sendable(error)), **options)
+
+
+class _RefusedWriter(CkstoreWriter):
+    """The writer of a rank that could not begin: all ranks learn why by the first collective, and nothing is saved."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__("", 0)
+        self._error = error
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Raise it."""
+        del is_coordinator, args, kwargs
+        raise self._error
 
 
 def load(
@@ -138,7 +150,7 @@ def load(
         RankMismatch: The ranks found different ones.
         RankFailed: Loading failed at a rank, or something does not fit there; the causes of all ranks are in it.
     """
-    ranks = Ranks(f"loading {ref}", process_group)
+    ranks = GroupMeeting(f"loading {ref}", process_group)
     goes_back = ranks.agree(lambda: is_latest_valid(ref)) and strict and planner is None
     begun: dict[str, str] = {}
     while True:
@@ -157,7 +169,7 @@ def load(
 
 
 def _load_once(
-    ranks: Ranks,
+    ranks: GroupMeeting,
     reader: CkstoreReader,
     states: tuple[dict[str, Any], dict[str, Any]],
     planner: LoadPlanner,

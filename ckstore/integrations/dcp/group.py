@@ -2,50 +2,51 @@
 
 Before anything collective is begun each rank does by itself what can fail there (its arguments, the ``state_dict()`` of
 its objects), and one round tells all ranks how that went. So no rank waits for one that has given up already.
-Who does not come to that round, or is lost later, is found by the marks that each rank leaves in the store of the
-process group (the key-value store by which its processes found each other), and by what the kernel says of the
+Who does not come to that round, or is lost later, is found by what each rank leaves in the store of the process group
+(the key-value store by which its processes found each other, which outlives a rank), and by what the kernel says of the
 processes of this host.
 """
 
 from __future__ import annotations
 
+import json
 import math
-import os
 import pickle  # to find out whether an error can go to the other ranks; none is read here
-import socket
+import threading
 import time
 import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
-from ckstore.integrations.dcp.marks import Mark, Marks
-from ckstore.integrations.dcp.writer import STAGED
-from ckstore.ranks.decide import why
-from ckstore.ranks.processes import what_became_of
+from ckstore.errors import CkstoreError, RankFailed
+from ckstore.ranks.meeting import Meeting, failed_on_all, why
+from ckstore.ranks.who import Who, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
+    from ckstore.ranks.who import Document
+
 R = TypeVar("R")
 
 _SEEN_TO_END_S = 10.0
 """How long a process may take to end after it has closed its connections."""
+_ASKED_S = 5.0
+"""How long the store of the group is asked: the process that serves it may be the one that was lost."""
 _OWN_SHARE = 0.8
-_PREPARING, _READY = "preparing", "ready"
 
 
 @dataclass
 class _Group:
-    """What this process knows of a group: host and process of each rank, and how many calls there were."""
+    """What this process knows of a group: what each rank has said of its process, and how many calls there were."""
 
-    known: list[tuple[str, int]] = field(default_factory=list)
+    known: dict[int, Document] = field(default_factory=dict)
     calls: int = 0
 
 
@@ -57,7 +58,7 @@ def is_alone() -> bool:
     return not (dist.is_available() and dist.is_initialized())
 
 
-class Ranks:
+class GroupMeeting(Meeting):
     """The ranks of one call.
 
     Args:
@@ -65,17 +66,30 @@ class Ranks:
         group: The ranks; None: all.
     """
 
+    UNSAID: ClassVar[Mapping[str, str]] = {
+        "rank": "did not come",
+        "ready": "has not returned from its state_dict()",
+        "part": "has not staged its part",
+    }
+
     def __init__(self, what: str, group: dist.ProcessGroup | None) -> None:
         self.what = what
         self.is_alone = is_alone()
-        self._phase = ""
+        self._store: Any = None
+        self._said = "rank"
+        self._heard: dict[int, Document] = {}
         self._group: Any = group
         if self.is_alone:
+            super().__init__(Who.here("", 0, 0, world_size=1))
             return
-        self._key: Any = dist.group.WORLD if group is None else group
+        world: Any = dist.group.WORLD
+        self._key = world if group is None else group
+        super().__init__(Who.here("", 0, self._key.rank(), world_size=self._key.size()))
         self._mine = _groups.setdefault(self._key, _Group())
         self._mine.calls += 1
-        self._marks = Marks(self._key, self._mine.calls)
+        get_store = getattr(self._key, "get_group_store", None)  # since torch 2.8
+        with suppress(RuntimeError):  # a backend without one
+            self._store = None if get_store is None else get_store()
 
     @property
     def own_timeout_s(self) -> float:
@@ -89,37 +103,68 @@ class Ranks:
             timeout = dist.default_pg_timeout
         return _OWN_SHARE * timeout.total_seconds()
 
-    def tell(self, phase: str) -> None:
-        """Let the others know how far this rank is, should they lose it."""
-        if not self.is_alone:
-            self._phase = phase
-            self._marks.leave(phase)
+    def say(self, kind: str, **more: object) -> bool:
+        """Leave it in the store of the group, should the others lose this rank."""
+        self._said = kind
+        if self._store is not None:
+            # Under one key, in the place of what it said before: nothing ever empties that store.
+            said = self.who.document(calls=self._mine.calls, said=kind, **more)
+            with suppress(RuntimeError):  # the collective that follows says what is wrong
+                self._store.set(_key(self.who.rank), json.dumps(said))
+        return True
+
+    def hear(self, kind: str) -> dict[int, Document]:
+        """Return what is known of the ranks that are as far as this, as `_listen` has read it."""
+        kinds = list(self.UNSAID)
+        least = self._mine.calls, kinds.index(kind)
+        heard = {rank: said for rank, said in self._heard.items() if said}
+        return {rank: said for rank, said in heard.items() if (said["calls"], kinds.index(said["said"])) >= least}
+
+    def _listen(self) -> None:
+        """Read what all ranks said last; nothing if that cannot be had in time."""
+        found: dict[int, Document] = {}
+
+        def read() -> None:
+            with suppress(RuntimeError, ValueError):  # the store is gone with the process that served it
+                for rank in range(self.who.world_size):
+                    # Asked first: to get a key that is not there waits for it, until the deadline of the store.
+                    is_there = self._store.check([_key(rank)])
+                    found[rank] = json.loads(self._store.get(_key(rank))) if is_there else {}
+
+        if self._store is not None:
+            # In a thread: a store whose server stands still never answers.
+            reading = threading.Thread(target=read, daemon=True)
+            reading.start()
+            reading.join(_ASKED_S)
+        self._heard = dict(found) if len(found) == self.who.world_size else {}
+
+    def known(self) -> dict[int, Document]:
+        """Return what the ranks have said of their processes, in this call or an earlier one."""
+        return {rank: said for rank, said in self._heard.items() if said} | self._mine.known
 
     def agree(self, work: Callable[[], R]) -> R:
-        """Do `work`, and return what it returns if it succeeds on all ranks. It asks no other rank for anything.
+        """Do `work`, and return what it returns if it succeeds on all ranks; else raise what failed, on all of them.
 
-        Raises:
-            CkstoreError: It failed on some ranks, with what was raised there. A process that is alone raises that
-                itself.
+        It asks no other rank for anything: that one may have given up.
         """
         if self.is_alone:
             return work()
-        self.tell(_PREPARING)
+        self.say("rank")
         raised: Exception | None = None
         result: R
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - all ranks raise it below
             raised = error
-        self.tell(_READY)
-        told: list[Any] = [None] * dist.get_world_size(self._group)
+        self.say("ready")  # also after a failure: it is on its way to the round that tells the others
+        told: list[Any] = [None] * self.who.world_size
         with self.failing_together():
             mine = None if raised is None else sendable(raised)
-            dist.all_gather_object(told, (socket.gethostname(), os.getpid(), mine), group=self._group)
-        self._mine.known = [(host, pid) for host, pid, _ in told]
-        failed = {rank: error for rank, (_, _, error) in enumerate(told) if error is not None}
+            dist.all_gather_object(told, (self.who.document(), mine), group=self._group)
+        self._mine.known = {rank: document for rank, (document, _) in enumerate(told)}
+        failed = {rank: error for rank, (_, error) in enumerate(told) if error is not None}
         if failed:
-            raise _of_ranks(self.what, failed) from raised
+            raise failed_on_all(self.what, failed) from raised
         return result
 
     @contextmanager
@@ -131,7 +176,7 @@ class Ranks:
         try:
             yield
         except CheckpointException as error:
-            raise _of_ranks(self.what, {rank: cause[0] for rank, cause in error.failures.items()}) from None
+            raise failed_on_all(self.what, {rank: cause[0] for rank, cause in error.failures.items()}) from None
         except RuntimeError as error:
             if self.is_alone:
                 raise
@@ -139,51 +184,28 @@ class Ranks:
 
     def _lost(self, error: RuntimeError) -> RankFailed:
         """Return the error for what a collective raised, which names the lost ranks as far as that is known."""
-        marks = self._marks.of_all(dist.get_world_size(self._group))
+        self._listen()
         deadline_s = time.monotonic() + _SEEN_TO_END_S
         # The connections of a process are closed a moment before the kernel says that it has ended: until then the
         # others, who are on their way, are not to be blamed. Where the time is over they are.
-        while not (lost := self._ended(marks)) and "imeout" not in str(error) and "imed out" not in str(error):
+        while not (became := self.became()) and "imeout" not in str(error) and "imed out" not in str(error):
             if time.monotonic() >= deadline_s:
                 break
             time.sleep(0.05)
-        lost = lost or self._behind(marks)
-        unseen = "no rank of this host has ended or stands still; see what the others say"
-        said = ", ".join(lost.values()) or unseen
+        known = self.known()
+        lost = {rank: f"{named(rank, known[rank])} {what}" for rank, what in became.items()}
+        if not lost and self._heard:  # where it is not known what the ranks said, no rank is blamed
+            lost = self.behind(self._said)
+        said = ", ".join(lost.values()) or "no rank of this host has ended or stands still; see what the others say"
         return RankFailed(
             f"{self.what}: the ranks lost one another: {said}: {error}",
             hint="start all ranks again; ckstore log says whether the checkpoint was published before",
             causes={rank: CkstoreError(text) for rank, text in lost.items()},
         )
 
-    def _ended(self, marks: Mapping[int, Mark]) -> dict[int, str]:
-        """Return the ranks of this host whose processes have ended or are stopped, and which of both."""
-        here = socket.gethostname()
-        became = {
-            rank: what_became_of({"host": host, "pid": pid}, here) for rank, (host, pid) in self._known(marks).items()
-        }
-        return {rank: f"{self._name(rank, marks)} {what}" for rank, what in became.items() if what}
 
-    def _behind(self, marks: Mapping[int, Mark]) -> dict[int, str]:
-        """Return the ranks that are not as far as this one, and what the others wait for."""
-        behind = {}
-        for rank, mark in marks.items():
-            if mark.calls < self._mine.calls:
-                behind[rank] = f"{self._name(rank, marks)} did not come"
-            elif mark.calls == self._mine.calls and mark.phase == _PREPARING:
-                behind[rank] = f"{self._name(rank, marks)} has not returned from its state_dict()"
-            elif mark.calls == self._mine.calls and mark.phase == _READY and self._phase == STAGED:
-                behind[rank] = f"{self._name(rank, marks)} has not staged its part"
-        return behind
-
-    def _known(self, marks: Mapping[int, Mark]) -> dict[int, tuple[str, int]]:
-        """Return host and process of the ranks, as far as they have said so."""
-        marked = {rank: (mark.host, mark.pid) for rank, mark in marks.items() if mark.pid}
-        return {**marked, **dict(enumerate(self._mine.known))}
-
-    def _name(self, rank: int, marks: Mapping[int, Mark]) -> str:
-        known = self._known(marks).get(rank)
-        return f"rank {rank}" if known is None else f"rank {rank} ({known[0]}, process {known[1]})"
+def _key(rank: int) -> str:
+    return f"ckstore/{rank}"
 
 
 def sendable(error: Exception) -> Exception:
@@ -193,23 +215,3 @@ def sendable(error: Exception) -> Exception:
             pickle.dumps(error)
             return error
     return CkstoreError(why(error))
-
-
-def _but(hint: str, cause: BaseException) -> str:
-    """Return what an error says and of which class it is, without a hint that the whole error gives already."""
-    said = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
-    return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
-
-
-def _of_ranks(what: str, causes: dict[int, BaseException]) -> CkstoreError:
-    ours = [cause for cause in causes.values() if isinstance(cause, CkstoreError)]
-    if (
-        len(ours) == len(causes)
-        and len({(type(one), str(one)) for one in ours}) == 1
-        and (len(causes) > 1 or isinstance(ours[0], RankMismatch | DoesNotFit))
-        and type(ours[0]) is not CkstoreError
-    ):
-        return ours[0]  # all say the same, or it is about all of them
-    hint = ours[0].hint if ours else "the causes are in .causes"
-    said = "; ".join(f"rank {rank}: {_but(hint, cause)}" for rank, cause in sorted(causes.items()))
-    return RankFailed(f"{what} failed on all ranks, because of {said}", hint=hint, causes=causes)

@@ -1,20 +1,27 @@
-"""The planner of `load`: it compares names, shapes and kinds before anything is read, and says what does not fit."""
+"""What the planners of `torch.distributed.checkpoint` say: what a rank saves, and what of a checkpoint fits.
+
+The planner of `load` compares names, shapes and kinds before anything is read, and names what does not fit.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import WriteItemType
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.ops.read.load_into import LoadReport, listed, pairs
+from ckstore.ranks.part import Shard, content_of
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.planner import LoadPlan
+    from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem
 
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ranks.part import Content
 
 
 class ComparingPlanner(DefaultLoadPlanner):
@@ -81,6 +88,32 @@ class ComparingPlanner(DefaultLoadPlanner):
             unexpected=self.unexpected,
             mismatched=self.not_loaded,
         )
+
+
+def content_of_plan(plan: SavePlan, planner: SavePlanner, chunk_bytes: int) -> Content:
+    """Return what a rank is to save by its plan."""
+    shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
+    values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
+    return content_of(shards, values, chunk_bytes)
+
+
+def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
+    tensor = planner.resolve_data(item)
+    if not isinstance(tensor, torch.Tensor) or item.tensor_data is None:
+        raise BadInput(f"{item.index.fqn}: the planner gave {type(tensor).__name__} for a tensor")
+    chunk = item.tensor_data.chunk
+    if tuple(chunk.sizes) != tuple(tensor.shape):
+        found = f"{list(tensor.shape)} for a shard of {list(chunk.sizes)}"
+        raise BadInput(f"{item.index.fqn}: the planner gave a tensor of {found}")
+    return Shard(item.index.fqn, tensor, tuple(item.tensor_data.size), tuple(chunk.offsets))
+
+
+def _value(item: WriteItem, planner: SavePlanner) -> object:
+    look_up = getattr(planner, "lookup_object", None)
+    if look_up is not None:
+        return look_up(item.index)
+    data: Any = planner.resolve_data(item)
+    return torch.load(data, weights_only=True)
 
 
 def _kind(value: object) -> str:

@@ -215,7 +215,8 @@ def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner
         wanted = block_of(tuple(item.storage_offsets), sizes, item_bytes)
         straight = _takes_bytes(out, DTYPES[leaf.dtype])
         flat = out.reshape(-1).view(torch.uint8) if straight else torch.empty(wanted.nbytes, dtype=torch.uint8)
-        reader.block(in_bytes(leaf.shape, item_bytes), wanted, _memory_of(flat))
+        array: Any = flat.numpy()
+        reader.block(in_bytes(leaf.shape, item_bytes), wanted, memoryview(array))
         if not straight:
             out.copy_(flat.view(DTYPES[leaf.dtype]).reshape(sizes))
     planner.commit_tensor(item, target)
@@ -225,11 +226,6 @@ def _takes_bytes(out: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether bytes as they are stored can be read straight into the memory of a tensor."""
     plain = type(out) is torch.Tensor and out.device.type == "cpu" and out.layout == torch.strided
     return plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
-
-
-def _memory_of(flat: torch.Tensor) -> memoryview:
-    array: Any = flat.numpy()
-    return memoryview(array)
 
 
 def _bytes(directory: CheckpointDirectory, found: Found) -> io.BytesIO:

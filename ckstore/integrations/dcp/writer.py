@@ -13,29 +13,31 @@ import os
 import uuid
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckstore.errors import BadInput, CkstoreError, SaveFailed
-from ckstore.integrations.dcp.agreement import Meant, check_agreement
+from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.manifest import Entry
 from ckstore.model.names import check_run, check_step
-from ckstore.objects.staging import Staging
+from ckstore.objects.checkpoints import look
 from ckstore.ops.acts import act
-from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.free import reclaim
-from ckstore.ops.save.options import request_of
-from ckstore.ops.save.save import failing_as_save, save_staged
-from ckstore.ranks.decide import why
-from ckstore.ranks.part import Shard, Who, content_of, stage_part
-from ckstore.ranks.whole import Parts, stage_shards_of
+from ckstore.ops.save.options import SaveOptions, request_of
+from ckstore.ops.save.save import failing_as_save
+from ckstore.ranks.join import shards_of
+from ckstore.ranks.meeting import check_agreement, why
+from ckstore.ranks.outcome import with_news
+from ckstore.ranks.part import stage_part
+from ckstore.ranks.who import Who
+from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.store import Store
 
@@ -44,11 +46,10 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.publish import IfExists
-    from ckstore.ops.context import Context
-from ckstore.ops.save.save import Staged
+    from ckstore.objects.staging import Staging
+    from ckstore.ranks.who import Document
 
 _PART = "ckstore part"
-STAGED = "staged"
 
 
 class CkstoreWriter(StorageWriter):
@@ -71,7 +72,7 @@ class CkstoreWriter(StorageWriter):
     Attributes:
         info: What was published, on the coordinator, once the save is done; else None.
         timeout_s: For how long this rank waits for its disk, if that gives no sign of life.
-        tell: Called with how far this rank is.
+        say: Called with how far this rank is.
     """
 
     def __init__(
@@ -92,19 +93,19 @@ class CkstoreWriter(StorageWriter):
         self.run = check_run(run)
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None
-        self._about = {
-            "metrics": metrics,
-            "metadata": metadata,
-            "message": message,
-            "parent": parent,
-            "tags": (tags,) if isinstance(tags, str) else tuple(tags),
-            "if_exists": if_exists,
-            "force": force,
-        }
+        self._options = SaveOptions(
+            metrics=metrics,
+            metadata=metadata,
+            message=message,
+            tags=(tags,) if isinstance(tags, str) else tuple(tags),
+            parent=parent,
+            if_exists=if_exists,
+            force=force,
+        )
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.timeout_s = math.inf
-        self.tell: Callable[[str], object] = len
+        self.say: Callable[[str], object] = len
         self._rank = 0
         self._give_back: weakref.finalize[Any, CkstoreWriter] | None = None
 
@@ -121,7 +122,7 @@ class CkstoreWriter(StorageWriter):
         return self._store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_give_back": None, "tell": len}
+        return {**self.__dict__, "_store": None, "_give_back": None, "say": len}
 
     # ------------------------------------------------------------------ what torch.distributed.checkpoint calls
 
@@ -157,12 +158,8 @@ class CkstoreWriter(StorageWriter):
         return replace(plan, storage_data=self._meant())
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Compare what the ranks mean; the coordinator does.
-
-        Raises:
-            RankMismatch: They do not mean the same; nothing was staged.
-        """
-        check_agreement([plan.storage_data for plan in plans if isinstance(plan.storage_data, Meant)])
+        """Compare what the ranks mean; the coordinator does."""
+        check_agreement(plan.storage_data for plan in plans if plan.storage_data is not None)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -173,25 +170,23 @@ class CkstoreWriter(StorageWriter):
             raise
         except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
             raise SaveFailed(f"saving {self.checkpoint_id} failed: {why(error)}") from error
-        self.tell(STAGED)
-        data = (staging.path.name, self._meant())
+        self.say("part")
+        data = {**self._meant(), "staging": staging.path.name}
         result: Future[list[WriteResult]] = Future()
         result.set_result([WriteResult(MetadataIndex(_PART), sum(staging.written.values()), data)])
         return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Join the parts of all ranks and publish them: this is the commit. The coordinator does.
-
-        Raises:
-            RankMismatch: The ranks did not mean the same.
-            SaveFailed: A part is missing, or as a save.
-        """
-        given = [result.storage_data for of_rank in results for result in of_rank]
-        check_agreement([meant for _, meant in given])
+        """Join the parts of all ranks and publish them: this is the commit. The coordinator does."""
+        parts = dict(enumerate(result.storage_data for of_rank in results for result in of_rank))
+        # Again: where a planner caches its plans, what was compared before may be of an earlier save.
+        check_agreement(parts.values())
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-        entries = [Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata]
-        work = RankWork(self._meant().who, self.timeout_s, grace_s=0)
-        self.info = work.run(lambda: _publish(self.store, self, [name for name, _ in given], entries, WorkWatch(work)))
+        entries = tuple(Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
+        # Without a grace: the others wait in a collective, whose deadline is near.
+        work = RankWork(self._who(), self.timeout_s, grace_s=0)
+        whole = Whole(parts, uuid.uuid4().hex, partial(shards_of, entries), entries)
+        self.info = work.run(lambda: _publish(self.store, self, whole, WorkWatch(work)))
         metadata.storage_data = self.info  # DCP sends it to all ranks with the news that it was saved
         self.close()
 
@@ -211,92 +206,44 @@ class CkstoreWriter(StorageWriter):
 
     def request(self) -> Any:
         """Return what `Store.save` would make of the arguments."""
-        options: Any = self._about
-        return request_of(self.store._context, self.run, self.step, options, None)  # noqa: SLF001
+        return request_of(self.store._context, self.run, self.step, self._options, None)  # noqa: SLF001
 
-    def hold(self, context: Context, staging: Staging) -> None:
+    def with_news(self, info: CheckpointInfo) -> CheckpointInfo:
+        """Return what was published, with a warning if it is at its place no more: this rank may have stood still."""
+        return with_news(info, look(self.store._context.layout, info.run, info.step).published)  # noqa: SLF001
+
+    def hold(self, staging: Staging) -> None:
         """Keep the lock on what was staged until `close`."""
-        self._give_back = weakref.finalize(self, reclaim.discard, context, staging)
+        self._give_back = weakref.finalize(self, reclaim.discard, self.store._context, staging)  # noqa: SLF001
 
-    def _meant(self) -> Meant:
+    def _who(self) -> Who:
+        return Who.here(self.run, self.step, self._rank)
+
+    def _meant(self) -> Document:
         settings = self.store._context.settings  # noqa: SLF001
-        who = Who.here(self.run, self.step, self._rank)
-        return Meant(self.run, self.step, settings.uuid, settings.hash, settings.chunk_bytes, who)
-
-
-class RefusedWriter(CkstoreWriter):
-    """The writer of a rank that could not begin: all ranks learn why by the first collective, and nothing is saved."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__("", 0)
-        self._error = error
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raise it."""
-        del is_coordinator, args, kwargs
-        raise self._error
+        where = {"store": settings.uuid, "hash": settings.hash, "chunk_bytes": settings.chunk_bytes}
+        return self._who().document(run=self.run, step=self.step, **where)
 
 
 @act
 def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner) -> Staging:
     context = store._context  # noqa: SLF001
     context.check_writable()
-    who = writer._meant().who  # noqa: SLF001
+    who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
-        shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
-        values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
-        content = content_of(shards, values, context.settings.chunk_bytes)
+        content = content_of_plan(plan, planner, context.settings.chunk_bytes)
         work = RankWork(who, writer.timeout_s)
-
-        def stage() -> Staging:
-            work.doing("began to stage its part")
-            read_back = save_checks_or_all(context.layout).read_back
-            staging = Staging.create(context.layout, writer.run, writer.step, read_back=read_back)
-            try:
-                stage_part(context, staging, who, replace(content, progress=work.staged_bytes))
-            except BaseException as error:
-                reclaim.discard(context, staging, error)
-                raise
-            return staging
-
-        staging = work.run(stage, lambda staging: reclaim.discard(context, staging))
-        writer.hold(context, staging)
+        # What is staged after this rank has given up belongs to no save: it is given back by the thread.
+        staging: Staging = work.run(lambda: stage_part(context, work, content), partial(reclaim.discard, context))
+        writer.hold(staging)
         return staging
 
 
-def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
-    tensor = planner.resolve_data(item)
-    if not isinstance(tensor, torch.Tensor) or item.tensor_data is None:
-        raise BadInput(f"{item.index.fqn}: the planner gave {type(tensor).__name__} for a tensor")
-    chunk = item.tensor_data.chunk
-    if tuple(chunk.sizes) != tuple(tensor.shape):
-        found = f"{list(tensor.shape)} for a shard of {list(chunk.sizes)}"
-        raise BadInput(f"{item.index.fqn}: the planner gave a tensor of {found}")
-    return Shard(item.index.fqn, tensor, tuple(item.tensor_data.size), tuple(chunk.offsets))
-
-
-def _value(item: WriteItem, planner: SavePlanner) -> object:
-    look_up = getattr(planner, "lookup_object", None)
-    if look_up is not None:
-        return look_up(item.index)
-    data: Any = planner.resolve_data(item)
-    return torch.load(data, weights_only=True)
-
-
 @act
-def _publish(
-    store: Store, writer: CkstoreWriter, names: list[str], entries: list[Entry], watch: WorkWatch
-) -> CheckpointInfo:
+def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch) -> CheckpointInfo:
     context = store._context  # noqa: SLF001
     request = writer.request()
     request.check()
-    attempt = uuid.uuid4().hex
-
-    def stage(staging: Staging, notes: list[str]) -> Staged:
-        del notes
-        paths = [context.layout.staging / name for name in names]
-        return stage_shards_of(context, staging, request, Parts(paths, entries, attempt))
-
-    info = save_staged(context, request, lambda: Staging.create(context.layout, writer.run, writer.step), stage, watch)
+    info = whole.publish(context, request, watch)
     log_notes(info.name, info.warnings, context.told)
     return info

@@ -65,6 +65,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Return a store, opened once; for reading only unless it is to be written to."""
         key = path, to_write
         if key not in self._stores:
+            # A handle for reading apart: a user who may only read must not fail for a door that could write.
             self._stores[key] = Store.open(path, readonly=not to_write)
         return self._stores[key]
 
@@ -76,10 +77,10 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             StoreNotFound: There is no store on the way.
         """
         place = place_of(path)
-        there = self._tree(place)
-        if place.path not in there:
+        tree = self._tree(place)
+        if place.path not in tree:
             raise NoSuchFile(f"{place} is not in {place.run}@{place.name}", hint="fs.find(…) lists its files")
-        return there[place.path]
+        return tree[place.path]
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """List the runs of a store, the steps of a run, or the files of a checkpoint.
@@ -89,9 +90,9 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             StoreNotFound: There is no store on the way.
         """
         place = place_of(path)
-        there = self._tree(place)
-        if there.get(place.path, {"type": ""})["type"] == "directory":
-            found = [there[name] for name in there if name and os.path.dirname(name) == place.path]
+        tree = self._tree(place)
+        if tree.get(place.path, {"type": ""})["type"] == "directory":
+            found = [tree[name] for name in tree if name and os.path.dirname(name) == place.path]
         else:
             found = [self.info(path)]
         return sorted(found, key=lambda each: str(each["name"])) if detail else sorted(each["name"] for each in found)
@@ -131,7 +132,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self.created(path)
 
     def ukey(self, path: str) -> str:
-        """Return what tells the file from one that another checkpoint has at this path.
+        """Return a key that differs from that of another checkpoint's file at this path.
 
         Raises:
             NoSuchFile: There is none.
@@ -287,5 +288,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 return store.info(f"{place.run}@{name}")
             except (NoSuchRef, BadInput) as problem:
                 error = error or problem
-        why = error.message if error is not None else ""
-        raise NoSuchFile(f"{place} leads to no checkpoint: {why}", hint="fs.ls(…) lists the steps of a run") from error
+        reason = error.message if error is not None else ""
+        raise NoSuchFile(
+            f"{place} leads to no checkpoint: {reason}", hint="fs.ls(…) lists the steps of a run"
+        ) from error

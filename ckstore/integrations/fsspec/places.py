@@ -68,6 +68,7 @@ def place_of(path: str | os.PathLike[str]) -> Place:
         StoreNotFound: There is none on the way.
     """
     whole = PurePosixPath(stripped(path))
+    # From the root down: a file store.json inside a committed checkpoint must not be taken for a store.
     for store in (*reversed(whole.parents), whole):
         if os.path.lexists(f"{store}/store.json"):
             run, name, *inner = (*whole.relative_to(store).parts, "", "")
@@ -77,13 +78,13 @@ def place_of(path: str | os.PathLike[str]) -> Place:
 
 
 def entry(name: str, nbytes: int | None = None, **more: Any) -> dict[str, Any]:
-    """Return what fsspec is told of a file; of a directory if it has no size."""
+    """Return the entry of fsspec for a file; for a directory if it has no size."""
     kind = "directory" if nbytes is None else "file"
     return {"name": name, "size": 0 if nbytes is None else nbytes, "type": kind, **more}
 
 
 def entries(files: list[FileSummary], top: str, **more: Any) -> dict[str, dict[str, Any]]:
-    """Return what fsspec is told of everything in a checkpoint whose path is `top`: path in it -> entry."""
+    """Return the entries of fsspec for everything in a checkpoint whose path is `top`: path in it -> entry."""
     by_path = {file.path: file for file in files}
     found = {"": entry(top, **more)}
     for file in files:

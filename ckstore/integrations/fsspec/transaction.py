@@ -50,7 +50,7 @@ class Staging:
         return local.open(mode)
 
     def entries(self, top: str) -> dict[str, dict[str, Any]]:
-        """Return what fsspec is told of the files that wait in the checkpoint whose path is `top`."""
+        """Return the entries of fsspec for the files that wait in the checkpoint whose path is `top`."""
         found = {"": entry(top)}
         for folder, folders, files in os.walk(self.tree.path):
             inner = os.path.relpath(folder, self.tree.path)
@@ -65,7 +65,7 @@ class Staging:
         return any(names for _, _, names in os.walk(self.tree.path))
 
     def end(self) -> None:
-        """Remove what waits. What cannot be removed now is left to the next one who writes: it decides nothing."""
+        """Remove the files that wait. The next writer removes those that cannot be removed now: they decide nothing."""
         with suppress(OSError), self.tree:
             pass
 
@@ -86,6 +86,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
 
     def __init__(self, fs: Any) -> None:
         super().__init__(fs)
+        # fsspec makes the object inside `start_transaction`, after it has counted one.
         self._depth = 1 if fs._intrans else 0  # noqa: SLF001 - start_transaction of fsspec has set it
         self._failed = False
         self._lock = threading.Lock()
@@ -101,6 +102,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
     def staging_for(self, target: tuple[Path, str, int], folder: Path | None) -> Staging:
         """Return what waits; what is to be written first to `target` begins it."""
         with self._lock:
+            # Under the lock: two threads that write the first files must share one directory.
             if self.staging is None:
                 self.staging = Staging(target, folder)
             return self.staging
@@ -120,9 +122,11 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         """
         with self._lock:
             self._depth -= 1
+            # Kept for the outermost: an inner `with` that failed has written files that its program gave up.
             self._failed = self._failed or not commit
             if self._depth > 0:
                 return
+        # Let go before the commit: whatever it raises, the next transaction begins afresh.
         fs, self.fs = self.fs, None
         files, self.files = list(self.files), deque()
         staging, self.staging = self.staging, None
@@ -152,6 +156,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
             msg = f"{os.path.basename(still_open[0])} is still open: {run}@{step} is not committed"
             raise BadInput(msg, hint="close each file in the transaction: with fs.open(…) as file")
         world = rank_and_world()[1]
+        # Without this each rank publishes one checkpoint of a fraction, and the last one wins.
         if world > 1 and any(staging.tree.path.rglob("*.distcp")):
             msg = f"each of {world} ranks would commit its own part of {run}@{step}"
             raise BadInput(msg, hint="save with ckstore.integrations.dcp: its ranks make one checkpoint")

@@ -72,6 +72,7 @@ def _classify(value: str) -> tuple[RefKind, str]:
         return "latest", value
     if value == "latest-valid":
         return "latest-valid", value
+    # A step before an id: digits alone are what people type for a step.
     if STEP_PATTERN.match(value) and int(value) <= MAX_STEP:
         return "step", value
     lower = value.lower()
@@ -109,6 +110,7 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
         NoSuchRef: Nothing has that name; the message says what there is.
         AmbiguousRef: Several have it; the message lists some.
     """
+    # It needs the bytes, and here are values only.
     if ref.kind == "latest-valid":
         raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first")
     runs = {c.run for c in candidates}
@@ -149,10 +151,12 @@ def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[st
     for holder in holders:
         if holder.run == run:
             return holder
+    # Not guessed: the wrong run's weights load without any error.
     if holders and run is None:
         message = f"{ref}: the store has several runs and none is called {DEFAULT_RUN!r}; it may be "
         hint = f"write {holders[0].name}"
         raise AmbiguousRef(message + _some(sorted(c.name for c in holders), " or "), hint=hint)
+    # An id of digits only is rare, but its short form must work as any other.
     by_id = _by_id(ref, candidates) if len(ref.value) >= ID_MIN_DIGITS else None
     return by_id or _no_step(ref, run, step, candidates, holders)
 
@@ -183,8 +187,8 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
             message = f"{ref}: a step is an integer from 0, and there is no tag {ref.value!r}"
             raise NoSuchRef(message, hint=_latest_hint(candidates))
         near = _near(ref.value, tags)
-        there = f"the tags are {_some(near)}" if near else "the store has no tags"
-        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {there}", hint=_latest_hint(candidates))
+        known = f"the tags are {_some(near)}" if near else "the store has no tags"
+        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {known}", hint=_latest_hint(candidates))
     run, step = tags[ref.value]
     if ref.run not in (None, run):
         message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is in another run"
@@ -205,10 +209,10 @@ def _no_step(
 ) -> NoReturn:
     own = [c for c in candidates if run in (None, c.run)]
     nearest = sorted(own, key=lambda c: (abs(c.step - step), c.name))[:_SHOWN]
-    there = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
+    known = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
     hint = f"write {elsewhere[0].name} for the one in another run" if elsewhere else _latest_hint(candidates)
     of_run = f" of the run {run!r}" if run is not None else ""
-    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}; nearest: {there}", hint=hint)
+    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}; nearest: {known}", hint=hint)
 
 
 def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:

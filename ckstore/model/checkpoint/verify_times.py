@@ -30,6 +30,7 @@ class CheckedTimes:
     def when(self, copy: Copy, now_s: float) -> int:
         """Return when a copy was read; 0: never. A time in the future is that of a wrong clock, and no time."""
         then_s = self.times.get(copy, 0)
+        # Else a wrong clock would keep the blob from being read until that time.
         return then_s if 0 < then_s <= now_s else 0
 
     def render(self) -> bytes:
@@ -56,6 +57,7 @@ def _entry(item: object) -> tuple[Copy, int] | None:
     digest, inode, then_s = item
     if not is_digest(digest) or not isinstance(then_s, int) or isinstance(then_s, bool):
         return None
+    # As text: inode numbers have 64 bits, and JSON readers keep 53.
     if not isinstance(inode, str) or not (inode.isascii() and inode.isdigit() and len(inode) <= 20):
         return None
     return (digest, int(inode)), then_s

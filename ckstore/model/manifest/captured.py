@@ -83,3 +83,27 @@ class BytesSource:
     def changed(self) -> bool:
         """Return False."""
         return False
+
+
+class RangeSource:
+    """Some of the bytes of a source."""
+
+    __slots__ = ("_source", "_start", "name", "nbytes")
+
+    def __init__(self, source: ByteSource, start: int, nbytes: int) -> None:
+        self.name = source.name
+        self.nbytes = nbytes
+        self._source = source
+        self._start = start
+
+    def view(self, start: int, stop: int) -> memoryview | None:
+        """Return these bytes, uncopied; None as the source."""
+        return self._source.view(self._start + start, self._start + stop)
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:
+        """Copy these bytes into `out`."""
+        self._source.read_into(self._start + start, self._start + stop, out)
+
+    def changed(self) -> bool:
+        """Whether the source was seen to be modified."""
+        return self._source.changed()

@@ -109,11 +109,11 @@ def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | 
                 return None
             done.pop()
         elif name not in ("", "."):
-            there = files.get("/".join((*done, name)))
-            if there is None or there.kind != "symlink":
+            entry = files.get("/".join((*done, name)))
+            if entry is None or entry.kind != "symlink":
                 done.append(name)
                 continue
-            target = there.target
+            target = entry.target
             links_left -= 1
             if not links_left or target.startswith("/"):
                 return None

@@ -1,4 +1,4 @@
-"""What users are told about a checkpoint, and what a look at its directory gives."""
+"""What the store says about a checkpoint, and what a look at its directory gives."""
 
 from __future__ import annotations
 

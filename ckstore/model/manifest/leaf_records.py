@@ -39,6 +39,7 @@ class _Leaves:
     def read(self, items: list[Any]) -> tuple[LeafRecord, ...]:
         # A list: a generator costs a tenth of the time of all.
         leaves = tuple([self.leaf(item, i) for i, item in enumerate(items)])
+        # A set of all first: the loop that finds the name runs only for the message.
         if len({leaf.name for leaf in leaves}) != len(leaves):
             seen: set[str] = set()
             for leaf in leaves:
@@ -106,6 +107,7 @@ class _Leaves:
         if kind == "numbers" and (len(shape) != 1 or strides is not None or offset):
             refuse(self.where, f"layout of leaf {shown(name)}", "one row from the start of its storage", item)
         low, high = _span_bytes(shape, strides, item_bytes)
+        # An element outside its storage would be of no piece, so no digest would cover it.
         if offset + low < 0 or (high and offset + high > storage_bytes):
             wanted = f"elements within the {storage_bytes} bytes of its storage"
             found = f"bytes {offset + low} to {offset + high}"
@@ -120,6 +122,7 @@ class _Leaves:
             if type(size) is not int or size < 0:
                 refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
             count *= size or 1
+            # Also beside a size of 0: torch and NumPy multiply the others anyway.
             if count >= MAX_ELEMENTS:
                 refuse(self.where, f"shape of leaf {shown(name)}", "less than 2^63 elements", shape)
         return tuple(shape)

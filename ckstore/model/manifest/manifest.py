@@ -21,7 +21,9 @@ SHARDS = "shards"
 KNOWN_REQUIRES = (SHARDS,)
 """What a manifest may ask of its readers. ``shards``: extents of any length, and storages that are put together of
 blocks."""
+# Parsing takes several times the memory of the text.
 MANIFEST_MAX_BYTES = 512 * 2**20
+# Three levels of JSON each: with its frame a state stays below `document.MAX_LEVELS`.
 MAX_DEPTH = 100
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
 """The paths to all values of a state have together at most so many characters, and so many more for each byte of the
@@ -184,6 +186,11 @@ class Manifest:
     ranks: Ranks | None = None
 
     @property
+    def name(self) -> str:
+        """The full ref of the checkpoint, ``RUN@STEP``."""
+        return f"{self.run}@{self.step}"
+
+    @property
     def requires(self) -> tuple[str, ...]:
         """What a reader must understand; `KNOWN_REQUIRES`."""
         return (SHARDS,) if any(map(_is_of_shards, self.storages)) else ()
@@ -260,6 +267,7 @@ def content_digest(
         ),
     }
     if files:
+        # Without times: a directory that was copied and committed again holds the same.
         members["files"] = canonical_text([file_json(replace(file, mtime_ns=None)) for file in files])
     return algorithm.digest(object_of(members))
 
@@ -295,6 +303,7 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
     members = {name: canonical_text(value) for name, value in plain.items()}
     members |= {"leaves": texts.leaves, "state": texts.state, "storages": _storages_text(manifest.storages)}
     body = object_of(members)
+    # Of the very bytes that are written: a reader hashes them as they are, and needs no canonical form.
     digest = algorithm.digest(body)
     return digest, b'{"digest":"' + digest.encode("ascii") + b'","manifest":' + body + b"}\n"
 

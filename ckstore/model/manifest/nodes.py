@@ -51,8 +51,8 @@ _EXPONENT = 0x7FF
 class NotStored(ValueError):
     """A value of a type that is stored, which the format does not hold; the message says why, the hint what to do."""
 
-    def __init__(self, why: str, hint: str) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, hint: str) -> None:
+        super().__init__(reason)
         self.hint = hint
 
 
@@ -104,7 +104,7 @@ def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
     """Return the string that the bytes of a leaf are.
 
     Raises:
-        DamagedBlob: They are none: their digest is right, and they were no string before.
+        DamagedBlob: They are not UTF-8 although their digest is right: they were no string before.
     """
     try:
         return data.decode("utf-8", "surrogatepass")
@@ -129,6 +129,7 @@ def text_of_bytes(value: bytes) -> str:
 
 def bytes_of_text(text: str) -> bytes:
     """Return the bytes of base64."""
+    # Strict: characters that are passed over would give two texts for the same bytes.
     return base64.b64decode(text, validate=True)
 
 
@@ -140,7 +141,7 @@ def is_float(x: object) -> bool:
 
 
 def bytes_in(text: object) -> bytes | None:
-    """Return the bytes of strict base64; None if it is none."""
+    """Return the bytes of strict base64; None if the text is something else."""
     if type(text) is not str:
         return None
     try:
@@ -161,6 +162,7 @@ def decode_float(x: float | str) -> float:
     return float(x)
 
 
+# Keys are hashed and compared by recursion in C, which has no limit of its own.
 MAX_KEY_DEPTH = 8
 """So deep are tuples in a key nested."""
 _ESCAPED = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]"})
@@ -184,6 +186,7 @@ def encode_key(key: object, depth: int = 1) -> Any:
     if key is None or kind is bool:
         return key
     if kind is float:
+        # nan is not equal to itself: the value could never be looked up again.
         if math.isnan(key):  # type: ignore[arg-type]
             raise ValueError("is no number, and is not found again")
         return encode_float(key)  # type: ignore[arg-type]
@@ -214,6 +217,7 @@ def identity_of(node: Any, depth: int = 1) -> Any:
         return (node,)
     if node is None:
         return ("None",)
+    # 1, 1.0 and True are one key to a dict, so a manifest may have one of them only.
     if type(node) is int or type(node) is bool:
         return int(node)
     if type(node) is not list or len(node) != 2:

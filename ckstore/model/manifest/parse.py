@@ -47,6 +47,7 @@ from ckstore.model.order import MAX_SEQUENCE
 _HEAD = b'{"digest":"'
 _MIDDLE = b'","manifest":'
 _TAIL = b"}\n"
+# The longest digest is blake3-… with 71 characters.
 _DIGEST_MAX_BYTES = 80
 _HEX_BY_PREFIX = {"xxh3": 32, "blake3": 64}
 _SHOWN = {SAFE_INT: "2^53", MAX_SEQUENCE: "2^53 - 1"}
@@ -71,8 +72,10 @@ def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[M
         BadInput: Its bytes are as they were written, and what they say is not as the format says;
             or it is longer than `MANIFEST_MAX_BYTES`.
     """
+    # Before it is hashed or parsed: a hostile file must not take the memory of the host.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
+    # The digest before the JSON: a flipped bit is reported as damage, not as a wrong member.
     manifest_id, body = _unframe(data, where, hash_prefix)
     with python_gc_paused():
         return _Reader(parse_object(body, where=where), manifest_id, where, len(body)).whole(), manifest_id
@@ -101,6 +104,7 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
         found = f"{len(data)} bytes: {shown(data[:40])} … {shown(data[-10:])}"
         raise DamagedBlob(f"{where}: not framed as a manifest: wanted {wanted}, found {found}")
     claimed = data[len(_HEAD) : end].decode("latin-1")
+    # The algorithm is chosen by its prefix.
     if not is_digest(claimed):
         raise DamagedBlob(f"{where}: its digest: wanted xxh3-… or blake3-…, found {shown(claimed)}")
     if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # first: the package for its hash may be missing
@@ -246,6 +250,7 @@ class _Reader:
             self.own_digest(digest, f"blobs[{i}]")
             if type(nbytes) is not int or not 1 <= nbytes <= BLOB_MAX_BYTES:
                 refuse(self.where, f"size of blobs[{i}]", f"an integer from 1 to {BLOB_MAX_BYTES}", nbytes)
+            # Two entries of one blob would be two sizes for one file.
             if digest in seen:
                 refuse(self.where, f"blobs[{i}]", "each blob once", digest)
             seen.add(digest)
@@ -270,6 +275,7 @@ class _Reader:
                     refuse(self.where, f"extents of storages[{i}]", wanted, extents[-1].length)
                 extents.append(self.extent(extent_item, sizes, i))
                 total += extents[-1].length
+            # Memory is allocated by the size and filled by the extents: any difference leaves bytes undefined.
             if total != nbytes:
                 refuse(
                     self.where,
@@ -295,6 +301,7 @@ class _Reader:
             refuse(self.where, f"blob of storages[{storage}]", f"an index below {len(sizes)}", blob)
         if type(offset) is not int or type(length) is not int or offset < 0 or length < 1:
             refuse(self.where, f"an extent of storages[{storage}]", "offset >= 0, length >= 1", item)
+        # Reads and mappings go by these numbers: beyond the end a mapping kills the process.
         if offset + length > sizes[blob]:
             wanted = f"an end within the {sizes[blob]} bytes of its blob"
             refuse(self.where, f"an extent of storages[{storage}]", wanted, offset + length)

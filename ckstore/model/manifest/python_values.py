@@ -89,8 +89,8 @@ def _zone(zone: dt.tzinfo) -> str:
         offset = zone.utcoffset(None)
         if zone.tzname(None) == dt.timezone(offset).tzname(None):
             return dt.datetime(2000, 1, 1, tzinfo=zone).isoformat()[19:]
-    why = f"a datetime in the time zone {zone!r:.60}"
-    raise NotStored(why, "store value.astimezone(datetime.timezone.utc), or in a zone of zoneinfo")
+    reason = f"a datetime in the time zone {zone!r:.60}"
+    raise NotStored(reason, "store value.astimezone(datetime.timezone.utc), or in a zone of zoneinfo")
 
 
 def encode_path(value: PurePath) -> Any:
@@ -109,16 +109,16 @@ def encode_set(value: set[Any] | frozenset[Any]) -> Any:
     """Return the node of a set, whose elements are in an order that only depends on them.
 
     Raises:
-        NotStored: An element is none that could be a key.
+        NotStored: An element could not be a key.
     """
     nodes = []
     for item in value:
         try:
             nodes.append(encode_key(item))
         except ValueError as error:
-            why = f"a {type(value).__name__} with the element {shown(item):.60}, which {error},"
+            reason = f"a {type(value).__name__} with the element {shown(item):.60}, which {error},"
             hint = "elements are str, int, float, bool, None, or tuples of these; store a list"
-            raise NotStored(why, hint) from error
+            raise NotStored(reason, hint) from error
     alike = {type(node) for node in nodes}
     nodes.sort(key=None if alike in ({int}, {str}) else canonical_text)
     return ["set" if type(value) is set else "frozenset", nodes]

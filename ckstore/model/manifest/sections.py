@@ -38,8 +38,9 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
         where: Its path, for messages.
         names_most: Characters that the paths to all values may have together; each is counted without what escapes it.
     """
-    walk = _Walk(leaves, where, names_most)
+    walk = _StateCheck(leaves, where, names_most)
     walk.down([(_STATE, state)])
+    # A leaf that no node names would be loaded by no name, and its bytes never be missed.
     if not all(walk.named):
         name = leaves[walk.named.index(False)].name
         refuse(where, "state", f"one node that names the leaf {shown(name)}", "none", words=True)
@@ -75,7 +76,7 @@ class _Place:
         return "" if key is _STATE else join(self.name, decode_key(key))
 
 
-class _Walk:
+class _StateCheck:
     """Checks each node once."""
 
     def __init__(self, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
@@ -90,6 +91,7 @@ class _Walk:
         while stack:
             place, items = stack[-1]
             for key, node in items:
+                # The common values first: a state has hundreds of thousands of them.
                 kind = type(node)
                 if kind is str or kind is int or node is None or kind is bool:
                     continue
@@ -100,6 +102,7 @@ class _Walk:
                     below = _Place(place, key)
                     if below.depth > MAX_DEPTH:
                         self.refuse(place, key, f"containers at most {MAX_DEPTH} deep", node)
+                    # Counted, not made: a few bytes of nesting can stand for names of gigabytes.
                     self.names_left -= below.name_chars * len(node[1])
                     if self.names_left < 0:
                         self.refuse(place, key, f"names of at most {self.names_most} characters", "more", words=True)

@@ -55,11 +55,11 @@ def plain_values(state: Node, leaves: tuple[LeafRecord, ...], keep: Callable[[st
         keep: Which names are wanted; None: all. Attributes go with their dict if anything in it is wanted.
     """
     found = PlainValues()
-    _Walk(found, leaves, keep).node(state, "")
+    _ValueCollector(found, leaves, keep).node(state, "")
     return found
 
 
-class _Walk:
+class _ValueCollector:
     def __init__(self, found: PlainValues, leaves: tuple[LeafRecord, ...], keep: Callable[[str], bool] | None) -> None:
         self._found = found
         self._leaves = leaves
@@ -88,7 +88,7 @@ class _Walk:
         if wanted and tag == "parts":
             self._found.attributes.append((join(path, "kind"), node[2]))
             inner = PlainValues()
-            _Walk(inner, self._leaves, None).node(node[3], join(path, "extra"))
+            _ValueCollector(inner, self._leaves, None).node(node[3], join(path, "extra"))
             self._add_attributes(inner)
         return wanted
 
@@ -99,11 +99,11 @@ class _Walk:
             if key == "_metadata" and _only_versions(item):
                 self._found.torch_versions.append(path)
             else:
-                _Walk(inner, self._leaves, None).node(item, join(path, key))
+                _ValueCollector(inner, self._leaves, None).node(item, join(path, key))
         self._add_attributes(inner)
 
     def _add_attributes(self, inner: PlainValues) -> None:
-        # Attributes of attributes are told like the others: only a test has them.
+        # Attributes of attributes are written like the others: only a test has them.
         self._found.attributes += inner.values + inner.attributes
         self._found.torch_versions += inner.torch_versions
 

@@ -63,6 +63,8 @@ def flat_start(shape: Sizes, block: Block) -> int | None:
 def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut bytes of a row-major tensor at the multiples of `chunk_bytes`."""
     while start < stop:
+        # At multiples in the whole tensor, not in the part: with another number of ranks the same values give the same
+        # pieces.
         end = min(stop, (start // chunk_bytes + 1) * chunk_bytes)
         yield start, end
         start = end
@@ -109,6 +111,7 @@ def _fill_from(shape: Sizes, blocks: Sequence[Block], dim: int) -> bool:
         groups.setdefault((block.offsets[dim], block.sizes[dim]), []).append(block)
     at = 0
     for start, size in sorted(groups):
+        # A gap would be bytes of other memory in a tensor, an overlap two values for one element.
         if start != at or size < 1:
             return False
         at += size

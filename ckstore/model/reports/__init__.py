@@ -1,1 +1,1 @@
-"""What users are told that an act did or would do."""
+"""Reports: what an act did or would do."""

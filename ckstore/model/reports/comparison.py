@@ -27,22 +27,22 @@ def diff_manifests(before: Manifest, after: Manifest) -> Diff:
     """Return what differs; each list in the order of the state that has the name."""
     old = {leaf.name: leaf for leaf in before.leaves}
     new = {leaf.name: leaf for leaf in after.leaves}
-    told = spellings_of(before, after)
+    spelling = spellings_of(before, after)
     changed = []
     unchanged_count = 0
     for name, leaf in new.items():
         if name not in old:
             continue
-        change = _change(before, old[name], after, leaf, told[name])
+        change = _change(before, old[name], after, leaf, spelling[name])
         if change is None:
             unchanged_count += 1
         else:
             changed.append(change)
     return Diff(
-        before=f"{before.run}@{before.step}",
-        after=f"{after.run}@{after.step}",
-        added=tuple(_summary(after, leaf, told[name]) for name, leaf in new.items() if name not in old),
-        removed=tuple(_summary(before, leaf, told[name]) for name, leaf in old.items() if name not in new),
+        before=before.name,
+        after=after.name,
+        added=tuple(_summary(after, leaf, spelling[name]) for name, leaf in new.items() if name not in old),
+        removed=tuple(_summary(before, leaf, spelling[name]) for name, leaf in old.items() if name not in new),
         changed=tuple(changed),
         plain=tuple(_plain_changes(before.state, after.state)),
         files=file_changes(before, after),
@@ -104,16 +104,16 @@ def _span(manifest: Manifest, leaf: LeafRecord) -> tuple[int, int]:
 
 def _plain_changes(before: Node, after: Node) -> Iterator[PlainChange]:
     old, new = dict(_plain(before, "")), dict(_plain(after, ""))
-    told = spellings([*old, *new])
+    spelling = spellings([*old, *new])
     for name, node in old.items():
         if name not in new:
             if not _is_full(node):
-                yield PlainChange(told[name], "removed", _shown(node), None)
+                yield PlainChange(spelling[name], "removed", _shown(node), None)
         elif _key(node) != _key(new[name]):
-            yield PlainChange(told[name], "changed", _shown(node), _shown(new[name]))
+            yield PlainChange(spelling[name], "changed", _shown(node), _shown(new[name]))
     for name, node in new.items():
         if name not in old and not _is_full(node):
-            yield PlainChange(told[name], "added", None, _shown(node))
+            yield PlainChange(spelling[name], "added", None, _shown(node))
 
 
 def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
@@ -160,6 +160,6 @@ def _shown(node: Node) -> object:
 
 
 def _number(dtype: str, data: bytes) -> object:
-    """Return a NumPy scalar as a plain number, without NumPy; what is none, as text."""
+    """Return a NumPy scalar as a plain number, without NumPy; other scalars as text."""
     value = numpy_number(dtype, data)
     return f"numpy {dtype} {data.hex()}" if value is None else value

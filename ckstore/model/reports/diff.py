@@ -193,11 +193,11 @@ def summary(found: Diff) -> str:
         return printable(f"{pair} hold the same values in another order or with other strides")
     tensors = _counts(len(found.changed), len(found.added), len(found.removed))
     same = f"{found.unchanged_count} the same"
-    told = f"{tensors}, {same}" if tensors else f"all {same}" if found.unchanged_count else "none"
+    counts = f"{tensors}, {same}" if tensors else f"all {same}" if found.unchanged_count else "none"
     size = f", {size_text(found.changed_bytes)} changed" if found.changed else ""
     kinds = [file.kind for file in found.files]
     files = f"files: {_counts(kinds.count('changed'), kinds.count('added'), kinds.count('removed'))}; " if kinds else ""
-    return printable(f"from {found.before} to {found.after}: {files}tensors: {told}{size}{_plain_counts(found)}")
+    return printable(f"from {found.before} to {found.after}: {files}tensors: {counts}{size}{_plain_counts(found)}")
 
 
 def _plain_counts(found: Diff) -> str:

@@ -10,7 +10,7 @@ from ckstore.model.brief import brief
 from ckstore.model.reports.held import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted, first_of, printable
+from ckstore.model.words import counted, first_of, printable, some_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -38,13 +38,14 @@ class NextToFree:
 @brief()
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """What gc would do at this moment; nothing was changed to find it out.
+    """What gc does at this moment, and what comes of it; nothing was changed to find it out.
 
     Attributes:
-        blobs: What would be freed.
-        held, linked_elsewhere: What nothing in the store needs and would not be freed.
-        dead_stagings: Names of the directories in ``staging/`` that killed saves left.
-        trash: Names in ``trash/`` that would go on their way out.
+        blobs: What is going to be freed.
+        held, linked_elsewhere: What nothing in the store needs and will not be freed.
+        dead_stagings: The first step: names of directories in ``staging/`` that killed saves left; they go to trash.
+        trash: The second step: names in ``trash/`` that are taken apart.
+        unused: The third step: digests that no checkpoint uses, or will use after the second.
         dead_pack_bytes, unseen_processes, next_to_free, waits_for_grace: As in `GcReport`.
     """
 
@@ -53,6 +54,7 @@ class GcPlan:
     linked_elsewhere: tuple[LinkedBlob, ...] = ()
     dead_stagings: tuple[str, ...] = ()
     trash: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     dead_pack_bytes: int = 0
     unseen_processes: int | None = 0
     next_to_free: NextToFree | None = None
@@ -101,6 +103,8 @@ class GcReport:
         next_to_free: What deleting the oldest checkpoint that may go would free; None where something was freed or
             kept, no checkpoint may go, or the catalog cannot be read.
         waits_for_grace: Other hosts may be using the store, so what goes waits in ``trash/`` for the grace.
+        plan: What was carried out, or would be; made after the retention.
+        differences: Where it came out otherwise, and why, a sentence each. With a grace the two are not compared.
     """
 
     freed_bytes: int = 0
@@ -117,6 +121,8 @@ class GcReport:
     dry_run: bool = False
     next_to_free: NextToFree | None = None
     waits_for_grace: bool = False
+    plan: GcPlan | None = None
+    differences: tuple[str, ...] = ()
 
     @property
     def dropped(self) -> tuple[CheckpointInfo, ...]:
@@ -147,6 +153,7 @@ class GcReport:
             dry_run=True,
             next_to_free=plan.next_to_free,
             waits_for_grace=plan.waits_for_grace,
+            plan=plan,
         )
 
     @property
@@ -159,7 +166,7 @@ class GcReport:
         opened, unasked = by_reason(self.held)
         if opened:
             sentences.append(f"{_kept(opened)}: open in {named(opened)}; gc frees them once they are closed")
-        sentences += [f"{_kept(blobs)}: {why}" for why, blobs in unasked.items()]
+        sentences += [f"{_kept(blobs)}: {reason}" for reason, blobs in unasked.items()]
         if self.linked_elsewhere:
             sentences.append(f"{_kept(self.linked_elsewhere)}: hardlinks outside the store share their bytes")
         if sentences:
@@ -208,12 +215,15 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield f"{kept} {_sizes(opened)} that processes have open:"
         yield from first_of(_holder_lines(opened)) if table is None else table(opened)
         yield "gc frees it once they close it"
-    for why, blobs in unasked.items():
-        yield printable(f"{kept} {_sizes(blobs)}: {why}")
+    for reason, blobs in unasked.items():
+        yield printable(f"{kept} {_sizes(blobs)}: {reason}")
     linked = list(map(str, report.linked_elsewhere))
     yield from first_of(linked) if table is None else linked
     if not (report.freed_count or report.held or report.linked_elsewhere):
         yield printable(report.explanation)
+    if report.differences:
+        said = [some_of(report.differences, 1)] if table is None else report.differences
+        yield from (printable(f"not as planned: {one}") for one in said)
     if report.dead_pack_bytes:
         dead = f"{size_text(report.dead_pack_bytes)} in packs is unused"
         yield f"{dead}, and stays until the rest of its pack is unused too"

@@ -71,9 +71,13 @@ class HeldBlob:
     holders: tuple[Holder, ...] = ()
     why: str = ""
 
+    @property
+    def reason(self) -> str:
+        """Why it stays: who has it open, or why that could not be asked."""
+        return self.why if self.why and not self.holders else f"open in {named([self])}"
+
     def __str__(self) -> str:
-        why = self.why if self.why and not self.holders else f"open in {named([self])}"
-        return printable(f"{self.digest}: {size_text(self.nbytes)}, kept: {why}")
+        return printable(f"{self.digest}: {size_text(self.nbytes)}, kept: {self.reason}")
 
 
 @brief()

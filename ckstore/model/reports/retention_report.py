@@ -38,8 +38,8 @@ class RetentionReport:
     skipped: tuple[Skipped, ...] = ()
 
     def __str__(self) -> str:
-        gone = {info.key for info in self.dropped}
-        dropped = (entry for entry in self.plan.dropped if entry.info.key in gone)
+        dropped_keys = {info.key for info in self.dropped}
+        dropped = (entry for entry in self.plan.dropped if entry.info.key in dropped_keys)
         warnings = (printable(f"warning: {one}") for one in (*self.plan.notes, *self.skipped))
         return in_lines((*warnings, *dropped), [outcome(self)])
 

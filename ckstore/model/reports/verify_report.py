@@ -82,7 +82,7 @@ class StoreFinding:
             or a checkpoint was not, since it is another user's, who gave this one no access.
         what: One sentence.
         subject: Digest of the blob, or the path in the store.
-        harmful: Whether something is wrong that may cost data, or that only reading everything can tell.
+        harmful: Whether something is wrong that may cost data, or that only a reading of everything can show.
         mended: Whether it was set right.
     """
 

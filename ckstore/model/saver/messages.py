@@ -232,7 +232,7 @@ def _order_json(order: Order) -> dict[str, Any]:
 
 
 def _kept_json(kept: Kept) -> list[Any]:
-    storages = [[index, *there] for index, there in kept.storages.items()]
+    storages = [[index, *rest] for index, rest in kept.storages.items()]
     samples = [[sample.storage, sample.start, sample.offset, sample.nbytes] for sample in kept.samples]
     return [kept.step, kept.id, storages, samples]
 
@@ -242,7 +242,7 @@ def _kept(members: list[Any]) -> Kept:
     return Kept(
         step,
         manifest_id,
-        {index: (there, copied_step) for index, there, copied_step in storages},
+        {index: (old_index, copied_step) for index, old_index, copied_step in storages},
         tuple(Sample(*sample) for sample in samples),
     )
 

@@ -1,1 +1,1 @@
-"""What a store is told to do: its settings, retention, limits."""
+"""The settings of a store, its retention and its limits."""

@@ -45,6 +45,7 @@ class Need:
     @property
     def missing(self) -> Amount:
         """What has to be freed for the save to fit."""
+        # btrfs and some network filesystems count no inodes, and have none to run out of.
         inodes = 0 if self.free_inodes is None else max(0, self.new.inodes - self.free_inodes)
         return Amount(max(0, self.new.nbytes - self.free_bytes), inodes)
 

@@ -39,7 +39,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DueBytes:
     """The bytes of a blob from `start` to `stop`, which are to be read."""
 
     digest: str
@@ -54,7 +54,7 @@ def recheck_bytes(state_bytes: int, share: float) -> int:
 
 def due(
     readings: Iterable[Reading], budget_bytes: int, now_ns: int, draw: Callable[[], float] = _RANDOM.random
-) -> list[Part]:
+) -> list[DueBytes]:
     """Return what is to be read: of the blobs that were read longest ago, in all `budget_bytes` bytes.
 
     A blob whose reading is under way comes before others of its age. A blob that is read whole is not cut, so the sum
@@ -67,8 +67,9 @@ def due(
         now_ns: Nanoseconds since 1970.
         draw: Decides between blobs of one age: where nothing can be remembered, each time others have their turn.
     """
+    # One under way first among its age: begun readings must end, or a frozen base would never be compared whole.
     ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), draw()))
-    parts: list[Part] = []
+    parts: list[DueBytes] = []
     left_bytes = budget_bytes
     for reading in ordered:
         if left_bytes <= 0:
@@ -76,12 +77,12 @@ def due(
         start = _start(reading)
         stop = reading.nbytes if reading.whole else min(reading.nbytes, start + left_bytes)
         if stop > start:
-            parts.append(Part(reading.digest, start, stop))
+            parts.append(DueBytes(reading.digest, start, stop))
             left_bytes -= stop - start
     return parts
 
 
-def after(reading: Reading, part: Part, stopped_at: int, now_ns: int) -> Reading:
+def after(reading: Reading, part: DueBytes, stopped_at: int, now_ns: int) -> Reading:
     """Return what is known of a blob when a part of it was read as far as `stopped_at`, and was right."""
     done = stopped_at >= reading.nbytes
     return Reading(
@@ -94,8 +95,10 @@ def after(reading: Reading, part: Part, stopped_at: int, now_ns: int) -> Reading
 
 
 def _age_key(reading: Reading, now_ns: int) -> int:
+    # A time in the future, of a wrong clock or a forged row, would keep a blob from ever being read again.
     return reading.read_ns if 0 < reading.read_ns <= now_ns else 0
 
 
 def _start(reading: Reading) -> int:
+    # Out of range it was forged or is of another blob: begin again.
     return 0 if reading.whole or not 0 <= reading.read_to < reading.nbytes else reading.read_to

@@ -56,7 +56,7 @@ class RetentionPolicy:
         keep_within: Those saved in the last ``7d``, ``36h``, ``90m`` or so many seconds.
 
     Raises:
-        BadInput: An argument cannot be, or there is no rule at all: nothing is deleted by an empty policy.
+        BadInput: An argument is invalid, or there is no rule at all: an empty policy deletes nothing.
     """
 
     keep_last: int | None = None
@@ -70,6 +70,7 @@ class RetentionPolicy:
             _count(self.keep_last, "keep_last")
         if self.keep_every is not None:
             _count(self.keep_every, "keep_every")
+        # Frozen for callers; one form of it for all readers.
         object.__setattr__(self, "keep_best", _bests(self.keep_best))
         if self.keep_within is not None:
             duration_s(self.keep_within, "keep_within")
@@ -99,7 +100,8 @@ class RetentionPolicy:
         """Return the policy that `to_json` gave.
 
         Raises:
-            BadInput: It is none, or has a rule that this ckstore does not know: without it too much would be deleted.
+            BadInput: It is not a policy, or has a rule that this ckstore does not know: without that rule too much
+                would be deleted.
         """
         members = _members(value, where, "a retention policy", _RULES)
         bests = members.get("keep_best", [])

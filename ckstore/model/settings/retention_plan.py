@@ -137,6 +137,7 @@ def plan(policy: RetentionPolicy, history: Sequence[Candidate], now: datetime) -
     entries: list[PlanEntry] = []
     notes: list[str] = []
     for run in sorted({candidate.info.run for candidate in history}):
+        # By order of commits: after a resume from an older step the newest may have a smaller step or an older clock.
         newest_first = sorted((c for c in history if c.info.run == run), key=lambda c: c.info.order, reverse=True)
         planned = _Run(policy, newest_first, now)
         entries += planned.entries()
@@ -144,9 +145,9 @@ def plan(policy: RetentionPolicy, history: Sequence[Candidate], now: datetime) -
     return RetentionPlan(policy=policy, now=now, entries=tuple(entries), notes=tuple(notes))
 
 
-def metrics_there(there: Iterable[Mapping[str, float]], wanted: str) -> str:
+def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
     """Say which metrics checkpoints have, and which of them is spelt nearly as the one that was wanted."""
-    names = sorted({name for metrics in there for name in metrics})
+    names = sorted({name for metrics in found for name in metrics})
     near = get_close_matches(wanted, names, n=1)
     if near:
         return f"did you mean {near[0]}?"
@@ -162,6 +163,7 @@ class _Run:
         self._kept: dict[str, list[str]] = {c.info.name: [] for c in newest_first}
         self._not_kept: dict[str, list[str]] = {c.info.name: [] for c in newest_first}
         self._relied_on: set[str] = set()
+        # Before any rule: what protects is the same whatever the policy says.
         self._protect()
         if policy.keep_last is not None:
             of = f"{policy.keep_last} newest" if policy.keep_last > 1 else "newest"
@@ -189,11 +191,13 @@ class _Run:
             kept += [f"it is pinned: {pin}" for pin in candidate.pins]
             kept += ["it is open for reading"] if candidate.in_use else []
             kept += [candidate.doubt] if candidate.doubt else []
+        # The one that a resume loads: a policy that dropped it would end the run.
         newest = next((c for c in self._history if c.valid), None)
         if newest is not None:
             self._kept[newest.info.name].append(f"it is the newest valid checkpoint of the run {newest.info.run}")
             self._relied_on.add(newest.info.name)
             return
+        # No checkpoint is valid: whatever bytes are left may be all that can be rescued of the run.
         for candidate in self._history:
             self._kept[candidate.info.name].append(f"no checkpoint of the run {candidate.info.run} is valid")
 
@@ -223,6 +227,7 @@ class _Run:
     def _best(self, best: Best) -> None:
         sign = 1 if best.mode == "min" else -1
         ranked = [c for c in self._history if not math.isnan(c.info.metrics.get(best.metric, math.nan))]
+        # Without nan, which compares as neither: one in the list would leave it unsorted.
         ranked.sort(key=lambda c: sign * c.info.metrics[best.metric])  # stable: of equal ones the newer comes first
         self._first(ranked, best.n, str(best))
         for candidate in self._history:
@@ -230,16 +235,17 @@ class _Run:
                 self._not_kept[candidate.info.name].append(f"it has no metric {best.metric}")
             elif math.isnan(candidate.info.metrics[best.metric]):
                 self._not_kept[candidate.info.name].append(f"its {best.metric} is nan")
+        # Misspelt or not logged yet: dropping by a metric that no checkpoint has would drop all but the newest.
         if not ranked:
             self._keep_unjudged(best.metric)
 
     def _keep_unjudged(self, metric: str) -> None:
         """Keep everything: a rule that no checkpoint can be judged by may be misspelt."""
         lacking = f"no checkpoint of the run {self._history[0].info.run} has a number for the metric {metric}"
-        there = metrics_there((candidate.info.metrics for candidate in self._history), metric)
+        metrics = metrics_there((candidate.info.metrics for candidate in self._history), metric)
         for candidate in self._history:
             self._kept[candidate.info.name].append(lacking)
-        self.notes.append(f"{lacking}, so nothing of it is dropped; {there}")
+        self.notes.append(f"{lacking}, so nothing of it is dropped; {metrics}")
 
     def _within(self, within: str | float, now: datetime) -> None:
         text = within if isinstance(within, str) else f"{within} s"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 STORE_VERSION = 1
+# Pieces of whole MiB can be mapped side by side, on any size of pages.
 CHUNK_GRAIN_BYTES = 2**20
 CHUNK_MAX_BYTES = 2**30
 _STORE_FORMAT = "ckstore-store"

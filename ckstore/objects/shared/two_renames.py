@@ -1,16 +1,8 @@
 """Replace a checkpoint where the filesystem cannot exchange two names: by two renames, with a gap between them.
 
-The new checkpoint is whole and durable in ``staging/<id>``. Under the exclusive lock of the run
-
-1. the leftover of an earlier replacement of that place is renamed, so that it names no successor; ``staging/`` is made
-   durable, so that the new one has a name there for certain;
-2. the old one is renamed to ``staging/<run>@<step>.<12 digits of the id>.old``, which names the new one; ``staging/``
-   and the run are made durable;
-3. the new one is renamed to its place, and the parents are made durable (`ckstore.objects.publish`).
-
-Between 2 and 3 nothing is at the place. A process that finds such a *gap*, which no living process has open, completes
-it: forwards if the new one is whole, else back. With something at the place, the old one is a dead staging like any
-other.
+The steps, and why they come in this order, are in docs/protocol.md, "replace without an exchange". A process that finds
+a *gap*, which no living process has open, completes it: forwards if the new checkpoint is whole, else back. With
+something at the place, the old one is a dead staging like any other.
 """
 
 from __future__ import annotations
@@ -89,7 +81,7 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
     So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
 
     Raises:
-        UnknownOutcome: Whether it was done cannot be told.
+        UnknownOutcome: It may or may not have been done.
     """
     try:
         links.rename(source, target)
@@ -102,7 +94,7 @@ def is_done(opened: locks.DirectoryLock, target: Inside, error: OSError) -> bool
     """Return whether an open directory is at `target`, after a call that should have put it there failed.
 
     Raises:
-        UnknownOutcome: That cannot be told.
+        UnknownOutcome: That is not known.
     """
     # The one error that says for certain that nothing was renamed.
     if error.errno in links.ALREADY_THERE:

@@ -61,48 +61,48 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     return ""
 
 
-def glance(path: Inside, run: str, step: int, seen: ManifestCache | None = None) -> Glance:
+def glance(path: Inside, run: str, step: int, cache: ManifestCache | None = None) -> Glance:
     """Look at the directory of a checkpoint without locking it and without reading data.
 
-    With `seen`, a manifest that is the same file as before is not read again, and comes without its leaves.
+    With `cache`, a manifest that is the same file as before is not read again, and comes without its leaves.
 
     Raises:
         FileNotFoundError, NotADirectoryError: There is no such directory.
     """
     try:
-        return _glance(path, run, step, seen)
+        return _glance(path, run, step, cache)
     except PermissionError:
         return Glance(problem=f"this user may not read {path}")
 
 
-def _glance(path: Inside, run: str, step: int, seen: ManifestCache | None) -> Glance:
+def _glance(path: Inside, run: str, step: int, cache: ManifestCache | None) -> Glance:
     with Held(path) as directory:
         fd = directory.fd
         try:
-            manifest, manifest_id = _manifest_in(fd, path, seen)
+            manifest, manifest_id = _manifest_in(fd, path, cache)
         except FileNotFoundError:
             return Glance(problem=f"{path}/{MANIFEST} is missing")
         except (BadInput, DamagedBlob) as error:
             return Glance(problem=error.message)
         problem, touched = judge_blobs(directory.inside, fd, manifest)
         if (manifest.run, manifest.step) != (run, step):
-            problem = f"{path}: its manifest says {manifest.run}@{manifest.step}"
+            problem = f"{path}: its manifest says {manifest.name}"
         mark = marks.read_mark(fd)
         if mark is not None and not problem:
             problem = mark.entries[0].what if mark.entries else f"{path}/{MARK} says that it is damaged"
         return Glance(manifest, manifest_id, problem, touched)
 
 
-def _manifest_in(fd: int, path: Inside, seen: ManifestCache | None) -> tuple[Manifest, str]:
+def _manifest_in(fd: int, path: Inside, cache: ManifestCache | None) -> tuple[Manifest, str]:
     # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
     stamp = file_stamp(fd)
-    known = None if seen is None else seen.recall(stamp)
+    known = None if cache is None else cache.recall(stamp)
     if known is not None:
         return known
     data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
     manifest, manifest_id = parse_manifest(data, where=f"{path}/{MANIFEST}")
-    if seen is not None:
-        seen.remember(stamp, manifest, manifest_id)
+    if cache is not None:
+        cache.remember(stamp, manifest, manifest_id)
     return manifest, manifest_id
 
 

@@ -176,7 +176,7 @@ class Verifier:
         manifest = directory.manifest
         damage = []
         if (manifest.run, manifest.step) != (run, step):
-            message = f"{directory.path}: its manifest says {manifest.run}@{manifest.step}"
+            message = f"{directory.path}: its manifest says {manifest.name}"
             damage.append(Damage(run, step, (), "", message))
         return damage + self.blobs(directory, range(len(manifest.blobs)), only)
 

@@ -1,4 +1,4 @@
-"""Drop one checkpoint: rename it to trash, durably. Nothing is unlinked here; gc does that."""
+"""Drop one checkpoint: rename it to trash, durably; delete one by its ref, and give back what only it used."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.objects import far_locks, trash
+from ckstore.objects import far_locks, reserve, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import Context
+from ckstore.ops.free import reclaim
+from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.hold import gone
 from ckstore.ops.refs.protection import check_unprotected
 
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
 
+# What is not done in time the next opener does, so a delete need not wait for long.
 _CATALOG_TIMEOUT_S = 5.0
+# A saver has the run for as long as it takes to judge the checkpoint that it replaces.
 _RUN_TIMEOUT_S = 10.0
 
 
@@ -38,6 +43,21 @@ class Dropped:
 
     digests: tuple[str, ...]
     catalogued: bool
+
+
+def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
+    """Delete a checkpoint durably and free what only it used; with `dry_run` only raise what would keep it."""
+    info = find(context, ref)
+    if dry_run:
+        check_droppable(context, info)
+        return
+    context.check_writable()
+    with reserve.given_up(context.layout):
+        make_kept_durable(context, info.run)
+        dropped = drop(context, info)
+        if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
+            reclaim.give_back(context, dropped.digests)
+    warn_unfreed(context)
 
 
 def make_kept_durable(context: Context, run: str) -> None:
@@ -65,19 +85,22 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
         check_unprotected(context, info.key)
+        # Only now can no process put another checkpoint there: what was found by its ref may have been replaced.
         if id_at(path) != info.id:
             raise gone(info)
         run_lock.check()
         _bury(layout, info)
         digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
         try:
+            # Right before the rename: a lock service that was restarted may have given the run to another host.
             run_lock.check()
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock)
             change = RunChange(before, layout.run_stamp(info.run))
         except FileNotFoundError:  # another process put one there at this moment
             raise gone(info) from None
-        run_lock.release()
+        run_lock.release()  # savers need not wait for the disk
+        # The new name first: if a power cut left neither name, nothing would tell gc of its blobs.
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
     context.directory_cache.changed(info.key, None, change)

@@ -1,5 +1,7 @@
 """Gc: free what nothing in the store needs and no process has open ("Delete and gc" of the design).
 
+It makes a plan (`ckstore.ops.free.gc_plan`) and carries it out step by step, looking at each thing again:
+
 (0) on a full disk the reserve is given up; the catalog catches up with what others published or dropped; where other
     hosts may have done so, every checkpoint is looked at
 (a) directories of dead saves in ``staging/`` are renamed to ``trash/``
@@ -31,7 +33,7 @@ from ckstore.ops.config_file import GRACE_S, setting_of
 from ckstore.ops.context import tell_passed_over, warn
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.external_links import linked_elsewhere
-from ckstore.ops.free.gc_plan import next_to_free, plan_gc
+from ckstore.ops.free.gc_plan import differences, plan_gc
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
@@ -39,17 +41,20 @@ from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
 from ckstore.ops.refs.listing import fill_dead
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from ckstore.model.names import CheckpointKey
+    from ckstore.model.reports.gc_report import GcPlan
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.objects.shared.grace import Grace
     from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")
+# A failed save or a delete has the trash for milliseconds; another gc has it for longer, and is not waited for.
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
+# XFS counts freed blocks as free within half a second; while free space still grows it is waited for a little longer.
 _SETTLE_S = 0.5
 _QUIET_S = 0.1
 _OWN_WRITES_BYTES = 2**20
@@ -76,8 +81,9 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
 
     Args:
         context: The store.
-        settle: Wait a moment for the filesystem to count what was freed as free, so that the report can say it; and
-            where the catalog is this user's alone, look at what others did. False: as after each save.
+        settle: Foresee what comes of the plan, wait a moment for the filesystem to count what was freed as free, and
+            where the catalog is this user's alone, look at what others did. False: as after each save, so that the
+            report has only what was done.
         exclusive: No other host is at work, so nothing waits for the grace; where there can be none it does not matter.
 
     Raises:
@@ -103,40 +109,68 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
 
 def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport:
     layout = context.layout
-    free_bytes = peek.free_space(context.layout.path).unused_bytes
-    with _start(context, grace) as collector, reserve.given_up(layout) as full:
-        thorough = context.catalog_is_private and settle
-        catch_up(context, "all" if thorough else "counts")
-        if context.shared:
-            fill_dead(context, grace)
-            if settle:  # after each save it would cost too much, and all that it finds can wait
-                _look_at_everything(context)
-        elif thorough:  # others may have unlinked what this user alone can free the last name of
-            list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
-        swept = trash.sweep_staging(layout, grace)
-        trash.sweep_locks(layout, grace)
-        failed = _empty(collector)
-        if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # it could be read, and not be written
-            catch_up(context)
-        reclaim.condemn(context, collector, context.catalog.unused(), timeout_s=_CATALOG_TIMEOUT_S)
-        if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
-            collector.empty()
+    free_bytes = peek.free_space(layout.path).unused_bytes
+    with _start(context, grace) as collector, reserve.given_up(layout):
+        _make_current(context, grace, settle=settle)
+        plan = plan_gc(context, forecast=settle)
+        swept = carry_out(context, plan, collector, grace)
         done = collector.collected
         report = GcReport(
-            freed_bytes=done.freed_bytes,
-            freed_count=done.freed_count,
+            freed_bytes=sum(blob.nbytes for blob in done.freed),
+            freed_count=len(done.freed),
             held=tuple(done.held[digest] for digest in sorted(done.held)),
             linked_elsewhere=linked_elsewhere(context, done.linked),
-            swept_stagings=swept,
+            swept_stagings=len(swept),
             trash_left=tuple(trash.names_in(layout.trash)),
+            dead_pack_bytes=plan.dead_pack_bytes,
+            next_to_free=None if done.freed or done.held else plan.next_to_free,
             unseen_processes=collector.unseen_count,
+            waits_for_grace=grace is not None,
+            plan=plan,
+            # With a grace most of it waits, which is no news; and without a forecast there is nothing to compare.
+            differences=differences(context, plan, done, swept) if settle and grace is None else (),
         )
     tell_passed_over(context)
-    grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes, _QUIET_S if settle else 0.0)
-    with reserve.given_up(layout, full=full):  # measured without it; the catalog is read once more
-        report = _completed(context, report, grown_bytes, grace)
+    if settle:  # before the reserve is filled again, which takes what was freed
+        grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes)
+        report = replace(report, filesystem_freed_bytes=grown_bytes, catalog_bytes=catalog_bytes(context))
     reserve.fill(layout)
     return report
+
+
+def _make_current(context: Context, grace: Grace | None, *, settle: bool) -> None:
+    """Let the catalog, which proposes what goes, catch up with what others published, dropped and unlinked."""
+    thorough = context.catalog_is_private and settle
+    catch_up(context, "all" if thorough else "counts")
+    if context.shared:
+        fill_dead(context, grace)
+        if settle:  # after each save it would cost too much, and all that it finds can wait
+            _look_at_everything(context)
+    elif thorough:  # others may have unlinked what this user alone can free the last name of
+        list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
+
+
+def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace | None) -> Collection[str]:
+    """Do the steps of a plan, and look at each thing again; return the stagings that went to trash.
+
+    What appeared since the plan was made is left to the next gc.
+    """
+    layout = context.layout
+    # (a) A rename, as from all places that savers look at; in trash they are taken apart like all else.
+    swept = trash.sweep_staging(layout, grace, plan.dead_stagings)
+    trash.sweep_locks(layout, grace)
+    # (b) Before the blobs, which lose names by this.
+    names = [*plan.trash, *swept.values()]
+    failed = _empty(collector, names)
+    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # it could be read, and not be written
+        catch_up(context)
+    # (c, d) Asked again: a save may use some by now, and others have lost their last use.
+    asked = collector.collected.entered.union(plan.unused)
+    unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
+    reclaim.condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
+    if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
+        collector.empty(names)
+    return swept
 
 
 def _start(context: Context, grace: Grace | None) -> Collector:
@@ -156,43 +190,30 @@ def _start(context: Context, grace: Grace | None) -> Collector:
         time.sleep(_START_PAUSE_S)
 
 
-def _empty(collector: Collector) -> CkstoreError | None:
+def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
     """Empty the trash; return the error if the catalog could take no note, so that nothing more could go."""
     try:
-        collector.empty()
+        collector.empty(names)
     except (CatalogUnavailable, InUse) as error:
         return error
     return None
 
 
-def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int, quiet_s: float) -> int:
-    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for `quiet_s`.
+def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int) -> int:
+    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for a moment.
 
     What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
     """
     most_bytes = grown_bytes = peek.free_space(context.layout.path).unused_bytes - before_bytes
     begun_s = grew_s = time.monotonic()
     while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:
-        if time.monotonic() > min(grew_s, begun_s + _SETTLE_S) + quiet_s:
+        if time.monotonic() > min(grew_s, begun_s + _SETTLE_S) + _QUIET_S:
             break
         time.sleep(_START_PAUSE_S)
         grown_bytes = peek.free_space(context.layout.path).unused_bytes - before_bytes
         if grown_bytes > most_bytes:
             most_bytes, grew_s = grown_bytes, time.monotonic()
     return grown_bytes
-
-
-def _completed(context: Context, report: GcReport, grown_bytes: int, grace: Grace | None) -> GcReport:
-    """Add what is measured afterwards."""
-    idle = not (report.freed_count or report.held or report.linked_elsewhere)
-    return replace(
-        report,
-        filesystem_freed_bytes=grown_bytes,
-        dead_pack_bytes=context.catalog.dead_pack_bytes(),
-        catalog_bytes=catalog_bytes(context),
-        next_to_free=next_to_free(context) if idle else None,
-        waits_for_grace=grace is not None,
-    )
 
 
 def catalog_bytes(context: Context) -> int:

@@ -1,12 +1,14 @@
-"""What gc would do: the same questions that gc asks, without a change. Retention can be played through first."""
+"""The plan of gc: its steps and what comes of them, without a change; gc carries it out, a dry run prints it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
-from ckstore.fs import locks, peek
+from ckstore.fs import peek
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, NextToFree
@@ -18,34 +20,49 @@ from ckstore.ops.context import tags_by_checkpoint
 from ckstore.ops.free.external_links import linked_elsewhere
 
 if TYPE_CHECKING:
+    from ckstore.objects.collector import Collected
     from ckstore.ops.context import Context
 
 
-def plan_gc(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcPlan:
-    """Say what gc would free now, or after the checkpoints `dropping` (run, step) were dropped; change nothing."""
+def plan_gc(context: Context, dropping: Collection[CheckpointKey] = (), *, forecast: bool = True) -> GcPlan:
+    """Say what gc does now, or after the checkpoints `dropping` (run, step) were dropped; change nothing.
+
+    Args:
+        context: The store.
+        dropping: Looked at as if they were in ``trash/``.
+        forecast: Also what comes of it, which asks of each blob the same as gc will ask again. False: the steps alone,
+            so that a gc after each save costs no second look.
+    """
+    layout = context.layout
+    plan = GcPlan(
+        dead_stagings=tuple(trash.dead_stagings(layout)),
+        trash=tuple(name for name in trash.names_in(layout.trash) if not trash.in_use(layout.trash / name)),
+        unused=tuple(digest for digest, _ in context.catalog.unused()),
+        waits_for_grace=bool(context.shared),
+    )
+    return _foreseen(context, plan, dropping) if forecast else plan
+
+
+def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey]) -> GcPlan:
+    """Add to the steps of a plan what they will free, and what they will not and why."""
     layout = context.layout
     going, judge = NameCount(), Judge(leases=not context.shared)
-    stagings = trash.dead_stagings(layout)
-    leaving = [layout.staging / name for name in stagings]
-    in_trash: list[str] = []
+    leaving = [layout.staging / name for name in plan.dead_stagings]
     touched: set[str] = set()
-    for name in trash.names_in(layout.trash):
-        path = layout.trash / name
-        if not peek.is_directory(path):
-            in_trash.append(name)
-            if is_digest(digest := name.partition(".")[0]):
-                touched.add(digest)
-                going.add(digest, path)
-        elif (lock := locks.try_exclusive(path)) is not None:
-            lock.release()
-            in_trash.append(name)
+    for path in (layout.trash / name for name in plan.trash):
+        if peek.is_directory(path):
             leaving.append(path)
+        elif is_digest(digest := path.name.partition(".")[0]):  # a gc condemned it, and left it
+            touched.add(digest)
+            going.add(digest, path)
     leaving += [layout.checkpoint(*key) for key in dropping]
     touched.update(digest for path in leaving for digest in going.add_checkpoint(path))
-    unused = {digest for digest, _ in context.catalog.unused()}
-    unused |= context.catalog.without_use(touched - unused, without=dropping)
+    unused = {*plan.unused}
+    if touched:
+        unused |= context.catalog.without_use(touched - unused, without=dropping)
     for digest in unused:
         going.add(digest, layout.blob(digest))
+    # A file goes when all names that it has are among those that go; the kernel's count says how many it has.
     lasts = going.lasts()
     seen = judge.look_for(lasts)
     held: list[LastName] = []
@@ -54,17 +71,49 @@ def plan_gc(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcPla
         (held if judge.is_held(last, seen) else free).append(last)
     linked = linked_elsewhere(context, going.linked(unused), dropping)
     idle = not (free or held or linked)
-    return GcPlan(
+    return replace(
+        plan,
+        unused=tuple(sorted(unused)),
         blobs=tuple(PlannedBlob(last.digest, last.status.st_size) for last in free),
         held=tuple(judge.held(last, seen) for last in held),
         linked_elsewhere=linked,
-        dead_stagings=tuple(stagings),
-        trash=tuple(in_trash),
         dead_pack_bytes=context.catalog.dead_pack_bytes(dropping),
         unseen_processes=judge.unseen_count,
         next_to_free=next_to_free(context) if idle else None,
-        waits_for_grace=bool(context.shared),
     )
+
+
+def differences(context: Context, plan: GcPlan, done: Collected, swept: Collection[str]) -> tuple[str, ...]:
+    """Say where what was done is not what a plan had foreseen, and why, as it looks now.
+
+    Args:
+        context: The store.
+        plan: What was foreseen.
+        done: What the collector did.
+        swept: Names of the stagings that went to trash.
+    """
+    planned, freed = Counter(blob.digest for blob in plan.blobs), Counter(blob.digest for blob in done.freed)
+    kept = {blob.digest: blob for blob in plan.held}
+    said = [
+        f"staging/{name} stays: its save is at work, or it is gone" for name in plan.dead_stagings if name not in swept
+    ]
+    said += [f"trash/{name} stays: another process is in it, or it is another user's" for name in done.left]
+    said += [f"{digest} was not freed: {_why_not(context, digest, done)}" for digest in sorted(planned - freed)]
+    for digest in sorted(freed - planned):
+        was = kept[digest].reason if digest in kept else "in use under another name"
+        said.append(f"{digest} was freed, and was to stay: {was}")
+    return tuple(said)
+
+
+def _why_not(context: Context, digest: str, done: Collected) -> str:
+    if digest in done.held:
+        return done.held[digest].reason
+    if not context.catalog.without_use({digest}):
+        return "a checkpoint uses it again"
+    canonical = peek.find(context.layout.blob(digest))
+    if canonical is None:
+        return "it is gone already"
+    return "it has another name by now" if canonical.st_nlink > 1 else "it appeared again, and the next gc looks at it"
 
 
 def next_to_free(context: Context) -> NextToFree | None:

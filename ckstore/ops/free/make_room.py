@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _KEEP_LAST = (10, 3, 1)
 """What the advice plays through, the gentlest first."""
+# Its directory, blobs/ in it, and the manifest.
 _CHECKPOINT_INODES = 3
 _ROUNDS = 3
 _SHOWN = 5

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
+# The user waits for it, and what is not done now gc does.
 _CATALOG_TIMEOUT_S = 2.0
 _BATCH = 2048
 """A look at all processes takes about as long as to rename so many."""

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import locks, peek
+from ckstore.fs import locks
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, metrics_there, plan
-from ckstore.objects import reserve
+from ckstore.objects import reserve, trash
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.context import annotation_problem
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
+# Who has it alone is dropping it, which takes a moment; then the next newest is held instead.
 _GUARD_TIMEOUT_S = 1.0
 _SPARE = 5
 """So many of the newest may be damaged before all are looked at."""
@@ -132,7 +133,7 @@ def _plan(
             if relied_on:
                 facts = replace(facts, damage=why_not_valid(context, info))
             else:
-                facts = replace(facts, in_use=_in_use(context, info))
+                facts = replace(facts, in_use=trash.in_use(context.layout.checkpoint(*info.key)))
             history[info.name] = _read(context, facts) if sure else facts
 
 
@@ -170,21 +171,11 @@ def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo
     }
 
 
-def _in_use(context: Context, info: CheckpointInfo) -> bool:
-    path = context.layout.checkpoint(info.run, info.step)
-    lock = locks.try_exclusive(path)
-    if lock is None:
-        return peek.is_directory(path)
-    lock.release()
-    return False
-
-
 def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
     """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
 
     Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
-        its
-    run stays, which is held meanwhile.
+    its run stays, which is held meanwhile.
 
     Raises:
         OSError: The system refused. Those before it were dropped, those after it were not.
@@ -193,25 +184,21 @@ def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
         msg = "this plan was made with shown_only=True, without reading the manifests of what it drops"
         raise BadInput(msg, hint="make the plan again without it: store.plan_retention(policy)")
     context.check_writable()
+    why_not: list[tuple[CheckpointInfo, str]] = []
     with reserve.given_up(context.layout):
-        return _apply(context, to_do)
-
-
-def _apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
-    dropped: list[CheckpointInfo] = []
-    skipped: list[Skipped] = []
-    for run in dict.fromkeys(entry.info.run for entry in to_do.dropped):
-        make_kept_durable(context, run)
-        kept = [entry.info for entry in to_do.kept if entry.info.run == run]
-        with ExitStack() as guarded:
-            guard = _hold_newest_valid(context, kept, guarded)
-            for info in (entry.info for entry in to_do.dropped if entry.info.run == run):
-                reason = _try_drop(context, info, guard)
-                if reason:
-                    skipped.append(Skipped(info, reason))
-                else:
-                    dropped.append(info)
-    return RetentionReport(to_do, tuple(dropped), tuple(skipped))
+        for run in dict.fromkeys(entry.run for entry in to_do.dropped):
+            # Before the first of them goes: else a power cut could leave the run without the old and the new one.
+            make_kept_durable(context, run)
+            kept = [entry.info for entry in to_do.kept if entry.run == run]
+            with ExitStack() as guarded:
+                guard = _hold_newest_valid(context, kept, guarded)
+                going = [entry.info for entry in to_do.dropped if entry.run == run]
+                why_not += [(info, _try_drop(context, info, guard)) for info in going]
+    return RetentionReport(
+        to_do,
+        dropped=tuple(info for info, why in why_not if not why),
+        skipped=tuple(Skipped(info, why) for info, why in why_not if why),
+    )
 
 
 def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:

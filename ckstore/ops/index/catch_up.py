@@ -120,7 +120,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     if newest.wrong_count or any(context.layout.stamp(*place) != stamp for place, stamp in newest.stamps.items()):
         return None
     published = {place for one in runs.values() for place in found.unknown if place in one.published}
-    return published | found.gone
+    return published | found.missing
 
 
 def _differing(context: Context, listing: Mapping[CheckpointKey, Stamp], runs: set[str] | None) -> set[CheckpointKey]:

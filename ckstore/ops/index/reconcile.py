@@ -1,11 +1,7 @@
 """Enter checkpoints into the catalog, many in one transaction, few enough that no process waits long for its lock.
 
-And say where the catalog can be believed without a look at every checkpoint: the cost of a gc follows what it frees.
-
-A directory has one link from each of its subdirectories on ext4, XFS and others, so one ``stat`` says how many
-checkpoints a run has. Where that is what the catalog counts, no process has published or dropped anything unnoticed,
-unless both happened equally often: then what is believed is a hint as the catalog always is, which makes gc leave
-something for later, and never makes it take what is needed. Every opening compares their names and inode numbers.
+And say where the catalog can be believed without a look at every checkpoint: where the link count of a run's directory,
+which counts its subdirectories, is what the catalog counts (docs/adr/0002-catalog.md).
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
 
 Note = Callable[[str, int, "Verdict"], None]
 
-# A rebuild holds the lock for half a second at a time, so who waits so long waits for something else.
+# A rebuild holds the lock for half a second at a time, so a process that waits longer waits for something else.
 TIMEOUT_S = 30.0
 # The transaction keeps its pages in memory until it ends.
 _BATCH_MOST = 256
@@ -82,10 +78,10 @@ def _batch(waiting: deque[CheckpointKey]) -> Iterator[CheckpointKey]:
 
 
 def runs_in_doubt(context: Context) -> set[str]:
-    """Return the runs whose checkpoints must be compared one by one, since their number differs or cannot be told."""
+    """Return the runs whose checkpoints must be compared one by one, since their number differs or is not known."""
     known = context.catalog.counts()
     runs = known.keys() | set(context.layout.runs())
-    # 0: the filesystem does not count subdirectories (btrfs, overlayfs), so nothing can be told by the count.
+    # 0: the filesystem does not count subdirectories (btrfs, overlayfs), so the count says nothing.
     return {run for run in runs if not (count := context.layout.subdirectory_count(run)) or known.get(run) != count}
 
 

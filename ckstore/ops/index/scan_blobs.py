@@ -1,8 +1,7 @@
 """Find blobs in ``blobs/`` that the catalog does not know: a power cut can bring names back that were removed.
 
-A name that was removed and not made durable may be there again after the machine starts, when the catalog has
-forgotten the blob. So the directories are listed once for each start of the machine, and whenever the catalog is
-rebuilt. The cost grows with the store (about a second for 100,000 blobs), hence not at every opening.
+So the directories are listed once for each start of the machine, and whenever the catalog is rebuilt. The cost grows
+with the store (about a second for 100,000 blobs), hence not at every opening.
 """
 
 from __future__ import annotations

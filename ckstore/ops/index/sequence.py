@@ -58,8 +58,8 @@ Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 
 def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[CheckpointKey], Rows]:
     """Return the checkpoints that this process has not looked at, and what the catalog says of these and newer ones."""
-    published = {place for seen in runs.values() for place in seen.published}
-    unsure = {place for seen in runs.values() for place in seen.unsure}
+    published = {place for state in runs.values() for place in state.published}
+    unsure = {place for state in runs.values() for place in state.unsure}
     try:
         count, newest = context.catalog.count_and_sequence()
     except CatalogUnavailable:
@@ -83,7 +83,7 @@ def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[Ch
 def _proposed(context: Context, runs: dict[str, RunSeen]) -> set[CheckpointKey] | None:
     """Return the checkpoints of which one has the greatest number, by the catalog; None: all have to be looked at."""
     with context.layout.open_runs() as opened:
-        found = propose(context, opened, None, newest=1, listed={run: seen.names for run, seen in runs.items()})
+        found = propose(context, opened, None, newest=1, listed={run: state.names for run, state in runs.items()})
     return None if found is None else {*found.published}
 
 

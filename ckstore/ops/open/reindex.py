@@ -1,9 +1,7 @@
 """Rebuild the catalog from the directories, which are the truth (promise P5), and keep the old one aside.
 
-The old file is renamed under the flock of those who write the catalog, and a writer opens it by its name under
-that flock, so no process writes to a file that is no longer the catalog. The new one is filled a batch at a time; until
-then it is behind, and readers, savers and gc go by the directories for what it lacks. Dying at any line leaves a
-catalog that is missing or behind, which the next opener corrects.
+The new one is filled a batch at a time; until then it is behind, and readers, savers and gc go by the directories for
+what it lacks. Dying at any line leaves a catalog that is missing or behind, which the next opener corrects.
 """
 
 from __future__ import annotations

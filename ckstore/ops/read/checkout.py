@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 
+# For each thread: a file of thousands of small tensors has as many blobs, and descriptors are limited to 1,024.
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
+# Between two parts Ctrl-C, or an error of another thread, can end the writing.
 _PART_BYTES = 2**20
 
 
@@ -49,6 +51,7 @@ def checkout(
     """Write the files of the checkpoint that `ref` names; see `ckstore.Store.checkout`."""
     if link not in ("auto", "reflink", "hardlink", "copy"):
         raise BadInput(f"link must be 'auto', 'reflink', 'hardlink' or 'copy', got {link!r}")
+    # Before the checkpoint is opened: a checkout into the store could overwrite what it reads.
     path = outside_store(context.layout, destination)
     write = partial(_checkout_open, destination=path, link=link, only=only, progress=progress)
     return read_checkpoint(context, ref, write)
@@ -67,9 +70,11 @@ def _checkout_open(
     records = _chosen(directory, only)
     with _explaining_errors(destination, str(directory.path)), NewTree.beside(destination) as tree:
         sizes = {record.path: _size(directory, record) for record in records}
+        # Asked on the hidden directory's own filesystem, before the first file: a full disk is not left full of halves.
         _check_space(tree, sum(sizes.values()), len(records))
         writer = _Writer(directory, tree, link)
         for record in records:
+            # Directories first, and with their modes: threads below make files in any order.
             if record.kind == "directory":
                 tree.make_directory(record.path, record.mode)
         with directory.reporting_damage():
@@ -77,9 +82,12 @@ def _checkout_open(
         for record in records:  # symlinks last: nothing is written below one
             if record.kind == "symlink":
                 tree.make_symlink(record.path, record.target)
+        # The innermost first: making a file in a directory changes the time of that directory.
         for record in reversed(records):
+            # A hardlink is the blob itself: another time would make every later save take it for damaged (D3).
             if record.mtime_ns is not None and record.path not in writer.hardlinked:
                 tree.set_mtime(record.path, record.mtime_ns)
+        # N1, N2: every file and directory is fsynced inside, then one rename shows the whole tree.
         tree.publish()
     return CheckoutReport(
         destination=tree.destination,
@@ -112,7 +120,7 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
     if only is not None:
         wanted = {r.path for r in records if any(_fits(r.path, glob) for glob in only)}
         if not wanted:
-            msg = f"{manifest.run}@{manifest.step} has no file that matches {', '.join(only)}"
+            msg = f"{manifest.name} has no file that matches {', '.join(only)}"
             hint = "store.open_checkpoint(ref).files() lists the files; * in a pattern also stands for slashes"
             raise NoSuchRef(msg, hint=hint)
         for path in list(wanted):
@@ -120,6 +128,8 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
                 wanted.add(path)
         records = [record for record in records if record.path in wanted]
     for record in records:
+        # Again here, though the commit checked it: a manifest that was tampered with must not write outside the
+        # destination.
         check_path(record.path, "the name of a committed file")
     return sorted(records, key=lambda record: record.path.split("/"))
 
@@ -151,6 +161,7 @@ def _explaining_errors(destination: Path, checkpoint: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # An error of the store's side is no fault of the destination, and has its own message.
         if str(error.filename).startswith(checkpoint):
             raise
         if error.errno in files.NO_SPACE:
@@ -190,7 +201,9 @@ class _Writer:
     def _write(self, record: FileRecord) -> None:
         extents = [e for storage in record.storages for e in self._directory.manifest.storages[storage].extents]
         try:
+            # Its own for each file and thread: a reader's buffers are not for several threads.
             with PieceReader(self._directory, open_blobs=_OPEN_BLOBS, before_each=self._check_going_on) as pieces:
+                # Only where it was asked for: writing into such a file would change the blob of every checkpoint.
                 if self._link == "hardlink" and self._hardlinked(record, extents, pieces):
                     return
                 with self._tree.create_file(record.path, record.mode) as fd:
@@ -212,8 +225,11 @@ class _Writer:
             if shared:
                 with self._mutex:
                     self.shared_bytes += len(part.out)
+                # A clone leaves the offset of the descriptor where it was, and the next piece is written at that.
                 os.lseek(fd, at + len(part.out), os.SEEK_SET)
                 return
+            # `None` is a piece that does not end on a block, which is copied: only a filesystem that refuses is an
+            # error.
             if shared is False and self._link == "reflink":
                 msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
                 raise UnsafePlace(
@@ -229,10 +245,12 @@ class _Writer:
         if not digest:
             return False
         (extent,) = extents
+        # Read before it is linked: a damaged blob must not get another name in the user's files.
         pieces.read(Part(extent, self._buffer(extent.length), record.path))
         try:
             self._tree.link_file(record.path, digest, dir_fd=self._directory.blobs.fd)
         except OSError as error:
+            # Another filesystem, or too many links: such a file is copied instead.
             if error.errno in links.CANNOT_LINK:
                 return False
             raise

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import FileRecord, Manifest
     from ckstore.objects.checkpoints import CheckpointDirectory
 
+# Readers of pickles and zips ask for a few bytes at a time, and each piece below is checked whole.
 BUFFER_BYTES = 2**20
 
 
@@ -27,15 +28,16 @@ def file_record(manifest: Manifest, path: str) -> FileRecord:
         NoSuchFile: There is none.
     """
     records = {record.path: record for record in manifest.files}
+    # Resolved by the manifest, never by the filesystem: the link's target may be outside the checkpoint.
     where = followed(records, path)
     record = None if where is None else records.get(where)
     if record is not None and record.kind == "file":
         return record
-    name = f"{manifest.run}@{manifest.step}"
+    name = manifest.name
     if not records:
         raise NoSuchFile(f"{name} is a saved state and has no files", hint="load or export it: store.load(ref)")
-    what = "is a directory" if record is not None else "is not in it" if where is not None else "leads out of it"
-    raise NoSuchFile(f"{name} has no file {path}: it {what}", hint="files() lists the files")
+    problem = "is a directory" if record is not None else "is not in it" if where is not None else "leads out of it"
+    raise NoSuchFile(f"{name} has no file {path}: it {problem}", hint="files() lists the files")
 
 
 class CommittedFile(io.RawIOBase):
@@ -96,6 +98,7 @@ class CommittedFile(io.RawIOBase):
 
     def _read(self, start: int, out: memoryview) -> None:
         directory = self._here()
+        # The kept piece is of the old directory, whose descriptors a forked child has closed.
         if directory is not self._file.directory:  # it was opened again, as after a fork
             self._file = StoredFile(directory, self._record)
         self._file.read_into(start, out)

@@ -1,4 +1,4 @@
-"""What the descriptions of values in a committed file are in a state."""
+"""Turn the descriptions of values in a committed file into values of a state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.python_values import TORCH_NAMED, is_python_value
-from ckstore.tensors.described import Place, Placed, PlacedParts
+from ckstore.tensors.described import DescribedLeaf, DescribedParts, Place
 from ckstore.tensors.layout import row_major
 
 if TYPE_CHECKING:
@@ -49,26 +49,28 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
         storages: The storages of the checkpoint that are stretches of the file.
     """
 
-    def place_tensor(view: TensorView, path: str) -> Placed:
+    def place_tensor(view: TensorView, path: str) -> DescribedLeaf:
         if view.kind:
             _unknown(Unknown(view.kind), path)
         reach_bytes = view.reach_bytes()
+        # Strides and sizes come from a pickle that anyone may have written: they are refused before any memory is
+        # looked at.
         if reach_bytes is None:
             _refuse(path, f"a tensor of the shape {shown(view.shape)}")
         leaf = LeafRecord(path, "torch", view.dtype, view.shape, 0)
         if reach_bytes == 0:
-            return Placed(leaf, BytesSource(path, b""))
+            return DescribedLeaf(leaf, BytesSource(path, b""))
         span = found.spans.get(view.key)
         if span is None:
             _refuse(path, f"a tensor in the storage {shown(view.key)}, which the file does not have or has compressed,")
         _check_storage(path, view, reach_bytes, span[1] - span[0])
         number = storages.get(span)
         if number is None:
-            why = "a tensor of a file that was not cut at its tensors when it was committed cannot be loaded"
-            raise CannotStore(path, why, hint="commit the file again")
+            reason = "a tensor of a file that was not cut at its tensors when it was committed cannot be loaded"
+            raise CannotStore(path, reason, hint="commit the file again")
         strides = None if view.is_row_major else view.strides
         offset = view.offset * TORCH_ITEMSIZE[view.dtype]
-        return Placed(leaf._replace(offset=offset, strides=strides), StoredSource(path, number), number)
+        return DescribedLeaf(leaf._replace(offset=offset, strides=strides), StoredSource(path, number), number)
 
     return {**_PLACES, TensorView: place_tensor}
 
@@ -78,12 +80,13 @@ def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -
     if reach_bytes > nbytes:
         _refuse(path, f"a tensor that reaches to byte {reach_bytes} of a storage of {nbytes}")
     said = view.storage
+    # The stretch of the file may end within an element, but neither lack nor add a whole one.
     if said is not None and not said.count * said.item_bytes <= nbytes < (said.count + 1) * said.item_bytes:
         _refuse(path, f"a tensor in a storage of {nbytes} bytes, of which the pickle says {said.count} elements,")
 
 
-def _refuse(path: str, what: str) -> NoReturn:
-    raise CannotStore(path, f"{what[:_SHOWN_CHARS]} cannot be loaded")
+def _refuse(path: str, description: str) -> NoReturn:
+    raise CannotStore(path, f"{description[:_SHOWN_CHARS]} cannot be loaded")
 
 
 def _unknown(value: Unknown, path: str) -> NoReturn:
@@ -98,22 +101,22 @@ def _global(value: Global, path: str) -> Node:
     return _unknown(Unknown(str(value)), path)
 
 
-def _array(value: NumpyArray, path: str) -> Placed:
+def _array(value: NumpyArray, path: str) -> DescribedLeaf:
     if value.dtype is None or value.unknown:
         _unknown(Unknown(value.unknown), path)
     strides = None
     if value.is_fortran and sum(size > 1 for size in value.shape) > 1:
         strides = tuple(reversed(row_major(value.shape[::-1])))
-    return Placed(
+    return DescribedLeaf(
         LeafRecord(path, "numpy", value.dtype.text, value.shape, 0, 0, strides), BytesSource(path, value.data)
     )
 
 
-def _sparse(value: Sparse, path: str) -> PlacedParts:
+def _sparse(value: Sparse, path: str) -> DescribedParts:
     del path
     size: Any = ["torch.Size", list(value.shape)]
     extra = ["tuple", [size, value.is_coalesced]] if value.layout == "sparse_coo" else size
-    return PlacedParts(value.layout, value.parts, extra)
+    return DescribedParts(value.layout, value.parts, extra)
 
 
 _PLACES: dict[type, Place] = {

@@ -36,11 +36,12 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
         )
         found = diff_manifests(one.manifest, other.manifest)
         found = replace(found, before=_named(found.before, paths[0]), after=_named(found.after, paths[1]))
+        # Digests say what differs; only how much needs the bytes.
         if not values:
             return found
-        told = spellings_of(one.manifest, other.manifest)
-        old = {told[leaf.name]: leaf for leaf in one.manifest.leaves}
-        new = {told[leaf.name]: leaf for leaf in other.manifest.leaves}
+        spelling = spellings_of(one.manifest, other.manifest)
+        old = {spelling[leaf.name]: leaf for leaf in one.manifest.leaves}
+        new = {spelling[leaf.name]: leaf for leaf in other.manifest.leaves}
         changed = [_measured(change, one, old[change.name], other, new[change.name]) for change in found.changed]
         return replace(found, changed=tuple(changed))
 

@@ -38,11 +38,14 @@ def entries_of(manifest: Manifest) -> dict[str, Found]:
     if manifest.ranks is not None and manifest.ranks.entries is not None:
         given = ((entry.name, entry.path, *_at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
     else:
-        given = ((".".join(map(str, path)), path, *there) for path, *there in _values(manifest.state, (), ""))
+        given = (
+            (".".join(map(str, path)), path, *name_and_node) for path, *name_and_node in _values(manifest.state, (), "")
+        )
     found: dict[str, Found] = {}
     for name, path, own_name, node in given:
+        # {"a.b": x} and {"a": {"b": y}} flatten to one name there: one of them would silently replace the other.
         if name in found:
-            msg = f"{manifest.run}@{manifest.step} has two values that torch.distributed.checkpoint would name {name!r}"
+            msg = f"{manifest.name} has two values that torch.distributed.checkpoint would name {name!r}"
             raise BadInput(msg, hint="a key with a dot in it looks like two: save it under another key")
         found[name] = Found(path, own_name, node, _tensor(manifest, node))
     return found
@@ -52,6 +55,7 @@ def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
     if not isinstance(node, list) or node[0] != "leaf":
         return None
     leaf: LeafRecord = manifest.leaves[node[1]]
+    # DCP reads blocks of a row-major tensor; a view into a larger storage has no such blocks.
     plain = leaf.kind == "torch" and leaf.strides is None and leaf.offset == 0
     return leaf if plain else None
 

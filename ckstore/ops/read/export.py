@@ -102,7 +102,7 @@ def export_open(
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
         tree.publish()
     return ExportReport(
-        name=f"{directory.manifest.run}@{directory.manifest.step}",
+        name=directory.manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),
@@ -178,7 +178,7 @@ class TensorWork(Work):
         head = {
             "format": "ckstore-state",
             "version": STATE_VERSION,
-            "checkpoint": f"{manifest.run}@{manifest.step}",
+            "checkpoint": manifest.name,
             "id": self._directory.manifest_id,
         }
         values = (

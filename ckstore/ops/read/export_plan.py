@@ -75,7 +75,7 @@ def plan_export(
     chosen = [(i, leaf) for i, leaf in enumerate(manifest.leaves) if keep is None or keep(leaf.name)]
     values = plain_values(manifest.state, manifest.leaves, keep)
     if not chosen and not values.values and keep is not None:
-        msg = f"{manifest.run}@{manifest.step} has no name that select={select!r} matches"
+        msg = f"{manifest.name} has no name that select={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
     naming = _Stripping(_prefix_of(select)) if strip_prefix else plain
     quantized = QuantizedNames(manifest, keep, naming)
@@ -104,8 +104,8 @@ def plan_export(
 def refuse_files(manifest: Manifest) -> None:
     """Raise if a checkpoint is not of a saved state."""
     if manifest.files:
-        msg = f"{manifest.run}@{manifest.step} was committed from files: there is nothing to export"
-        raise BadInput(msg, hint=f"ckstore checkout {manifest.run}@{manifest.step} DEST gives the files back")
+        msg = f"{manifest.name} was committed from files: there is nothing to export"
+        raise BadInput(msg, hint=f"ckstore checkout {manifest.name} DEST gives the files back")
 
 
 def leaf_bytes(manifest: Manifest, leaf: LeafRecord) -> int:

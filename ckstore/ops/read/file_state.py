@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckstore.errors import CannotStore
     from ckstore.model.manifest.captured import ByteSource, Captured
 
+# A pickle of a few kilobytes can describe billions of values: bounds by its size keep a hostile file from the memory.
 _VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
 _CHARS_LEAST = 2**24
 _TIMES = 64
@@ -77,6 +78,7 @@ def state_of(
     try:
         view = _view(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
     except CannotLoad as error:
+        # "" is the state itself: then no part of it can be selected.
         if can_select and error.refused and "" not in error.refused:
             error.hint = f"select= takes the rest; {error.hint}"
         raise
@@ -93,12 +95,14 @@ class _FileView(CheckpointDirectory):
     """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
+        # The lock is borrowed: closing the view must leave the caller's checkpoint open.
         super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
         self.threads = directory.threads
         self._in_memory: dict[str, int] = {}
-        told = directory.on_damage
-        if told is not None:  # it looks at the manifest of the checkpoint
-            self.on_damage = lambda _, error: told(directory, error)
+        report_damage = directory.on_damage
+        # The view's manifest has other storages: the mark of damage must name tensors of the checkpoint.
+        if report_damage is not None:  # it looks at the manifest of the checkpoint
+            self.on_damage = lambda _, error: report_damage(directory, error)
 
     def add_blob(self, data: bytearray, algorithm: Algorithm) -> BlobRecord:
         """Put bytes beside the blobs of the checkpoint."""
@@ -110,6 +114,7 @@ class _FileView(CheckpointDirectory):
         fd = self._in_memory.get(digest)
         if fd is None:
             return super()._opened(digest)
+        # The reader closes what it was given; the blob in memory lives until the view is closed.
         again = os.dup(fd)
         return again, os.fstat(again)
 
@@ -127,7 +132,7 @@ def _view(
     keep: Callable[[str], bool] | None,
     verify: bool,
 ) -> _FileView:
-    name = f"{directory.manifest.run}@{directory.manifest.step}"
+    name = directory.manifest.name
     with directory.reporting_damage():
         stored = StoredFile(directory, find_file(directory.manifest, path), verify=verify)
         try:
@@ -139,6 +144,7 @@ def _view(
         except TooMuchDescribed as error:
             msg = f"{path} of {name} cannot be loaded as a state: {error}"
             raise CannotLoad(msg, hint=_HINT, file=path) from error
+    # A state with one object that cannot be loaded is still good for the rest of it.
     wanted = [error for error in refused if keep is None or keep(error.path)]
     if wanted:
         raise _cannot_load(path, name, wanted)
@@ -158,16 +164,18 @@ def _captured(found: FileValue, stored: StoredFile) -> tuple[Captured, list[Cann
 
 
 def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> CannotLoad:
-    what = {error.path: _why(error) for error in refused}
-    lines = [f"  {_cut(where) or 'the state itself'}: {why}" for where, why in list(what.items())[:_SHOWN_MOST]]
-    more = [f"  and {len(what) - _SHOWN_MOST} more"] if len(what) > _SHOWN_MOST else []
+    reasons = {error.path: _why(error) for error in refused}
+    lines = [
+        f"  {_cut(where) or 'the state itself'}: {reason}" for where, reason in list(reasons.items())[:_SHOWN_MOST]
+    ]
+    more = [f"  and {len(reasons) - _SHOWN_MOST} more"] if len(reasons) > _SHOWN_MOST else []
     message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
-    return CannotLoad(message, hint=_HINT, file=path, refused=what)
+    return CannotLoad(message, hint=_HINT, file=path, refused=reasons)
 
 
 def _why(error: CannotStore) -> str:
-    why = error.message.removeprefix(f"{error.path or 'the state itself'}: ")
-    return why.replace("cannot be stored", "cannot be loaded")
+    reason = error.message.removeprefix(f"{error.path or 'the state itself'}: ")
+    return reason.replace("cannot be stored", "cannot be loaded")
 
 
 def _cut(name: str) -> str:

@@ -40,6 +40,7 @@ def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool]
     if len(globs) < len(given):
         msg = f"{argument} must be a glob, a list of globs or a function of a name, got {select!r}"
         raise BadInput(msg)
+    # Both spellings: people write model.0.weight, the state has model.0\.weight (docs/adr/0003).
     return lambda name: any(_selects(glob, form) for glob in globs for form in {name, plain(name)})
 
 
@@ -66,6 +67,7 @@ def load(
     chunk_bytes = context.settings.chunk_bytes
 
     def read(directory: CheckpointDirectory) -> object:
+        # A globbed name is of the rank's own state, which lies below its number in the joined checkpoint.
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(
@@ -106,10 +108,11 @@ def _source(
 def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:
     """Return what selects the state of a rank, or of it what `keep` does."""
     manifest = directory.manifest
-    name = f"{manifest.run}@{manifest.step}"
+    name = manifest.name
     if manifest.ranks is None or manifest.ranks.entries is not None or manifest.files:
         msg = f"{name} was not saved by ranks with a state each"
         raise BadInput(msg, hint="leave rank= out")
+    # `type`, since True would be rank 1.
     if type(rank) is not int or not 0 <= rank < manifest.ranks.world_size:
         msg = f"{name} has ranks 0 to {manifest.ranks.world_size - 1}, and no rank {rank!r}"
         raise NoSuchRef(msg)
@@ -129,6 +132,7 @@ def _state_of_rank(state: object, rank: int) -> object:
 
 def continue_from(context: Context, run: str, checkpoint_id: str) -> None:
     """Make a checkpoint that was loaded the parent of what is saved next."""
+    # "" is for a save to another run: a fine-tuning that goes on in a run of its own has this parent.
     context.last_parents[run] = context.last_parents[""] = checkpoint_id
     context.run_guessed = run if context.run_was_open else ""
 
@@ -154,20 +158,23 @@ def load_open(
     """Return the state of an open checkpoint; `max_bytes` as for `ckstore.Store.load`."""
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
-        msg = f"{manifest.run}@{manifest.step} holds files, but no tensors that are known by name"
+        msg = f"{manifest.name} holds files, but no tensors that are known by name"
         near = loadable(manifest, 1)
         hint = "ckstore checkout REF DEST writes the files"
         raise BadInput(msg, hint=f"file={near[0]!r} loads what that file holds; {hint}" if near else hint)
     keep = as_filter(select)
     needed = needed_storages(manifest.state, manifest.leaves, keep)
+    # Nothing that fits is an error only for globs: an empty result of a function may be what its author wants.
     if not needed:
         check_selection(directory, select)
+    # Before gigabytes are read: a device that is not there must not cost the load first.
     check_device(manifest.leaves, device)
     nbytes = sum(manifest.storages[storage].nbytes for storage in needed)
     if max_bytes is not None and type(max_bytes) is not int:
         raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
+    # By the manifest, before a byte is allocated: a few bytes on the disk can be terabytes of zeros in memory.
     if max_bytes is not None and nbytes > max_bytes:
-        msg = f"{manifest.run}@{manifest.step} loads as {nbytes} bytes, which is more than max_bytes={max_bytes}"
+        msg = f"{manifest.name} loads as {nbytes} bytes, which is more than max_bytes={max_bytes}"
         raise InsufficientSpace(msg, hint="load a part with select=, or raise max_bytes if you trust its maker")
     tally = Tally(nbytes, progress)
     if mmap:
@@ -188,7 +195,7 @@ def check_selection(directory: CheckpointDirectory, select: Select) -> None:
     if keep is None or callable(select):
         return
     if not any(keep(name) for name in value_names(directory.manifest.state, "", directory.manifest.leaves)):
-        msg = f"{directory.manifest.run}@{directory.manifest.step} has no name that select={select!r} matches"
+        msg = f"{directory.manifest.name} has no name that select={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
 
 
@@ -209,6 +216,7 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
     maps = PieceMaps(directory)
     for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
         view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
+        # It does not lie where pages begin, or is mapped already: a process may have only so many mappings.
         if view is None:
             to_read.append(i)
         else:

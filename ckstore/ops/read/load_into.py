@@ -16,11 +16,11 @@ from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.read.stored_file import loadable
-from ckstore.ops.read.unchanged import Unchanged, unchanged
+from ckstore.ops.read.unchanged import HeldExtents, unchanged
 from ckstore.ops.refs.find import open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.targets.advice import Load, advice
-from ckstore.tensors.targets.differences import Differences, Terms
+from ckstore.tensors.targets.differences import Differences, LoadRules
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
 
+# A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of it.
 SHOWN_MOST = 20
 """So many names of a kind are in a message."""
 
@@ -84,7 +85,7 @@ class LoadReport:
             ("do not fit, left as they were", pairs(self.not_loaded)),
             ("converted", pairs(self.cast)),
         )
-        lines = [line for what, names in kinds for line in listed(what, names)]
+        lines = [line for title, names in kinds for line in listed(title, names)]
         return "\n".join(map(printable, [f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines]))
 
 
@@ -119,15 +120,18 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
 
     def read(directory: CheckpointDirectory) -> LoadReport:
         nonlocal before
+        # `read` may be called again for another checkpoint, after a damaged one.
         since, before = before, None  # after a read that failed the target holds parts of another checkpoint
         with _source(context, directory, request) as source:
             report = _load_into_open(source, target, request, since, begin)
         report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
+        # Only after the last byte: a load that failed in between must not become a parent.
         continue_from(context, directory.manifest.run, directory.manifest_id)
         return report
 
     try:
         return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
+    # Also Ctrl-C: a target of two halves must not be saved as the child of either.
     except BaseException:
         if is_touched:
             lose_parents(context)
@@ -174,47 +178,58 @@ def _load_into_open(
     """Load; `begin` is called before the first byte of the target may change."""
     manifest = directory.manifest
     if request.select is not None:
+        # First: a misspelt glob would look like a model of which nothing is missing.
         check_selection(directory, request.select)
     rename = check_rename(request.rename)
-    terms = Terms(as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict)
+    terms = LoadRules(
+        as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict
+    )
 
     def early(index: int) -> object:
         leaf = manifest.leaves[index]
         return make_leaf(leaf, read_memories(directory, [leaf.storage], verify=request.verify)[leaf.storage])
 
-    def plan_by(terms: Terms) -> IntoPlan:
+    def plan_by(terms: LoadRules) -> IntoPlan:
         return plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
 
+    # The plan, not the load, finds what does not fit: nothing of the target is touched by it.
     plan = plan_by(terms)
     found = plan.differences
     load = Load(manifest, target, terms, request.strict, found, not plan.is_empty, lambda by: plan_by(by).likely)
+    # Compared whole before the first byte changes, so an error leaves the model as it was.
     _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes + plan.kept_bytes)
+    # From here the target may hold parts of this checkpoint, whatever happens.
     begin()
+    # Memory first: an allocation that fails in the middle of reading would leave a mixture.
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
     # What gets its memory only now holds nothing of the checkpoint before.
     skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
+    # Modules whose own hooks load them (`_load_from_state_dict`) say only by trying whether they fit.
     plan.attempt(lambda storages: read_memories(directory, storages, verify=request.verify, tally=tally))
     try:
         _check_fits(load, directory, request)
+    # The attempt has changed modules already: they get their old values back before the caller sees the error.
     except DoesNotFit:
         plan.undo()
         raise
+    # Straight into the target's memory, the largest share of a model: no second copy of it is ever in memory.
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
     stream_storages(directory, streamed, plan.fill_part, verify=request.verify, skip=skip, tally=tally)
     for storage in sorted(whole - skip.keys()):
         plan.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
+    # Last: values that are not tensors are set only when every tensor is in.
     plan.finish(memories.__getitem__)
     report = _report(directory, _as_written(plan.differences, manifest))
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
     return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename, names))
 
 
-def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: Unchanged) -> int:
+def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int:
     """Return how many bytes will be read."""
     total = sum(manifest.storages[storage].nbytes for storage in chain(plan.indirect, *plan.attempted))
     for storage in (*plan.direct, *plan.copied):
@@ -239,12 +254,13 @@ def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
     return whole
 
 
-def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> Unchanged:
+def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> HeldExtents:
     """Return what the target holds already; of a storage that is read as a whole all, or nothing."""
     found = unchanged(before.manifest, manifest, before.names)
     return {
         storage: starts
         for storage, starts in found.items()
+        # Read whole means written whole, so a part that is the same saves nothing.
         if storage not in whole or len(starts) == len(manifest.storages[storage].extents)
     }
 
@@ -260,16 +276,16 @@ def _as_written(found: Differences, manifest: Manifest) -> Differences:
     dicts = (found.mismatched, found.dtypes, found.cast)
     if not any(lists) and not any(dicts):
         return found
-    told = spellings({*chain(*lists, *dicts), *(leaf.name for leaf in manifest.leaves)})
+    spelling = spellings({*chain(*lists, *dicts), *(leaf.name for leaf in manifest.leaves)})
 
     def pairs_of(kind: Mapping[str, str]) -> dict[str, str]:
-        return {told[name]: what for name, what in kind.items()}
+        return {spelling[name]: said for name, said in kind.items()}
 
     return replace(
         found,
-        missing=[told[name] for name in found.missing],
-        unexpected=[told[name] for name in found.unexpected],
-        meta=[told[name] for name in found.meta],
+        missing=[spelling[name] for name in found.missing],
+        unexpected=[spelling[name] for name in found.unexpected],
+        meta=[spelling[name] for name in found.meta],
         mismatched=pairs_of(found.mismatched),
         dtypes=pairs_of(found.dtypes),
         cast=pairs_of(found.cast),
@@ -284,27 +300,28 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest
     """
     found = load.found
     differ = found.missing or found.unexpected or found.mismatched
+    # These `strict=False` does not excuse: there is no way to fill them.
     never = found.dtypes or found.meta or found.strangers or (differ and not load.fits_somewhere)
     if not never and not (request.strict and differ):
         return
-    told = _as_written(found, directory.manifest)
+    written = _as_written(found, directory.manifest)
     kinds = (
-        ("another shape or kind", pairs(told.mismatched)),
-        ("another dtype", pairs(told.dtypes)),
-        ("on the meta device, without memory", told.meta),
-        ("only in the target", told.missing),
-        ("only in the checkpoint", told.unexpected),
+        ("another shape or kind", pairs(written.mismatched)),
+        ("another dtype", pairs(written.dtypes)),
+        ("on the meta device, without memory", written.meta),
+        ("only in the target", written.missing),
+        ("only in the checkpoint", written.unexpected),
     )
-    lines = [line for what, names in kinds for line in listed(what, names)]
-    name = f"{directory.manifest.run}@{directory.manifest.step}"
+    lines = [line for title, names in kinds for line in listed(title, names)]
+    name = directory.manifest.name
     name = name if request.file is None else f"{request.file} of {name}"
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
     raise DoesNotFit(
         message,
         hint="; ".join([*_files_advice(directory), *advice(load)]),
-        missing=tuple(told.missing),
-        unexpected=tuple(told.unexpected),
-        mismatched={**told.mismatched, **told.dtypes, **dict.fromkeys(told.meta, "on the meta device")},
+        missing=tuple(written.missing),
+        unexpected=tuple(written.unexpected),
+        mismatched={**written.mismatched, **written.dtypes, **dict.fromkeys(written.meta, "on the meta device")},
     )
 
 
@@ -313,16 +330,16 @@ def _files_advice(directory: CheckpointDirectory) -> Iterator[str]:
         yield f"file={path!r} loads what that file holds"
 
 
-def listed(what: str, names: Iterable[str]) -> list[str]:
+def listed(title: str, names: Iterable[str]) -> list[str]:
     """Return lines for a message: what the names are, and the first of them."""
     names = list(names)
     if not names:
         return []
     more = len(names) - SHOWN_MOST
-    lines = [f"  {what} ({len(names)}):", *(f"    {name}" for name in names[:SHOWN_MOST])]
+    lines = [f"  {title} ({len(names)}):", *(f"    {name}" for name in names[:SHOWN_MOST])]
     return [*lines, f"    and {more} more"] if more > 0 else lines
 
 
 def pairs(found: Mapping[str, str]) -> list[str]:
     """Return names with what is said of them."""
-    return [f"{name}: {what}" for name, what in found.items()]
+    return [f"{name}: {said}" for name, said in found.items()]

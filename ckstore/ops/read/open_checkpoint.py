@@ -193,10 +193,13 @@ class OpenCheckpoint:
             NoSuchRef: It was removed or replaced meanwhile.
         """
         held = self._directory
+        # After a fork the child's copy of the lock is closed: it is the parent's, and to unlock it here would unlock
+        # both.
         if held.lock.fd >= 0 or self._closed:
             return held
         again = _again(held.path, self.info)
         again.on_damage, again.threads = held.on_damage, held.threads
+        # One call of C code decides: two directories would hold two locks, of which one is never closed.
         first = self._reopened.setdefault(held, again)  # of several threads one wins
         if first is not again:
             again.close()
@@ -251,6 +254,7 @@ class LeafSlice:
         """
         first, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
         leaf = self._leaf
+        # Rows lie one after another only in a row-major tensor; anything else is read whole and indexed by torch.
         if not isinstance(first, slice) or first.step not in (None, 1) or not leaf.shape or leaf.strides is not None:
             return self._whole()[index]
         start, stop, _ = first.indices(leaf.shape[0])
@@ -275,6 +279,7 @@ class LeafSlice:
             row_bytes *= n
         first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
         directory = self._here()
+        # A slice of a tensor of zeros can be as large as the whole, which is one chunk on the disk.
         check_room(directory, last - first)
         memory = allocate(leaf.kind, last - first)
         # Whole pieces are read, so that they can be checked.
@@ -296,6 +301,7 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> Lea
 def open_ref(context: Context, ref: AnyRef) -> OpenCheckpoint:
     """Open the checkpoint that `ref` names; see `ckstore.Store.open_checkpoint`."""
     directory = open_directory(context, ref)
+    # Locked from here: a traceback that a notebook keeps would hold the checkpoint from gc.
     with _closed_by_an_error(directory):
         return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id))
 
@@ -335,6 +341,7 @@ def _again(path: Where, info: CheckpointInfo) -> CheckpointDirectory:
     except FileNotFoundError as error:
         msg = f"{info.name} is no longer in {path}: it was removed since it was opened"
         raise NoSuchRef(msg, hint="keep it open in the process that opened it, or pin it") from error
+    # By its id, not its place: a checkpoint that replaced it has the same path and other tensors.
     if directory.manifest_id != info.id:
         directory.close()
         msg = f"{path} was replaced since {info.name} was opened there"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.tiles import Band, Sizes
     from ckstore.objects.checkpoints import CheckpointDirectory
 
+# As a chunk: one piece at a time of a large tensor, whatever block of it is wanted.
 WINDOW_BYTES = 32 * 2**20
 RANGE_BYTES = 8 * 2**20
 """How much of a storage is asked for at once where all of it is wanted."""
@@ -34,13 +35,13 @@ class RegionReader:
 
     Attributes:
         storage: Which one.
-        what: What it belongs to, for messages.
+        name: What it belongs to, for messages.
         read_bytes: How many bytes were read from blobs.
 
     Args:
         directory: The checkpoint.
         storage: Which storage of it.
-        what: As above.
+        name: As above.
         verify: Check the pieces.
         pieces: Reads them; without it, each piece opens its blob.
     """
@@ -49,7 +50,7 @@ class RegionReader:
         self,
         directory: CheckpointDirectory,
         storage: int,
-        what: str,
+        name: str,
         *,
         verify: bool = True,
         pieces: PieceReader | None = None,
@@ -58,7 +59,7 @@ class RegionReader:
         self.read_bytes = 0
         self._directory = directory
         self._record: StorageRecord = directory.manifest.storages[storage]
-        self.what = what
+        self.name = name
         tiling = self._record.tiling
         self._bands: list[Band] = [] if tiling is None else bands(tiling.blocks)
         self._verify = verify
@@ -87,10 +88,13 @@ class RegionReader:
         if self._record.tiling is not None:
             self._bytes_of_tiles(self._record.tiling, start, stop, out)
             return
+        # By search: a storage of a terabyte has 30,000 pieces, and slices ask for one of them again and again.
         at = bisect_right(self._starts, start) - 1
         while at < len(self._record.extents) and self._starts[at] < stop:
             low, high = self._starts[at], self._starts[at + 1]
             first, last = max(start, low), min(stop, high)
+            # A whole piece goes straight into `out`; only a part of one needs memory of its own, since a piece is
+            # checked whole.
             if (first, last) == (low, high) and self._kept[0] != at:
                 self._read(self._record.extents[at], out[low - start : high - start])
             else:
@@ -104,6 +108,7 @@ class RegionReader:
         dim = next(i for i, size in enumerate(wanted.sizes) if size != 1)
         inner = shape[dim + 1 :]
         row_bytes = math.prod(inner)
+        # At least one row, even where it is larger than the window: less than a row cannot be cut.
         rows_at_once = max(1, WINDOW_BYTES // row_bytes)
         before = sum(offset * math.prod(shape[i + 1 :]) for i, offset in enumerate(wanted.offsets[:dim]))
         first, count = wanted.offsets[dim], wanted.sizes[dim]
@@ -112,8 +117,8 @@ class RegionReader:
             window = memoryview(bytearray(rows * row_bytes))
             at = before + row * row_bytes
             self.bytes(at, at + len(window), window)
-            there = Block((*wanted.offsets[:dim], row, *(0 for _ in inner)), (*wanted.sizes[:dim], rows, *inner))
-            copy_common(window, there, out, wanted)
+            window_block = Block((*wanted.offsets[:dim], row, *(0 for _ in inner)), (*wanted.sizes[:dim], rows, *inner))
+            copy_common(window, window_block, out, wanted)
 
     def _block_of_tiles(self, tiling: Tiling, wanted: Block, out: memoryview) -> None:
         from ckstore.tensors.regions import copy_common
@@ -158,11 +163,12 @@ class RegionReader:
         if self._kept[0] != at:
             data = memoryview(bytearray(self._record.extents[at].length))
             self._read(self._record.extents[at], data)
+            # After the read: a piece that failed its check must not be found here by the next call.
             self._kept = at, data
         return self._kept[1]
 
     def _read(self, extent: Extent, out: memoryview) -> None:
-        part = Part(extent, out, self.what)
+        part = Part(extent, out, self.name)
         if self._pieces is not None:  # the caller that gave it reports damage
             self._pieces.read(part)
         else:
@@ -190,16 +196,18 @@ class RangeReader:
         self._region = RegionReader(self._directory, storage, "", pieces=self._pieces)
         self._low = self._high = 0
 
-    def read(self, start: int, stop: int, what: str) -> memoryview:
+    def read(self, start: int, stop: int, name: str) -> memoryview:
         """Return the bytes `start` to `stop` of the storage, valid until the next call.
 
         Raises:
-            DamagedBlob: A piece is damaged or missing; the message names `what`.
+            DamagedBlob: A piece is damaged or missing; the message has `name`.
         """
         if start == stop or self._region is None:
             return self._buffer[:0]
-        self._region.what = what
+        self._region.name = name
         if not self._low <= start < self._high:
+            # From the start of a unit, since it is checked as a whole; bytes before `start` cost memory, not
+            # correctness.
             self._low = self._high = self._region.unit_around(start)[0]
         while self._high < stop:
             low, high = self._region.unit_around(self._high)
@@ -221,6 +229,7 @@ class RangeReader:
         if len(kept) + nbytes > len(self._buffer):
             # For a whole range and a unit at once: to grow takes the memory of both for a moment.
             self._buffer = memoryview(bytearray(max(len(kept), RANGE_BYTES) + nbytes))
+        # A piece that two ranges share is read and hashed once.
         self._buffer[: len(kept)] = kept
         self._low = keep_from
 

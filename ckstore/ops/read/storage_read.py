@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Extent, LeafKind
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.read.unchanged import Unchanged
+    from ckstore.ops.read.unchanged import HeldExtents
     from ckstore.tensors.memory import StorageMemory
 
+# In the page cache a load is a copy and a hash: more threads than cores push each other's bytes out (docs/adr/0007).
 _CORES = len(os.sched_getaffinity(0))
+# Starting threads takes longer than copying less than this.
 _THREAD_FROM_BYTES = 4 * 2**20
+# Several pieces at once, so that several threads have something to read, and no more memory than this.
 STREAM_BYTES = 64 * 2**20
+# A piece is handed out as a tensor: torch and NumPy read elements that are not aligned slowly, or not at all.
 _ALIGN_BYTES = 64
 _ASK_FROM_BYTES = 8 * 2**20
 """Less is taken unasked: the kernel's answer takes longer than reading it."""
@@ -40,9 +44,9 @@ class StorageNames:
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
         self._kinds: dict[int, LeafKind] = {}
-        told = spellings(leaf.name for leaf in directory.manifest.leaves)
+        spelling = spellings(leaf.name for leaf in directory.manifest.leaves)
         for leaf in directory.manifest.leaves:
-            self._names.setdefault(leaf.storage, told[leaf.name])
+            self._names.setdefault(leaf.storage, spelling[leaf.name])
             self._kinds.setdefault(leaf.storage, leaf.kind)
         for file in directory.manifest.files:
             for storage in file.storages:
@@ -57,6 +61,7 @@ class StorageNames:
         return self._kinds[storage]
 
 
+# Weak: a reader that is forgotten without `close` must not keep its names of 20,000 tensors.
 _names: weakref.WeakKeyDictionary[CheckpointDirectory, StorageNames] = weakref.WeakKeyDictionary()
 
 
@@ -73,7 +78,7 @@ def read_storages(
     into: Mapping[int, memoryview],
     *,
     verify: bool,
-    skip: Unchanged | None = None,
+    skip: HeldExtents | None = None,
     tally: Tally | None = None,
 ) -> None:
     """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads.
@@ -92,6 +97,7 @@ def read_storages(
     parts: list[Part] = []
     for storage, out in into.items():
         record = directory.manifest.storages[storage]
+        # Tiles of ranks do not lie one after another, so no stretch of the memory is a piece.
         if record.tiling is not None:
             RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, out)
             if tally is not None:
@@ -99,6 +105,7 @@ def read_storages(
             continue
         at, has = 0, skip.get(storage, ()) if skip else ()
         for extent in record.extents:
+            # Bytes that the target has from the checkpoint before are not read at all (`since=`).
             if at not in has:
                 parts.append(Part(extent, out[at : at + extent.length], names.name(storage)))
             at += extent.length
@@ -122,6 +129,7 @@ class Tally:
     def add(self, nbytes: int) -> None:
         """Count bytes; any thread may."""
         with self._mutex:
+            # Under a lock: `+=` is a read and a write, between which another thread may come.
             self.done_bytes += nbytes
 
     def end(self) -> None:
@@ -150,6 +158,7 @@ def _read_parts(
                 if tally is not None:
                     tally.add(len(part.out))
 
+    # Around all threads: the mark of damage is written once, by the caller's thread.
     with directory.reporting_damage():
         if blobs:
             say = None if tally is None else tally.say
@@ -166,7 +175,7 @@ def stream_storages(
     take: Callable[[int, int, memoryview], object],
     *,
     verify: bool,
-    skip: Unchanged | None = None,
+    skip: HeldExtents | None = None,
     tally: Tally | None = None,
 ) -> None:
     """Read storages through one buffer of `STREAM_BYTES`, or of the largest piece if that is more.
@@ -186,6 +195,7 @@ def stream_storages(
 
     def flush() -> None:
         nonlocal buffer, used
+        # Grown, never shrunk: memory that was touched already is faster than fresh pages (docs/adr/0007).
         if len(buffer) < used:
             buffer = memoryview(bytearray(used))
         parts = [Part(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
@@ -201,6 +211,7 @@ def stream_storages(
             if at in has:
                 at += extent.length
                 continue
+            # A single piece may be larger than the window, and is read by itself.
             if window and used + extent.length > STREAM_BYTES:
                 flush()
             window.append((storage, at, extent, used))
@@ -215,6 +226,7 @@ def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]]
     if sum(map(_nbytes, blobs)) < _THREAD_FROM_BYTES:
         return 1
     with PieceReader(directory) as pieces:
+        # The largest blob stands for all: it decides how long the load takes (docs/adr/0007).
         return min(directory.threads, _CORES) if pieces.is_cached(blobs[0][0]) else directory.threads
 
 
@@ -226,9 +238,10 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
     """
     if nbytes < _ASK_FROM_BYTES:
         return
+    # Asked before anything is allocated: a control group kills the process at the page that is one too many.
     found = left()
     if found is not None and nbytes + _SPARE_BYTES > found.nbytes:
-        where = f"{directory.manifest.run}@{directory.manifest.step}"
+        where = directory.manifest.name
         msg = f"reading {where} takes {nbytes} bytes of memory, and {found}"
         hint = "select= reads a part of it, mmap=True maps the blobs of the store, slice() reads rows"
         raise InsufficientSpace(msg, hint=hint)
@@ -241,6 +254,7 @@ def read_memories(
     names = names_of(directory)
     records = directory.manifest.storages
     storages = list(storages)
+    # A damaged or hostile manifest may claim petabytes; allocating them first would be the crash.
     check_room(directory, sum(records[i].nbytes for i in storages))
     memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
     read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify, tally=tally)
@@ -257,6 +271,7 @@ def check_memories(directory: CheckpointDirectory, memories: Mapping[int, Storag
             check(directory, Part(extent, memories[storage].view[at : at + extent.length], names.name(storage)))
             at += extent.length
 
+    # Or one thread would end with the largest, long after the others.
     largest_first = sorted(memories, key=lambda storage: len(memories[storage].view), reverse=True)
     all_bytes = sum(len(memory.view) for memory in memories.values())
     for_each(check_storage, largest_first, threads=directory.threads if all_bytes >= _THREAD_FROM_BYTES else 1)

@@ -39,6 +39,7 @@ class StoredFile:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""
+        # A container's header says where to read: one that points behind the end is damage, and no shorter answer.
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))
@@ -69,7 +70,7 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
     Raises:
         CannotLoad: It is a directory or a symlink.
     """
-    name = f"{manifest.run}@{manifest.step}"
+    name = manifest.name
     found = next((record for record in manifest.files if record.path == path), None)
     if found is None:
         if not manifest.files:

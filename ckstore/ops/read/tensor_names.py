@@ -34,7 +34,7 @@ class TensorNames:
 
     @cached_property
     def listed(self) -> list[str]:
-        """What is there, in the order of the state: a tensor that is made of several is listed by its own name."""
+        """The names, in the order of the state: a tensor that is made of several is listed by its own name."""
         wholes = {i: name for name, node in self._parts.items() for i in leaf_numbers(node)}
         names = dict.fromkeys(wholes.get(i, name) for i, name in enumerate(self.leaves))
         return [self.written[name] for name in names]
@@ -47,7 +47,7 @@ class TensorNames:
         meant = [name] if name in self.leaves or name in self._parts else self._by_plain.get(name, ())
         if len(meant) == 1:
             return self.leaves.get(meant[0]) or (meant[0], self._parts[meant[0]])
-        checkpoint = f"{self._manifest.run}@{self._manifest.step}"
+        checkpoint = self._manifest.name
         if meant:
             msg = f"{checkpoint} has several tensors that are written {name!r}: {', '.join(meant)}"
             raise AmbiguousRef(msg, hint="give the name with its backslashes")

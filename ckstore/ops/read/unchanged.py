@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.manifest import LeafRecord, Manifest
 
-Unchanged = dict[int, frozenset[int]]
+HeldExtents = dict[int, frozenset[int]]
 """Storage of the newer checkpoint -> the first bytes of those of its extents that the older one has there, too."""
 
 
-def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> Unchanged:
+def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> HeldExtents:
     """Return which bytes of `after` a target that was loaded from `before` has already.
 
     A storage counts if all its leaves were together in one storage of `before`, under the same names and laid out the
@@ -29,13 +29,14 @@ def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None 
     by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
     for leaf in after.leaves:
         by_storage[leaf.storage].append(leaf)
-    found: Unchanged = {}
+    found: HeldExtents = {}
     for storage, leaves in by_storage.items():
-        there = _old_storage(old, leaves)
-        if there is None or before.storages[there].tiling or after.storages[storage].tiling:  # read whole
+        old_storage = _old_storage(old, leaves)
+        # Pieces of tiles are not in row-major order, so equal pieces do not mean equal places.
+        if old_storage is None or before.storages[old_storage].tiling or after.storages[storage].tiling:  # read whole
             continue
-        had = dict(_places(before, there))
-        same = frozenset(at for at, piece in _places(after, storage) if had.get(at) == piece)
+        before_pieces = dict(_places(before, old_storage))
+        same = frozenset(at for at, piece in _places(after, storage) if before_pieces.get(at) == piece)
         if same:
             found[storage] = same
     return found
@@ -43,10 +44,11 @@ def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None 
 
 def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int | None:
     """Return the storage in which all the leaves were, laid out as they are; None: there is none."""
-    there = {old[leaf.name].storage for leaf in leaves if leaf.name in old}
-    if len(there) != 1:
+    old_storage = {old[leaf.name].storage for leaf in leaves if leaf.name in old}
+    # Tensors that came together from two storages, or parted from one, lie at other places than before.
+    if len(old_storage) != 1:
         return None
-    storage = there.pop()
+    storage = old_storage.pop()
     as_before = all(old.get(leaf.name) == leaf._replace(storage=storage) for leaf in leaves)
     return storage if as_before else None
 

@@ -40,12 +40,12 @@ class Passed:
 
     Attributes:
         name: ``RUN@STEP``.
-        why: What is wrong with it.
+        problem: Damage, or the process that has it locked.
         order: Its place in the order of commits; None if that cannot be read.
     """
 
     name: str
-    why: str
+    problem: str
     order: Order | None
 
 
@@ -88,7 +88,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         # Only newer ones: an old torn directory is no news for a training that goes on.
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
-            kinds = "damaged or locked" if any(other.why.startswith(_LOCKED) for other in passed) else "damaged"
+            kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
             context.problems["latest-valid"] = (
                 f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
             )
@@ -98,8 +98,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         return taken
     none_left = _none_left(context, run, passed)
     try:
-        # A training that is told that there is nothing begins again from step 0: not while a replacement is half
-        # done.
+        # A training that finds no checkpoint begins again from step 0: that must not happen in the gap of a
+        # replacement.
         refuse_unfinished(context, run)
     except InUse as error:
         raise error from none_left  # which says what is wrong with the others
@@ -225,5 +225,5 @@ def _none_left(context: Context, run: str | None, passed: list[Passed]) -> NoSuc
 
 def _listed(passed: list[Passed]) -> str:
     more = len(passed) - _SHOWN
-    listed = "; ".join(f"{other.name}: {other.why}" for other in passed[:_SHOWN])
+    listed = "; ".join(f"{other.name}: {other.problem}" for other in passed[:_SHOWN])
     return listed + (f"; and {more} more" if more > 0 else "")

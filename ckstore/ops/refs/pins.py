@@ -53,17 +53,17 @@ def pin_again(context: Context, key: CheckpointKey, checkpoint_id: str) -> list[
     return [found.name for found in moved]
 
 
-def unpin(context: Context, what: AnyRef | Pin) -> list[str]:
-    """Remove the pin of that name, or all pins of the checkpoint that `what` names; return their names."""
+def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
+    """Remove the pin of that name, or all pins of the checkpoint that `target` names; return their names."""
     context.check_writable()
-    if isinstance(what, Pin):
-        what = what.name
-    if isinstance(what, str) and remove_pin(context.layout, what):
-        return [what]
+    if isinstance(target, Pin):
+        target = target.name
+    if isinstance(target, str) and remove_pin(context.layout, target):
+        return [target]
     try:
-        info = find(context, what)
+        info = find(context, target)
     except (NoSuchRef, BadInput) as error:
-        msg = f"no pin has the name {what!r}, and it is not a checkpoint either: {error.message}"
+        msg = f"no pin has the name {target!r}, and it is not a checkpoint either: {error.message}"
         raise NoSuchRef(msg, hint="store.pins() lists the pins") from error
     names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == info.key]
     removed = [name for name in names if remove_pin(context.layout, name)]

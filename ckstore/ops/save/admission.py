@@ -31,7 +31,7 @@ _MARGIN_BYTES = 2**20
 
 
 @dataclass
-class _Found:
+class _ChunkNeed:
     """What the chunks of a state take: those that the store has are claimed, so that they stay."""
 
     new: dict[str, int] = field(default_factory=dict)
@@ -48,6 +48,7 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
     Returns:
         What was done to make room, a sentence each.
     """
+    # The usual case: no byte is read and no blob claimed, one statvfs.
     if context.measure(_at_most(context, sources)).fits:
         return ()
     found = _look(context, staging, sources)
@@ -59,9 +60,11 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
         failed: CkstoreError | None = None
     except CkstoreError as error:
         notes, failed = (), error
+    # Asked again: what was dropped may be open elsewhere and free nothing yet, and other processes write, too.
     need = context.measure(new)
     if need.fits:
         return notes
+    # Before the first blob: a save that fills the disk to the last block would take other programs with it.
     raise _refusal(context, need, notes, failed) from failed
 
 
@@ -83,8 +86,8 @@ def _packs(small_bytes: int) -> int:
     return -(-small_bytes // (PACK_BYTES - PACK_BELOW_BYTES))
 
 
-def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> _Found:
-    found = _Found()
+def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> _ChunkNeed:
+    found = _ChunkNeed()
     small: dict[str, int] = {}
     for source in sources:
         if source.nbytes < PACK_BELOW_BYTES:
@@ -100,21 +103,22 @@ def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> 
     for pack, nbytes in {(place.blob, place.blob_nbytes) for place in places.values()}:
         if staging.claim(pack, nbytes):
             found.claimed.add(pack)
-    there = {digest for digest, place in places.items() if place.blob in found.claimed}
-    found.small_bytes = sum(aligned(nbytes) for digest, nbytes in small.items() if digest not in there)
+    stored = {digest for digest, place in places.items() if place.blob in found.claimed}
+    found.small_bytes = sum(aligned(nbytes) for digest, nbytes in small.items() if digest not in stored)
     return found
 
 
-def _claim(staging: Staging, found: _Found, digest: str, nbytes: int) -> None:
+def _claim(staging: Staging, found: _ChunkNeed, digest: str, nbytes: int) -> None:
     if digest in found.claimed or digest in found.new:
         return
+    # A claim, not a look: making room below deletes checkpoints, and would delete the blob that this save counts on.
     if staging.claim(digest, nbytes):
         found.claimed.add(digest)
     else:
         found.new[digest] = nbytes
 
 
-def _amount(context: Context, found: _Found, source_count: int) -> Amount:
+def _amount(context: Context, found: _ChunkNeed, source_count: int) -> Amount:
     """Return what the save takes on this filesystem, whose files have whole blocks."""
     layout = context.layout
     block = peek.free_space(layout.path).block_bytes

@@ -57,8 +57,10 @@ def capture_files(
     try:
         entries = gather(paths)
         check_apart(entries, paths, context.layout.path)
+        # With a step of the caller's the answer is given: one checkpoint of everything, on purpose.
         if not is_step_given:
             check_one_checkpoint(paths, entries)
+        # Before the look for an empty directory: an empty tmp-checkpoint-5 is a save that did not end, and says so.
         _check_complete(entries, paths, options)
         if not entries:
             msg = f"{paths[0]} is empty: there is nothing to commit"
@@ -88,12 +90,14 @@ class _CapturedFiles(Captured):
     def first_changed(self) -> str | None:
         """Return None: a change is an error here, which says which file it is."""
         try:
+            # A file added or renamed while others were read makes a mixture of two moments, which no digest would show.
             now = gather(self.paths)
         except (BadInput, OSError) as error:
             msg = f"the files were changed while they were being read: {error}; nothing was published"
             raise StateChanged(msg, hint="commit again") from error
         before = {entry.path: entry for entry in self.entries}
         for entry in now:
+            # By inode, size and times: a rewrite of the same length changes ctime even where the writer restores mtime.
             if before.pop(entry.path, None) != entry:
                 raise changed(entry.path)
         if before:

@@ -20,6 +20,7 @@ _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*\Z")
 CHECKPOINT_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 _SHOWN = 3
 _INDEX_SUFFIX = ".index.json"
+# Far above the index of any model; a larger file of that name is not parsed in memory, and commits as any file.
 _INDEX_MOST_BYTES = 64 * 2**20
 
 
@@ -66,7 +67,7 @@ def check_names(entries: Sequence[Entry]) -> None:
 
 
 def step_in_name(paths: Sequence[Path]) -> int | None:
-    """Return the step that the name of a single path tells, as trainers write it: ``checkpoint-500``; None if none.
+    """Return the step in the name of a single path, as trainers write it: ``checkpoint-500``; None if there is none.
 
     Known are also ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and ``epoch=1-step=500``
     (Lightning), with or without a suffix.
@@ -114,6 +115,7 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
 
 def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) -> None:
     """Refuse to put a store into itself."""
+    # Resolved both: a symlink into the store would let a commit read the staging that it is writing.
     root = store.resolve()
     for path in paths:
         here = path.resolve()
@@ -131,9 +133,9 @@ def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> l
     (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``), the hub (``.incomplete``), a distributed checkpoint without
     ``.metadata``, and an index that names files which are not there.
     """
-    there = {entry.path for entry in entries}
+    present = {entry.path for entry in entries}
     signs = []
-    for path in (*names, *sorted(there)):
+    for path in (*names, *sorted(present)):
         name = path.rpartition("/")[2]
         if (
             name == "checkpoint-is-incomplete.txt"
@@ -142,17 +144,17 @@ def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> l
             or ".orbax-checkpoint-tmp" in name
         ):
             signs.append(f"{path} says that it is unfinished")
-    for folder in sorted({parent_of(path) for path in there if path.endswith(".distcp")}):
+    for folder in sorted({parent_of(path) for path in present if path.endswith(".distcp")}):
         prefix = f"{folder}/" if folder else ""
-        if not {f"{prefix}.metadata", f"{prefix}model.safetensors.index.json"} & there:
+        if not {f"{prefix}.metadata", f"{prefix}model.safetensors.index.json"} & present:
             signs.append(f"{prefix}.metadata is missing beside the .distcp files")
     for entry in entries:
         if entry.kind == "file" and entry.path.endswith(_INDEX_SUFFIX):
-            signs += _missing_shards(entry, there)
+            signs += _missing_shards(entry, present)
     return signs
 
 
-def _missing_shards(entry: Entry, there: set[str]) -> list[str]:
+def _missing_shards(entry: Entry, present: set[str]) -> list[str]:
     """Return what an index of shards, ``model.safetensors.index.json``, names and is not there."""
     if entry.nbytes > _INDEX_MOST_BYTES:
         return []
@@ -162,6 +164,6 @@ def _missing_shards(entry: Entry, there: set[str]) -> list[str]:
         return []
     folder = parent_of(entry.path)
     lacking = sorted(
-        name for name in files if isinstance(name, str) and (f"{folder}/{name}" if folder else name) not in there
+        name for name in files if isinstance(name, str) and (f"{folder}/{name}" if folder else name) not in present
     )
     return [f"{entry.path} names {lacking[0]}, which is missing ({len(lacking)} missing in all)"] if lacking else []

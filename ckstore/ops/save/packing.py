@@ -27,20 +27,24 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.ops.save.recheck import Recheck
 
+# As a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 4 * 2**20
+# Packs of one save age alike: with one pack 2.17 times the live bytes at worst, with 20 packs 1.79 (docs/adr/0003).
 _PACKS_AT_LEAST = 16
+# With the one being filled that is three packs of private memory (docs/adr/0006).
 _PACKS_IN_FLIGHT = 2
 _BATCH_BYTES = 256 * 2**20
 ALIGNMENT = 64
 _FIRST_OFFSET_BYTES = GRAIN_BYTES
 """Room beyond the size of a pack for a piece of almost that size that begins at `ALIGNMENT`."""
+# No digest has it, so a key with a number is never taken for the name of a blob.
 _KEY_MARK = "#"
 
 WriteBlob = Callable[[memoryview, bool], Callable[[], str]]
 """Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has.
 
-Of the last one, which the second argument tells, it may store all before it returns.
+With the second argument, for the last blob, it may store all of it before it returns.
 """
 
 
@@ -76,8 +80,11 @@ class Packer:
         stop = start + source.nbytes
         piece = self._pack[start:stop]
         source.read_into(0, source.nbytes, piece)
+        # Hashed where it lay, copied later: a tensor that changed in between would be stored under the digest of old
+        # bytes.
         if self._algorithm.digest(piece) != digest_of_key(key):
             raise state_changed(source.name)
+        # The buffer is used again: bytes of an earlier pack in the gap would change the digest of equal packs.
         self._pack[self._end : start] = bytes(start - self._end)
         self._entries.append((key, start, source.nbytes))
         self._end = stop
@@ -145,9 +152,11 @@ def place_small(
         for digest, source in hashed:
             key = _key_of(context, digest, source, seen) if compare else digest
             keys.append(key)
+            # Tied or equal small tensors: one piece, which both storages name.
             if key in seen:
                 continue
             seen[key] = source
+            # A hit is claimed at the end, when it is known how much of each pack this save uses.
             if key in found:
                 hits[key] = (found[key], source)
             else:
@@ -179,7 +188,7 @@ def digest_of_key(key: str) -> str:
 def _pack_bytes_for(small_bytes: int) -> int:
     """Return the size of new packs: not one for everything, since packs of one age are written again at one time.
 
-    What is small altogether is one, since each takes an fsync.
+    A small sum of pieces is one pack, since each pack takes an fsync.
     """
     nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))
     return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
@@ -227,7 +236,7 @@ def state_changed(name: str) -> StateChanged:
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:
     """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
 
-    What the catalog says is only a place to look: `_pieces_are_there` does. One that no piece can have is left out.
+    The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
     """
     found = {digest: place for digest in sizes if (place := context.known_pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()
@@ -268,6 +277,8 @@ def _take_from_packs(
     places: dict[str, PieceLocation] = {}
     again: list[str] = []
     for blob, pieces in by_pack.items():
+        # Order of the conditions: the cheap ones first, and the claim before anything is read, or gc may take the pack
+        # between.
         size = sizes[blob]
         if (
             blob in worth_it
@@ -294,6 +305,7 @@ def _raise_to_best_shares(
     if not doubtful:
         return
     try:
+        # A pack that another checkpoint uses by half stays anyway, so using it costs no dead bytes (docs/adr/0002).
         best = context.catalog.best_shares(doubtful)
     except CatalogUnavailable:  # then the pieces are written again, which is always right
         return
@@ -315,12 +327,14 @@ def _pieces_are_there(
     if not unchecked:
         return True
     size = next(iter(unchecked.values())).blob_nbytes
+    # The catalog is an index that may be wrong: bytes that are not there would be published as a tensor
+    # (docs/adr/0003).
     data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size, is_blob=True))
     for digest, place in unchecked.items():
-        there = data[place.offset : place.offset + place.length]
-        if len(there) != place.length or context.algorithm.digest(there) != digest:
+        found = data[place.offset : place.offset + place.length]
+        if len(found) != place.length or context.algorithm.digest(found) != digest:
             return False
-        if compare and bytes(there) != _read_again(context, hits[digest][1], digest):
+        if compare and bytes(found) != _read_again(context, hits[digest][1], digest):
             return False
     return True
 
@@ -337,23 +351,28 @@ def _healed(  # noqa: PLR0917
     if not staging.is_damaged(blob):
         return False
     try:
-        there = files.read_file(
+        data_found = files.read_file(
             staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size), is_blob=True
         )
     except OSError as error:
+        # EIO is what a dying sector says, and the case to mend; any other error is not about the blob's bytes.
         if error.errno != errno.EIO:
             raise
-        there = b""  # then this save has all of its bytes, or it is not mended
-    if context.algorithm.digest(there) == blob:
+        data_found = b""  # then this save has all of its bytes, or it is not mended
+    if context.algorithm.digest(data_found) == blob:
         if blob not in recheck.damaged:  # it is whole, and holds other bytes than the catalog or the digest say
             return False
-        staging.put(blob, memoryview(there))  # memory still has what the disk has no more
+        staging.put(blob, memoryview(data_found))  # memory still has what the disk has no more
         return True
-    data = memoryview(bytearray(there[:size].ljust(size, b"\0")))
+    # A truncated pack is padded: with this save's pieces and zeros in the gaps it may be whole again, as its digest
+    # says.
+    data = memoryview(bytearray(data_found[:size].ljust(size, b"\0")))
     for digest, (place, source) in hits.items():
         if place.offset + place.length > size:
             return False
         data[place.offset : place.offset + place.length] = _read_again(context, source, digest)
+    # Other checkpoints may need pieces that this save does not have: a pack that is right only for us is not put in
+    # place.
     if context.algorithm.digest(data) != blob:
         return False
     staging.put(blob, data)

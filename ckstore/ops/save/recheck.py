@@ -58,6 +58,7 @@ class Recheck:
         self._run = run
         self._everything = share == 1
         # A pack may be larger than what the state has of it, so a share of 1 has no budget that could be too small.
+        # Two budgets of one size: what was foreseen must not use up the turn of hits that nothing foresaw.
         self._budget_bytes = self._unforeseen_bytes = (
             sys.maxsize if self._everything else recheck_bytes(state_bytes, share)
         )
@@ -75,6 +76,7 @@ class Recheck:
         if not self._budget_bytes:
             return ()
         run, readings = self._context.relied_on
+        # Kept in this process by the save before: no question to the catalog while the trainer waits.
         if run == self._run:
             return readings
         try:
@@ -96,8 +98,8 @@ class Recheck:
             return
         readings = {digest: Reading(digest, nbytes, whole=whole) for digest, nbytes in hits.items()}
         with suppress(CatalogUnavailable):  # then all count as never read
-            for there in self._context.catalog.readings(hits):
-                readings[there.digest] = self._to_do(replace(there, nbytes=hits[there.digest], whole=whole))
+            for reading in self._context.catalog.readings(hits):
+                readings[reading.digest] = self._to_do(replace(reading, nbytes=hits[reading.digest], whole=whole))
         with self._mutex:
             self._known.update(readings)
             for part in due(readings.values(), self._unforeseen_bytes, time.time_ns()):
@@ -115,6 +117,7 @@ class Recheck:
                 tensor: if they differ, the blob is compared with its name.
         """
         part = self._due.get(digest)
+        # Skipping is safe: what is not read now is older at the next save, and so comes first there.
         if part is None or not self._may_go_on():
             return True
         begun_s = time.monotonic()
@@ -129,10 +132,13 @@ class Recheck:
                 go_on=self._may_go_on,
             )
         except OSError as error:
+            # No descriptors or memory is this process's trouble; to call the blob damaged for it would write it again
+            # for nothing.
             if error.errno in files.NO_MEANS:
                 raise
             stopped_at = None
         self._took(begun_s, (part.stop if stopped_at is None else stopped_at) - part.start)
+        # The tensor itself may have changed meanwhile, so a difference accuses the blob only after its own digest does.
         if stopped_at is None:
             return self.is_right(digest, self._known[digest].nbytes)
         self._note(after(self._known[digest], part, stopped_at, time.time_ns()))
@@ -206,13 +212,14 @@ class Recheck:
         self._context.relied_on = (self._run, kept)
 
     def warnings(self) -> list[str]:
-        """Return what was found and done, a sentence for each damaged blob. What could not be healed is marked.
+        """Return a sentence for each damaged blob. Checkpoints with a blob that could not be healed are marked.
 
         Call it when the save is committed; it raises nothing.
         """
         return [self._warning(digest, problem) for digest, problem in self.damaged.items()]
 
     def _warning(self, digest: str, problem: str) -> str:
+        # The save had the right bytes, and `put` exchanged them under every name.
         if digest in self._staging.written:
             return (
                 f"{problem}. Each save rereads a share of the blobs that it reuses; this one put the right"
@@ -222,8 +229,8 @@ class Recheck:
             hurt = self._mark_users(digest)
             marked = f"; marked as damaged: {', '.join(hurt)}" if hurt else ""
         except (CkstoreError, OSError) as error:
-            why = why_of(error)
-            marked = f"; the checkpoints that use it could not be marked: {why}"
+            reason = why_of(error)
+            marked = f"; the checkpoints that use it could not be marked: {reason}"
         return (
             f"{problem}. The save wrote what it needs from it to another blob{marked}. Run ckstore "
             "verify and check the disk"
@@ -231,16 +238,18 @@ class Recheck:
 
     def _mark_users(self, digest: str) -> list[str]:
         """Read the blob in every checkpoint that has it, and mark those that need the damaged bytes; return these."""
+        # Only where a blob is damaged: a save that finds none never loads the verifier.
         from ckstore.ops.check.verifier import Verifier
 
         layout = self._context.layout
         hurt = []
         with Verifier(self._context) as checker:
+            # Every checkpoint, not the catalog's list: which ones hold the damaged inode only their directories say.
             for run, step, _ in sorted(layout.published()):
                 status = peek.find(layout.checkpoint(run, step) / BLOBS / digest)
                 if status is None:
                     continue
-                seen = checker.checkpoint(run, step, {(status.st_dev, status.st_ino, digest)})
-                if seen is not None and any(found.affects and found.blob == digest for found in seen[1]):
+                result = checker.checkpoint(run, step, {(status.st_dev, status.st_ino, digest)})
+                if result is not None and any(found.affects and found.blob == digest for found in result[1]):
                     hurt.append(f"{run}@{step}")
         return hurt

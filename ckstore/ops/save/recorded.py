@@ -60,6 +60,7 @@ class RecordedSource:
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Raise: the bytes are not here."""
+        # The trainer never copied them: to hash whatever lies in the memory of an earlier save would store a lie.
         raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not in hand", hint=NEXT)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:  # noqa: ARG002
@@ -77,29 +78,31 @@ class RecordedSource:
             NotUnchanged: They are others.
         """
         data = self._samples.get(chunk.start)
+        # One chunk in 32 is in hand, another one each time, so 32 saves compare all (docs/explanation/async.md).
         if data is None or algorithm.digest(data) == chunk.piece:
             return
         since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may hold old bytes of it"
         msg = f"{self.name} was named in unchanged=, but is not as {self.base} has it; nothing was published{since}"
         raise NotUnchanged(msg, hint=f"do not name it as unchanged; {NEXT}")
 
-    def missing(self, why: str) -> SaveFailed:
+    def missing(self, reason: str) -> SaveFailed:
         """Return the error for a blob that the store does not have, or not whole."""
-        return SaveFailed(f"{self.name} cannot be taken from {self.base}: {why}; nothing was published", hint=NEXT)
+        return SaveFailed(f"{self.name} cannot be taken from {self.base}: {reason}; nothing was published", hint=NEXT)
 
 
 def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Manifest:
     """Return the manifest of the checkpoint that storages are to be taken from."""
     try:
         with CheckpointDirectory.at(context.layout.checkpoint(run, step), context.layout.hash_prefix) as directory:
+            # The place may hold another checkpoint by now, whose blobs are not what the trainer compared.
             if directory.manifest_id == manifest_id:
                 return directory.manifest
-        why = "another checkpoint is there now"
+        reason = "another checkpoint is there now"
     except (FileNotFoundError, NotADirectoryError):
-        why = "it was deleted"
+        reason = "it was deleted"
     except DamagedBlob as error:
-        why = error.message
-    msg = f"unchanged tensors were to be taken from {run}@{step}: {why}; nothing was published"
+        reason = error.message
+    msg = f"unchanged tensors were to be taken from {run}@{step}: {reason}; nothing was published"
     raise SaveFailed(msg, hint=NEXT)
 
 
@@ -114,16 +117,17 @@ def recorded_sources(
         kept: What of it is taken from there.
         in_hand: For each of these storages bytes of it, by where they start.
     """
-    theirs = {leaf.name: leaf for leaf in manifest.leaves}
+    old = {leaf.name: leaf for leaf in manifest.leaves}
     same_form = set(kept.storages)
     for leaf in order.captured.leaves:
-        if leaf.storage in same_form and theirs.get(leaf.name) != leaf._replace(storage=kept.storages[leaf.storage][0]):
+        # Only the storage number may differ: another dtype or stride over the same bytes is another tensor.
+        if leaf.storage in same_form and old.get(leaf.name) != leaf._replace(storage=kept.storages[leaf.storage][0]):
             same_form.remove(leaf.storage)
-    base = f"{manifest.run}@{manifest.step}"
+    base = manifest.name
     sources = {}
-    for index, (there, copied_step) in kept.storages.items():
+    for index, (old_index, copied_step) in kept.storages.items():
         place, samples = order.places[index], in_hand.get(index, {})
-        chunks = _chunks(manifest, there) if index in same_form else ()
+        chunks = _chunks(manifest, old_index) if index in same_form else ()
         lengths = {chunk.start: chunk.stop - chunk.start for chunk in chunks}
         same_chunks = all(lengths.get(start) == len(data) for start, data in samples.items())
         if not same_chunks or sum(lengths.values()) != place.nbytes:
@@ -137,6 +141,7 @@ def _chunks(manifest: Manifest, storage: int) -> tuple[RecordedChunk, ...]:
     record = manifest.storages[storage]
     chunks = []
     end = 0
+    # Tiles of ranks are not in the order of the storage, so a run of chunks cannot stand for them.
     for extent in () if record.tiling is not None else record.extents:
         blob = manifest.blobs[extent.blob]
         chunks.append(RecordedChunk(end, end + extent.length, extent.piece, blob.digest, blob.nbytes, extent.offset))

@@ -79,7 +79,9 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists, Outcome
 
+# The save is durable already: a catalog that another process holds must not keep the trainer, the next opening adds it.
 CATALOG_TIMEOUT_S = 5.0
+# Each try is lost to another process that published a step; more than this is a loop that never ends, not a race.
 _AUTO_STEP_TRIES = 100
 _MARK_S = 8e-6
 """What a look for a mark takes in one checkpoint."""
@@ -111,12 +113,14 @@ class Request:
 
 def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     """Save `state` durably; see `ckstore.Store.save`."""
+    # First, before the state is walked and anything is staged: a wrong tag must not cost a save of minutes.
     request.check()
     context.check_writable()
     with python_gc_paused():
         captured = capture(state)
     try:
         return save_captured(context, captured, request)
+    # The usual cause in a job of several ranks is that each saves the same step on its own.
     except StepExists as error:
         error.hint = _hint_for_ranks() or error.hint
         raise
@@ -125,6 +129,7 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
 def _hint_for_ranks() -> str:
     """Return what to do if this is one of several ranks that save on their own; empty if it is not."""
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    # Looked up, not imported: a save of NumPy arrays must not load torch for a hint.
     group = sys.modules.get("torch.distributed")
     if group is not None and group.is_available() and group.is_initialized():
         rank, world_size = str(group.get_rank()), str(group.get_world_size())
@@ -141,11 +146,14 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     checks = cache(partial(save_checks_or_all, context.layout))  # read once, where an error is one of the save
 
     def stage(staging: Staging, notes: list[str]) -> Staged:
+        # Inside the staging, since what it finds is claimed there: gc must not take it between this look and the save.
         notes += check_space(context, staging, captured.sources)
         state_bytes = sum(source.nbytes for source in captured.sources)
+        # Damaged settings may have asked for every check, so all are made; failing would stop a training for a config
+        # file.
         if (error := checks().unread) is not None:
-            why = why_of(error)
-            notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {why}")
+            reason = why_of(error)
+            notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {reason}")
         recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
         return _stage_captured(context, staging, captured, request, recheck)
 
@@ -203,14 +211,16 @@ def save_staged(
         request: What the caller wants; it was checked.
         create: Makes and locks the directory.
         stage: Called with the directory and the notes to the user, to which it may add.
-        watch: Is told how far it is; None: that of the store.
+        watch: Called as the save goes on; None: that of the store.
     """
     watch = watch or context.watch
+    # Before anything is written: the user learns it from the first save, not from the power cut.
     tell_not_durable(context)
-    what = f"saving {request.run}@{'next step' if request.step is None else request.step}"
+    act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     laps = Laps()
-    with context.totals.counting_failures(), failing_as_save(context, what):
+    with context.totals.counting_failures(), failing_as_save(context, act_name):
+        # Inside `failing_as_save`: a full disk shows here first, at a mkdir, and must be `InsufficientSpace`.
         staging = create()
         try:
             watch.staged()
@@ -220,6 +230,8 @@ def save_staged(
             manifest, manifest_id, outcome = _publish(context, staging, staged, request, laps, watch)
             laps.end("publishing_s")
         except BaseException as error:
+            # The checkpoint may be published: taking its directory apart could destroy it. The next opener, under its
+            # lock, looks.
             if isinstance(error, UnknownOutcome):
                 context.writes_disabled_because = error.message
                 staging.lock.release()
@@ -227,12 +239,15 @@ def save_staged(
                 reclaim.discard(context, staging, error)
             raise
     # Committed: from here the save does not fail any more.
+    # Retention and tags below may fail; each becomes a note, since a caller that sees an error would save once more.
     published = outcome.existing
     if published is None:
         published = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
+        # Else the next save would list the run again: 12 ms for 10,000 checkpoints.
         context.directory_cache.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     elif published.manifest.content != manifest.content:
         notes.append(_kept(published.manifest))
+    # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
     watch.committed(replace(CheckpointInfo.of(published.manifest, published.manifest_id), durable=context.durable))
     info = _follow_up(context, staging, staged, request.tags, published, outcome, notes)
     laps.end("finishing_s")
@@ -251,23 +266,28 @@ def _follow_up(  # noqa: PLR0917
     notes: list[str],
 ) -> CheckpointInfo:
     """Do what comes after the commit: tags, the catalog, what was replaced, retention; add to `notes` what failed."""
-    mine = published if outcome.existing is None else None
+    own = published if outcome.existing is None else None
     manifest, manifest_id = published.manifest, published.manifest_id
     try:
-        tags = _tag(context, published, wanted_tags, notes, is_durable=mine is not None)
+        # Tags first: the catalog reads them from `refs/`, and retention below must see what they protect.
+        tags = _tag(context, published, wanted_tags, notes, is_durable=own is not None)
         if outcome.old is not None:
             notes += _say_followed(context, published, [tag for tag in tags if tag not in wanted_tags], outcome)
-        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, mine, staged)
+        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, own, staged)
     finally:
+        # The staging of equal content was not renamed; its claims would keep blobs alive until the next opener.
         if outcome.existing is not None:
             reclaim.discard(context, staging)
+        # L2: held until now, so that no other process drops the checkpoint before its tags and rows exist.
         staging.lock.release()
+    # Only now: the row in the catalog names the new checkpoint, and the pins were written again for it.
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old)
     notes += _without_parent(context, manifest)
     context.last_parents[manifest.run] = manifest_id
     info = info_of(context, manifest, manifest_id, tags=tags)
     notes += staged.warnings()
+    # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
     notes += after_save(context, manifest.run)
     if why_not_catalogued:
         notes.append(
@@ -281,11 +301,15 @@ def _stage_captured(
     context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck
 ) -> Staged:
     # Files may come from an adversary who chose their bytes so that digests collide.
+    # Digests of a file are chosen by its writer, those of a state by the training: only the first can be made to
+    # collide.
     stored = store_sources(
         context, staging, captured.sources, recheck, compare=bool(captured.files), progress=request.progress
     )
+    # The look costs 4 to 8 µs a checkpoint, so in a large store it rests between saves (`DutyCycle`).
     expected_s = context.directory_cache.known_count * _MARK_S
     staging.heal_marked(context.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ())
+    # After the last byte was read: torch's counter of writes finds a tensor that changed between two of its chunks.
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
@@ -303,21 +327,28 @@ def _publish(  # noqa: PLR0917
     context: Context, staging: Staging, staged: Staged, request: Request, laps: Laps, watch: SaveWatch
 ) -> tuple[Manifest, str, Outcome]:
     step = request.step if request.step is not None else _next_step(context, request.run)
+    # Another process may publish the step between the look and the rename; each try takes the next number.
     for _ in range(_AUTO_STEP_TRIES):
         manifest = replace(staged.draft, step=step, sequence=next_sequence(context))
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
+        # Readers refuse a larger one, so such a save would be acknowledged and never load.
         if len(data) > MANIFEST_MAX_BYTES:
-            why = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
-            raise CannotStore("", why, hint="keep long lists of numbers in tensors or arrays")
+            reason = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
+            raise CannotStore("", reason, hint="keep long lists of numbers in tensors or arrays")
+        # Names and values of foreign files: a manifest that the strict reader refuses must fail here, not at the load.
         if staged.by_others:
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
+        # `seal` fsyncs the manifest, then the two directories: N1, the rename may only show a whole checkpoint.
         watch.syncing()
         staging.seal(data)
+        # By its descriptor, before the rename: afterwards another process may have replaced the directory at that path.
         context.manifest_cache.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
+            # A step that the store chose never counts as the same save, equal content or not (docs/adr/0003).
             rule = "taken" if request.step is None else request.if_exists
             if_there = publishing.IfThere(rule, partial(_check_replaceable, context, (request.run, step), request))
             laps.end("sealing_s")
+            # The trainer is asked last: after its no, or its giving up, the rename must not happen (docs/adr/0014).
             watch.publishing(step)
             return (
                 manifest,
@@ -339,8 +370,9 @@ def _check_replaceable(context: Context, key: CheckpointKey, request: Request) -
 
 
 def _next_step(context: Context, run: str) -> int:
-    seen = context.directory_cache.look(context.layout).get(run)
-    return _step_after(max((step for _, step in seen.published), default=-1) if seen else -1, run)
+    # The highest step, not the newest: after a resume the newest may be an older number, and one more would collide.
+    known = context.directory_cache.look(context.layout).get(run)
+    return _step_after(max((step for _, step in known.published), default=-1) if known else -1, run)
 
 
 def _step_after(step: int, run: str) -> int:
@@ -354,8 +386,8 @@ def _check_names(name_chars: int, texts: StateTexts) -> None:
     """Raise if the names of all values of a state are longer than a manifest may have them."""
     most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
     if name_chars > most:
-        why = f"the paths to its values have {name_chars} characters, at most {most} can be read"
-        raise CannotStore("", why, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
+        reason = f"the paths to its values have {name_chars} characters, at most {most} can be read"
+        raise CannotStore("", reason, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
 
 
 def draft_of(  # noqa: PLR0917
@@ -394,13 +426,13 @@ def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
     is_lost = context.last_parents.get(manifest.run, context.last_parents.get("")) == ""
     if is_lost and manifest.description.parent is None:
         yield (
-            f"{manifest.run}@{manifest.step} has no parent: a load before it failed when a part was in its target, "
+            f"{manifest.name} has no parent: a load before it failed when a part was in its target, "
             "so what it continues is not known; parent= says it"
         )
 
 
 def _tag(
-    context: Context, there: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
+    context: Context, published: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
 ) -> tuple[str, ...]:
     """Point the tags to a published checkpoint as far as that works; return those that it has.
 
@@ -409,14 +441,15 @@ def _tag(
     failed: set[str] = set()
     try:
         if tags:
-            info = CheckpointInfo.of(there.manifest, there.manifest_id)
+            info = CheckpointInfo.of(published.manifest, published.manifest_id)
+            # L2: without it a replacement could move the checkpoint between the look at its id and the symlink.
             with held(context, info, is_durable=is_durable):
-                _write_tags(context, there.manifest, tags, failed, notes)
-        found = tags_by_checkpoint(context.layout).get((there.manifest.run, there.manifest.step), ())
+                _write_tags(context, published.manifest, tags, failed, notes)
+        found = tags_by_checkpoint(context.layout).get((published.manifest.run, published.manifest.step), ())
         return tuple(tag for tag in found if tag not in failed)
     except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
-        why = why_of(error)
-        notes.extend(_untagged(there.manifest, tag, why) for tag in tags if tag not in failed)
+        reason = why_of(error)
+        notes.extend(_untagged(published.manifest, tag, reason) for tag in tags if tag not in failed)
         return ()
 
 
@@ -426,6 +459,7 @@ def _write_tags(
     for tag in tags:
         try:
             write_tag(context.layout, tag, manifest.run, manifest.step)
+        # One tag that fails must not take the others with it: the checkpoint is saved, and each tag is tried.
         except OSError as error:
             failed.add(tag)
             notes.append(_untagged(manifest, tag, describe_os_error(error)))
@@ -433,8 +467,9 @@ def _write_tags(
 
 def _say_followed(context: Context, new: Published, tags: list[str], outcome: Outcome) -> list[str]:
     """Let the pins of a checkpoint that was replaced name the new one; return what the user should know."""
-    name = f"{new.manifest.run}@{new.manifest.step}"
+    name = new.manifest.name
     try:
+        # A pin names an id; without this step a replaced checkpoint would be unprotected the moment it is published.
         pins = pin_again(context, (new.manifest.run, new.manifest.step), new.manifest_id)
     except (CkstoreError, OSError) as error:
         return [f"{name} was replaced, and its pins still name what was there before: {why_of(error)}"]
@@ -444,24 +479,24 @@ def _say_followed(context: Context, new: Published, tags: list[str], outcome: Ou
     return [f"{name} was replaced: {' and '.join(followed)} may protect other bytes now"]
 
 
-def _kept(there: Manifest) -> str:
+def _kept(existing: Manifest) -> str:
     return (
-        f"{there.run}@{there.step} of {there.created} holds something else, and was kept: what was to be saved at this "
-        "step is not saved"
+        f"{existing.run}@{existing.step} of {existing.created} holds something else, and was kept: "
+        "what was to be saved at this step is not saved"
     )
 
 
-def _untagged(manifest: Manifest, tag: str, why: str) -> str:
-    name = f"{manifest.run}@{manifest.step}"
-    return f"{name} is saved, but its tag {tag!r} is not: {why}; to try again: ckstore tag {tag} {name}"
+def _untagged(manifest: Manifest, tag: str, reason: str) -> str:
+    name = manifest.name
+    return f"{name} is saved, but its tag {tag!r} is not: {reason}; to try again: ckstore tag {tag} {name}"
 
 
-def _catalogue(context: Context, run: str, step: int, mine: Published | None, staged: Staged) -> str:
+def _catalogue(context: Context, run: str, step: int, own: Published | None, staged: Staged) -> str:
     """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
 
     def look_at(name: str, number: int) -> Published | None:
-        if mine is not None and context.layout.stamp(name, number) == mine.stamp:
-            return mine  # it was not replaced: no need to read it back
+        if own is not None and context.layout.stamp(name, number) == own.stamp:
+            return own  # it was not replaced: no need to read it back
         return look(context.layout, name, number).published
 
     try:
@@ -472,6 +507,8 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, st
                 timeout_s=CATALOG_TIMEOUT_S,
                 tags=context.layout.tags,
                 readings=staged.readings(),
+                # No fsync for an index: after a power cut the directories say what there is, and the next opening adds
+                # the row.
                 durable=False,
             )
     except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
@@ -480,17 +517,20 @@ def _catalogue(context: Context, run: str, step: int, mine: Published | None, st
 
 
 @contextmanager
-def failing_as_save(context: Context, what: str) -> Iterator[None]:
+def failing_as_save(context: Context, act_name: str) -> Iterator[None]:
     """Turn errors of the system into errors of the save; the cause stays attached."""
     try:
         yield
     except CkstoreError:
         raise
     except OSError as error:
-        msg = f"{what} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
+        msg = (
+            f"{act_name} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
+        )
+        # ENOSPC and EDQUOT alike: the way out is the same, and a caller catches one class.
         if error.errno in files.NO_SPACE:
             raise InsufficientSpace(msg, hint=how_to_free(context)) from error
         raise SaveFailed(msg, hint="see the cause above; you can go on using the store") from error
     except MemoryError as error:
-        msg = f"{what} failed: not enough memory for the buffers of the save; nothing was published"
+        msg = f"{act_name} failed: not enough memory for the buffers of the save; nothing was published"
         raise SaveFailed(msg) from error

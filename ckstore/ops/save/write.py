@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.ops.save.recheck import Recheck
 
+# Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
 _LOOK_S = 0.1
 _PART_BYTES = 2 * 2**20
 """What is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)."""
+# Each further try means another blob that was made to collide: eight in a row are an attack, no accident.
 _MOST_SHIFTS = 8
 T = TypeVar("T")
 
@@ -106,11 +108,13 @@ def store_sources(
             is compared byte by byte before it is used.
         progress: Called with the bytes that are stored and those to be stored.
     """
+    # For BLAKE3 equal digests do prove equal bytes, so a second reading of every hit would only cost time.
     compare = compare and not context.algorithm.collision_resistant
     writer = _ChunkWriter(context, staging, recheck, compare=compare)
     small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
     try:
         chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
+        # Before the small ones: threads wait for the disk with large chunks while this one hashes and asks the catalog.
         writer.start_chunks()
         digests, places, packed_bytes = place_small(
             context,
@@ -121,18 +125,23 @@ def store_sources(
             recheck=recheck,
             compare=compare,
         )
+        # What follows judges hits and doubts as a whole, so no thread may still write or heal a blob.
         writer.finish(progress, sum(source.nbytes for source in sources))
         writer.recheck_unforeseen()
         writer.part_collisions()
+    # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.
     except _Stopped as stopped:
         raise writer.first_error or stopped from None
     finally:
         writer.stop()
 
+    # Tens of thousands of records make the collector walk the whole heap of the trainer again and again.
     with python_gc_paused():
         blobs, storages = _records(sources, dict(zip(small, digests, strict=True)), places, chunked)
+    # N1: what the manifest names must be in the staging directory before that is sealed.
     writer.complete(blobs)
     recheck.remember(blobs, packs={place.blob for place in places.values()})
+    # A key with a number is a piece whose digest belongs to other bytes as well: never a hit for a later save.
     context.known_pieces = {digest: place for digest, place in places.items() if digest == digest_of_key(digest)}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
@@ -141,6 +150,7 @@ def store_sources(
         storages=tuple(storages),
         logical_bytes=logical_bytes,
         new_bytes=sum(staging.written.values()),
+        # Zeros before a collision and blobs that were healed count as written, so the difference may fall below zero.
         reused_bytes=max(0, logical_bytes - written_bytes),
     )
 
@@ -176,9 +186,9 @@ def _records(
 
 def collision(name: str) -> CannotStore:
     """Return the error for bytes that were made so that this store cannot tell them from others."""
-    why = "it has other bytes with the digest of bytes in the store, which does not happen by accident"
+    reason = "it has other bytes with the digest of bytes in the store, which does not happen by accident"
     hint = "keep files from other people in a store with hash='blake3'"
-    return CannotStore(name, why, hint=hint)
+    return CannotStore(name, reason, hint=hint)
 
 
 class _Stopped(Exception):
@@ -210,6 +220,8 @@ class _ChunkWriter:
     def cut(self, source: ByteSource) -> list[_Chunk]:
         """Cut a large source into chunks, which `start_chunks` begins to store; where they are is known at the end."""
         if isinstance(source, RecordedSource):
+            # Cut as the earlier checkpoint was, which may have been made with another chunk size: its blobs are claimed
+            # whole.
             chunks = [_Chunk(source, of.start, of.stop, of.piece, of.blob, of.offset, of) for of in source.chunks]
         else:
             step, end = self._context.settings.chunk_bytes, source.nbytes
@@ -226,6 +238,8 @@ class _ChunkWriter:
         while not self._stopped.is_set():
             try:
                 chunk = self._waiting.popleft()
+            # `popleft` and an empty list decide in one step; a look at the length first would race with the other
+            # threads.
             except IndexError:
                 return
             self._store_chunk(chunk)
@@ -266,10 +280,13 @@ class _ChunkWriter:
             SaveFailed: A blob is not there; it must not be published so.
         """
         wanted = {blob.digest: blob.nbytes for blob in blobs}
+        # N1: a claim that was left over must go as well, or the checkpoint would keep a blob alive that it does not
+        # name.
         lacking = self._staging.keep_exactly(wanted)
         given_up = self._skipped.keys() & lacking
         for digest in given_up:
             data = self._skipped[digest]()
+            # The tensor may have changed since it was hashed: the bytes must still be what the manifest says.
             if self._context.algorithm.digest(data) != digest:
                 raise state_changed("")
             self._put(digest, data)
@@ -281,6 +298,8 @@ class _ChunkWriter:
 
     def stop(self) -> None:
         """End the threads: work that was not begun is dropped, the blobs in hand are finished."""
+        # Before the pool: a thread that takes another chunk now would write into a directory that is about to be
+        # discarded.
         self._stopped.set()
         self._pool.stop()
 
@@ -290,10 +309,12 @@ class _ChunkWriter:
         return future
 
     def _guarded(self, work: Callable[..., T], *args: object) -> T:
+        # Queued work starts after the first failure, too; it must not touch a staging that is being given up.
         if self._stopped.is_set():
             raise _Stopped
         try:
             return work(*args)
+        # Also KeyboardInterrupt in a thread: the save must not be published without this piece.
         except BaseException as error:
             with self._mutex:
                 self.first_error = self.first_error or error
@@ -305,10 +326,12 @@ class _ChunkWriter:
         if isinstance(source, RecordedSource) and chunk.recorded is not None:
             self._claim_recorded(source, chunk.recorded)
             return
+        # Hashed in place: an unchanged chunk costs one pass over memory and no copy (docs/adr/0006).
         live = source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, self._context.algorithm.digest(live))
         self._context.watch.hashed(len(data))
         chunk.piece = chunk.blob = digest
+        # Two equal chunks of one state: the second would find a half-written blob of the first, and take it for damage.
         if not self.is_first(digest):
             self._skipped[digest] = lambda: self._copy(source, start, stop)[0]
             if self._compare:
@@ -317,9 +340,12 @@ class _ChunkWriter:
         if self._claim(digest, data):
             if not self._recheck.foresaw(digest):
                 self._unforeseen.append(chunk)
+            # `part_collisions` judges, when no thread writes any more: a difference now may be rot that another one
+            # heals.
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return
+        # Part by part, 2 MiB of memory a thread instead of a whole chunk (docs/adr/0009).
         if live is not None and not (self._compare or self._staging.reads_back):  # neither needs all of it at once
             self._put(digest, data, self._parts(chunk))
             return
@@ -334,6 +360,7 @@ class _ChunkWriter:
         Raises:
             NotUnchanged: They were, as a sample, and are others.
         """
+        # First: a sample that differs must fail the save even where another chunk has claimed the same blob.
         source.check(chunk, self._context.algorithm)
         self._context.watch.hashed(chunk.stop - chunk.start)
         if not self.is_first(chunk.blob):
@@ -344,8 +371,11 @@ class _ChunkWriter:
     def recheck_unforeseen(self) -> None:
         """Have the chunks that the store had, and that nothing foresaw, take their turn in being read again."""
         chunks = {chunk.piece: chunk for chunk in self._unforeseen}
+        # Now that all are known, what was read longest ago comes first (docs/adr/0010).
         self._recheck.add({digest: chunk.length for digest, chunk in chunks.items()}, whole=False)
         for digest, chunk in chunks.items():
+            # Rot is found while the right bytes are still in hand: they are written, and heal the blob wherever it is
+            # linked.
             if not self._recheck.agrees(digest, chunk.bytes_of):
                 self._put(digest, self._copy_again(chunk))
 
@@ -356,8 +386,10 @@ class _ChunkWriter:
         """
         for chunk in self._unsure:
             data = self._copy_again(chunk)
+            # Equal after all: the doubt was of a blob that another thread was writing at that moment.
             if self._staging.holds(chunk.piece, data):
                 continue
+            # A blob that matches its own name and differs from these bytes is a collision; one that does not is rot.
             if self._recheck.is_right(chunk.piece, chunk.length):
                 self._store_behind_zeros(chunk, data)
             else:  # no other bytes with its digest, but rot
@@ -368,6 +400,7 @@ class _ChunkWriter:
             offset = count * ALIGNMENT
             shifted = memoryview(bytes(offset) + data)
             digest = self._context.algorithm.digest(shifted)
+            # The shifted blob may be a collision, too; then `holds` says no, and one more row of zeros is tried.
             written = not self._staging.claim(digest, len(shifted)) and self._put(digest, shifted)
             if written or self._staging.holds(digest, shifted):
                 chunk.blob, chunk.offset = digest, offset
@@ -406,6 +439,7 @@ class _ChunkWriter:
         else:
             written = self._staging.put_parts(digest, parts, len(data))
         self._context.watch.written()
+        # Of a blob that another save put there first nothing was written, and it counts as reused.
         if written:
             with self._mutex:
                 self.written_bytes += len(data)
@@ -414,6 +448,7 @@ class _ChunkWriter:
     def is_first(self, digest: str) -> bool:
         """Whether no other thread of this save deals with the blob; if one does, the save waits for it anyway."""
         with self._mutex:
+            # Look and note under one lock: two threads with equal chunks must not both be first.
             first = digest not in self._seen
             self._seen.add(digest)
             return first
@@ -421,6 +456,8 @@ class _ChunkWriter:
     def _parts(self, chunk: _Chunk) -> Iterator[memoryview]:
         """Copy a chunk to private memory part by part, each of them valid until the next."""
         if not hasattr(self._local, "part"):
+            # Kept by the thread: fresh aligned memory for each chunk would be faulted in again, 4 KiB at a time
+            # (docs/adr/0006).
             self._local.part = aligned_buffer(_PART_BYTES)
         running = self._context.algorithm.start()
         for at in range(chunk.start, chunk.stop, _PART_BYTES):
@@ -429,6 +466,7 @@ class _ChunkWriter:
             chunk.source.read_into(at, stop, part)
             running.update(part)
             yield part
+        # The bytes given to the disk are not those that were hashed: under this name no verification would accept them.
         if self._context.algorithm.digest_of_parts(running) != chunk.piece:
             raise state_changed(chunk.source.name)
 

@@ -251,7 +251,7 @@ def _manifest_at(path: File) -> _ManifestFile | None:
     try:
         data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
         return _ManifestFile(*parse_manifest(data, where=str(path)), data)
-    except CkstoreError:  # it is of no use here; a damaged one of the store is told elsewhere
+    except CkstoreError:  # it is of no use here; a damaged one of the store is reported elsewhere
         return None
     except OSError as error:
         _raise_unless_of_the_file(error)

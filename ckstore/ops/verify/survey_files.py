@@ -75,7 +75,7 @@ def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
             continue
         row = rows.get((run, step))
         same = row is not None and same_facts(row, info) and listing.get((run, step)) == published.stamp
-        # The uses too: gc frees by them what they do not name.
+        # The uses too: gc looks for unused blobs by them.
         if not same or hash(frozenset(context.catalog.blobs_of(run, step))) != used:
             found.append((run, step))
     return found

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ckstore.ops.verify.repair import Repaired
 
 
-# A round goes through the checkpoints in their order; so much lets the disk read on, and keeps the oldest first.
+# A round goes through the checkpoints in their order; this size lets the disk read on, and keeps the oldest first.
 _ROUND_BYTES = 256 * 2**20
 # A verification of hours that is killed loses a minute of its notes.
 _FLUSH_S = 60.0

@@ -1,6 +1,6 @@
 """The trainer's side of background saves: takes snapshots and has them saved.
 
-Neither its callers nor the thread that watches the saver touch the filesystem of the store. What is under way is in
+Neither its callers nor the thread that watches the saver touch the filesystem of the store. The saves under way are in
 `saver/client/queue`, the process in `saver/client/keeper`.
 """
 
@@ -53,6 +53,7 @@ class Client:
 
     def _begin(self) -> None:
         """Begin, or begin again, without a saver."""
+        # Not the queue's lock: a copy of gigabytes must not keep the saver's thread from answering.
         self._submitting = threading.RLock()
         self._queue = SaveQueue(self.on_ended)
         self._keeper = SaverKeeper(self.path, self.catalog_path, self._queue)
@@ -85,10 +86,13 @@ class Client:
         self, state: object, order: Order, terms: Terms, last_parents: Mapping[str, str], unchanged: Unchanged | None
     ) -> PendingSave:
         begun_at = time.monotonic()
+        # First: the caller learns of a failed save before this one is copied, and the error is raised once.
         self.raise_unread()
         with python_gc_paused():
+            # Before room is waited for: a state that cannot be stored must not wait minutes for its error.
             captured = capture(state)
         names = set() if unchanged is None else unchanged.names_in(captured)
+        # Before any memory is taken: with `max_in_flight` snapshots there is room for no other.
         if not self._queue.make_way(terms):
             with self._queue.changed:
                 self._queue.bases.not_saved(order.run, names)
@@ -96,10 +100,13 @@ class Client:
         with self._queue.changed:
             placed = self._queue.bases.place(captured, order, unchanged, names, last_parents)
         if placed.kept is not None:
+            # A frozen base that is not copied any more leaves a snapshot many times too large: it goes back to the
+            # host.
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
         snapshot = self._queue.pool.take(placed.nbytes)
         try:
             snapshot.fill((*captured.sources, *placed.parts), (*placed.places, *placed.part_places))
+            # After the copy: a tensor that was written meanwhile would be half old, half new in the snapshot.
             _check_unchanged(captured)
             order = replace(
                 order,
@@ -113,13 +120,16 @@ class Client:
             pending.note("copied")
             with self._queue.changed:
                 self._queue.terms = terms
+                # Before the save is in the queue: if no saver can be started, nothing is left there to be waited for.
                 self._keeper.start_if_needed()
                 self._number = order.number
                 self._queue.add(Save(order, snapshot, pending, copied_s=time.monotonic() - begun_at))
         except BaseException:
+            # Also at Ctrl-C: gigabytes of shared memory that nothing refers to would stay until the process ends.
             self._queue.give_back(snapshot, terms)
             raise
         with self._queue.changed:
+            # Outside `try`: from here the save belongs to the queue, and a failure is one of its saver.
             self._keeper.send_waiting()
         return pending
 
@@ -185,6 +195,7 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:
+    # A fork shares the socket: a child that answered, or closed it with a message, would speak for its parent.
     for client in tuple(_clients):
         client.let_go_in_child()
 

@@ -1,8 +1,6 @@
-"""Starts savers, tells them what to save, and watches them.
+"""Starts savers, sends them their orders, and watches them: one process at a time, and one thread that reads its words.
 
-One saver process at a time, and one thread for it, which reads what it says. A saver that has died is replaced once for
-each save, whose snapshot is still there; one that is stuck is killed and the save that it had begun is given up. It has
-to ask before it publishes, so that cannot appear later: see docs/explanation/async.md.
+A dead saver is replaced once for each save, a stuck one is killed and its save given up: docs/explanation/async.md.
 """
 
 from __future__ import annotations
@@ -21,7 +19,9 @@ from ckstore.saver.client.save import failed, given_up, heard_of, refused
 if TYPE_CHECKING:
     from ckstore.saver.client.queue import SaveQueue
 
+# How late a stall or the end of the trainer's wait is noticed; far below `stall_timeout_s`, and no load on the trainer.
 _LOOK_S = 0.5
+# A saver that the kernel killed for memory would be killed again: its second death is the save's error.
 _TRIES = 2
 _MOST_GIVEN_UP = 4
 """A process that a frozen disk holds keeps a snapshot until it ends, so there are only so many."""
@@ -51,6 +51,7 @@ class SaverKeeper:
             InUse: One that was closed does not end.
         """
         while self._closing and self.process is not None:
+            # With a deadline: a saver that a frozen disk holds never ends.
             if not self._queue.changed.wait(self._queue.terms.timeout_s):
                 msg = "the saver that was closed has not ended yet"
                 raise InUse(msg, hint="wait for its saves: store.background.wait()")
@@ -60,10 +61,13 @@ class SaverKeeper:
     def send_waiting(self) -> None:
         """Send orders in their order, as far as the socket takes them."""
         for save in self._queue.saves:
+            # In their order: the saver takes them one after another, and the order of checkpoints is the caller's.
             if not save.sent:
                 order = save.order
                 if self._is_new:
+                    # A new saver has heard nothing of what the one before it was told, so its first order carries all.
                     order = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))
+                # The socket is full: the thread that watches sends the rest when the saver has read some.
                 if self.process is None or not self.process.send(order, [save.snapshot.fd]):
                     return
                 self._is_new = False
@@ -80,10 +84,13 @@ class SaverKeeper:
             self.process.let_go()
 
     def _start(self) -> None:
+        # Each killed saver keeps its snapshot mapped until the disk lets it go: more of them would fill the host's
+        # memory.
         self.given_up = [process for process in self.given_up if not process.ended(0.0)]
         if len(self.given_up) >= _MOST_GIVEN_UP:
             msg = f"{len(self.given_up)} savers of {self._path} that were killed have not ended: the disk holds them"
             raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
+        # The thread first, then `Open`: a saver whose words nothing reads could only be noticed by its stall.
         self.process = process = self._watched()
         self._closing = False
         self._is_new = True
@@ -98,6 +105,7 @@ class SaverKeeper:
             threading.Thread(target=self._watch, args=(process,), name="ckstore-saver", daemon=True).start()
         except (OSError, RuntimeError) as error:  # Python's error for threads is a RuntimeError
             if process is not None:
+                # Process without a thread: it would wait for orders for ever.
                 process.kill()
                 process.let_go()
             msg = f"the saver process could not be started: {error}"
@@ -117,15 +125,18 @@ class SaverKeeper:
         try:
             if not self._follow(process):
                 return
-            why = process.why()  # waits a moment for its end
+            reason = process.why()  # waits a moment for its end
+        # Without this the thread would end silently, and `result()` wait for a save that nothing watches.
         except Exception as error:  # noqa: BLE001 - a mistake here must not leave a caller waiting
-            why = f"watching the saver process {process.pid} failed: {error!r}"
-            self._queue.say(logging.ERROR, f"{why}\n{traceback.format_exc()}")
+            reason = f"watching the saver process {process.pid} failed: {error!r}"
+            self._queue.say(logging.ERROR, f"{reason}\n{traceback.format_exc()}")
+        # Killed also where it closed its socket only: two savers must not go on with one order.
         process.kill()
         process.let_go()
         with self._queue.changed:
+            # A saver that was given up meanwhile has a successor, whose saves are not this thread's to move.
             if process is self.process:
-                self._replace(why)
+                self._replace(reason)
 
     def _follow(self, process: SaverProcess) -> bool:
         """Read what the saver says; True when it is gone, False if it was given up."""
@@ -135,22 +146,27 @@ class SaverKeeper:
             queue.log_said()
             got = process.receive(_LOOK_S)
             with queue.changed:
+                # It was given up: its words are about saves that another saver makes now.
                 if process is not self.process:
                     return False
                 if got is not None:
                     message = got[0]
                     if message is None:
                         return True
+                    # What was said is heard before the stall is judged, so a message that lay in the socket counts as a
+                    # sign of life.
                     self._heard(process, message)
                 self.send_waiting()
                 at = queue.saves[0].pending if queue.saves else None
                 said = (len(queue.saves), at and (at.state, at.progress))
                 idle_s = stall.idle_s(said, is_busy=at is not None or self._closing)
+                # Neither a word nor a tick of processor time: slow storage with a busy saver never comes here.
                 if idle_s > queue.terms.stall_timeout_s:
                     self._give_up(process, idle_s)
                     return False
 
     def _heard(self, process: SaverProcess, message: Message) -> None:
+        # The store cannot be opened: another saver would fail as well, so all its saves end now.
         if isinstance(message, Failed) and message.number == 0:
             for save in [*self._queue.saves]:
                 self._queue.end(save, refused(save, message.error))
@@ -164,21 +180,22 @@ class SaverKeeper:
 
     # ---- a saver that is lost
 
-    def _replace(self, why: str) -> None:
+    def _replace(self, reason: str) -> None:
         """The saver has ended: give what it had not done to another one, once."""
         was_closing = self._lose()
         self._queue.changed.notify_all()
         saves = self._queue.saves
         if not saves:
             if not was_closing:
-                self._queue.say(logging.WARNING, f"{why}, while it had nothing to do; the next save starts another")
+                self._queue.say(logging.WARNING, f"{reason}, while it had nothing to do; the next save starts another")
             return
+        # Only the first can have been begun, so only that one can be what killed the saver.
         begun = saves[0]
         begun.tries += 1
         if begun.tries == _TRIES:
-            self._queue.end(begun, failed(begun, why))
+            self._queue.end(begun, failed(begun, reason))
         if saves:
-            self._queue.say(logging.WARNING, f"{why}; going on with another saver")
+            self._queue.say(logging.WARNING, f"{reason}; going on with another saver")
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
@@ -186,16 +203,19 @@ class SaverKeeper:
 
         What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
         """
+        # Killed before anything else: from here it can ask for no permission, so the save cannot appear later.
         process.kill()
         process.let_go()
+        # The kernel may hold it in a call on the disk for hours: `kill` is a wish until that returns.
         self.given_up.append(process)
         was_closing = self._lose()
-        why = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
-        self._queue.say(logging.ERROR, f"{why}; it is killed")
+        reason = f"the saver process {process.pid} did nothing for {idle_s:.0f} s"
+        self._queue.say(logging.ERROR, f"{reason}; it is killed")
         saves = self._queue.saves
         if saves:
             begun = saves[0]
-            self._queue.end(begun, given_up(begun, why), keep=False)
+            # Not kept for the next save: the stuck process has the memory mapped, and may write it to the disk yet.
+            self._queue.end(begun, given_up(begun, reason), keep=False)
         if saves:
             self._go_on(was_closing=was_closing)
         self._queue.changed.notify_all()
@@ -208,6 +228,7 @@ class SaverKeeper:
     def _go_on(self, *, was_closing: bool) -> None:
         """Have another saver make the saves that are left, in their order."""
         for save in self._queue.saves:
+            # Those behind it go on in their order; a permission that was given counts as perhaps used.
             save.again()
         try:
             self._start()

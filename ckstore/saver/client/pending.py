@@ -33,6 +33,7 @@ class PendingSave:
         self._done_bytes = 0
         self._state = "skipped" if skipped else "queued"
         self._events: list[SaveEvent] = []
+        # Its own lock, a re-entrant one: `cancel` may come from a signal handler while this thread holds it.
         self._changed = threading.Condition()
         self._staged = skipped
         self._info: CheckpointInfo | None = None
@@ -84,6 +85,7 @@ class PendingSave:
             SaveFailed: The save has failed; see `result`.
         """
         with self._changed:
+            # Or ended: a save that failed before it was staged must not be waited for without end.
             self._changed.wait_for(lambda: self._staged or self.done(), timeout_s)
             if self._error is not None and not self.skipped:
                 self._unread = False
@@ -120,6 +122,7 @@ class PendingSave:
             if not self._changed.wait_for(self.done, timeout_s):
                 msg = f"the save of {self.name} has not ended after {timeout_s} s; it is {self._state}"
                 raise TimeoutError(msg)
+            # Read by the caller: the next save must not raise it once more.
             self._unread = False
             return self._error
 
@@ -130,6 +133,8 @@ class PendingSave:
             False: It is too late for that.
         """
         with self._changed:
+            # After the yes the saver may be in the rename: a cancelled save that appears anyway is worse than none
+            # cancelled.
             if self.done() or self._granted:
                 return False
             self._cancelled = True
@@ -145,6 +150,7 @@ class PendingSave:
             if name == "staged":
                 self._staged = True
             elif name not in ("copied", "durable"):
+                # A second saver comes to the same states again; each counts once.
                 if self._state == name:
                     return
                 self._state = name
@@ -154,6 +160,7 @@ class PendingSave:
     def grant(self, step: int) -> bool:
         """Whether it may be published at this step; it cannot be cancelled afterwards."""
         with self._changed:
+            # Cancel and grant under one lock: exactly one of them wins.
             if self._cancelled:
                 return False
             self.step = step

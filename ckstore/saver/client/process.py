@@ -27,8 +27,11 @@ _START = (
     "import json,sys; mark,entry,fd,path=sys.argv[1:5]; sys.path[:]=json.loads(path); "
     "import importlib; importlib.import_module(entry).main(int(fd))"
 )
+# The end of a traceback; more would bury the message of the error.
 _LAST_LINES_BYTES = 2000
+# After its socket ended a process needs some milliseconds to die; with a frozen disk it never does.
 _DEATH_S = 1.0
+# Ten looks: a trainer that was stopped for longer (SIGSTOP, a laptop's lid) must not blame its saver.
 _LATE_S = 5.0
 
 _children: list[subprocess.Popen[bytes]] = []
@@ -44,28 +47,31 @@ class SaverProcess:
     """
 
     def __init__(self) -> None:
+        # Else ended savers stay as zombies until the trainer ends: nothing else waits for them.
         reap()
         self._failure = ""
         self._said = -1
-        self._sock, theirs = wire.pair()
+        self._sock, saver_end = wire.pair()
         try:
             self._said = open_memory("ckstore-saver-stderr")
-            self._child = _start(theirs.fileno(), self._said)
+            self._child = _start(saver_end.fileno(), self._said)
         except BaseException:
             self.let_go()
             raise
         finally:
-            theirs.close()
+            saver_end.close()
         self.pid = self._child.pid
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
         """Send without waiting; False if it takes no more.
 
-        A saver that is gone is seen by `receive`; so is one that could not be told, which is killed: `why` says so.
+        `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.
         """
         try:
+            # Without waiting: the trainer must never stand still for a saver that does not read.
             return wire.send(self._sock, message, descriptors, wait=False)
         except ConnectionError:
+            # True, so that the order counts as sent: the thread that reads sees the end and gives it to another saver.
             return True
         except OSError as error:
             self._failure = f" since it could not be sent its orders: {error}"
@@ -76,12 +82,14 @@ class SaverProcess:
         """Return what it says; None: nothing in time; ``(None,)``: it is gone, or this side has let it go."""
         try:
             got = wire.receive(self._sock, timeout_s)
+        # ValueError: this side was closed by another thread, whose descriptor is -1 then.
         except (OSError, ValueError):
             return (None,)
         if got is None:
             return None
         message, descriptors = got
         for descriptor in descriptors:
+            # A saver sends none; one that came anyway must not be left open.
             os.close(descriptor)
         return (message,)
 
@@ -141,8 +149,11 @@ def _start(fd: int, said: int) -> subprocess.Popen[bytes]:
     if not sys.executable:
         msg = "sys.executable is empty: there is no Python to start a saver with"
         raise SaveFailed(msg, hint="use save() in an embedded interpreter")
+    # As the trainer: with other flags its compiled modules could not be used.
     flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
+    # Isolated, with the trainer's `sys.path` alone: PYTHONPATH, or a json.py in the working directory, must not get in
+    # first.
     command = [sys.executable, *flags, "-I", "-c", _START, MARK, ENTRY, str(fd), json.dumps(path)]
     child = subprocess.Popen(  # noqa: S603 - the interpreter itself
         command,
@@ -170,7 +181,8 @@ def _forget_in_child() -> None:
     global _children_mutex  # noqa: PLW0603
     _children_mutex = threading.Lock()
     for child in _children:
-        child.returncode = 0  # it is none of this process's children: nothing is to be waited for
+        # Popen's own end would wait for the parent's child, and warn of it.
+        child.returncode = 0  # it is a child of the parent: there is nothing to wait for here
     _children.clear()
 
 
@@ -199,7 +211,9 @@ class StallWatch:
     def _ticks(self) -> tuple[bytes, ...]:
         """Return the processor time of the process; nothing where the system does not tell."""
         try:
+            # From the last parenthesis: a process may be named "a) b".
             fields = self._stat.read_bytes().rpartition(b")")[2].split()
         except OSError:
             return ()
+        # utime and stime: a saver that hashes 100 GB says nothing new for a while, but uses the processor.
         return tuple(fields[11:13])

@@ -45,6 +45,7 @@ class Parents:
 
     def ended(self, news: Mapping[str, str], saved: CheckpointInfo | None) -> None:
         """A save has ended, whose order said this; None: it failed."""
+        # Also of a failed save: the saver had heard of these parents, whatever became of the checkpoint.
         self._settled.update(news)
         if saved is not None:
             self._settled[saved.run] = self._told[saved.run] = saved.id
@@ -61,7 +62,7 @@ class SaveQueue:
         changed: The lock of all of this, and the condition that callers wait for.
         saves: In their order; only the first can have been begun.
         pool: Memory of the snapshots that are not in use.
-        parents: What savers are told of the checkpoints that are gone on from.
+        parents: What savers have heard of the parents of the next checkpoints.
         bases: What unchanged tensors can be taken from.
         terms: Those of the last save.
     """
@@ -77,7 +78,7 @@ class SaveQueue:
         self._ended: list[PendingSave] = []
         self._said: deque[tuple[int, str]] = deque()
         self._saved: deque[CheckpointInfo] = deque()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def make_way(self, terms: Terms) -> bool:
         """Wait until there may be one more snapshot; False: this save is to be skipped.
@@ -94,8 +95,10 @@ class SaveQueue:
                 return True
             if terms.when_busy == "skip":
                 return False
+            # Taken before the wait, so that the message names the save that was in the way.
             busy = self.saves[0].pending
             if terms.when_busy == "wait":
+                # Now, not after: the stall of the save that is waited for is judged by what this caller allows.
                 self.terms = terms
                 if self.changed.wait_for(is_free, terms.timeout_s):
                     return True
@@ -117,11 +120,13 @@ class SaveQueue:
             for at, pending in enumerate(ended):
                 error = pending.take_unread()
                 if error is not None:
+                    # One error each call, in the order of the saves; the others wait for the next.
                     self._ended = ended[at + 1 :]
                     raise error
 
     def add(self, save: Save) -> None:
         """Put it behind the others; with the lock."""
+        # Only once it is certain to be sent: else a save that was never ordered would hide a parent from the next.
         self.parents.ordered(save.order.last_parents)
         self.bases.ordered(save.order)
         self.saves.append(save)
@@ -140,10 +145,12 @@ class SaveQueue:
             outcome: What was saved, or why not.
             keep: Keep its snapshot for the next: no saver can look at it any more.
         """
+        # First: threads that wait for room, or for its end, look at this list.
         self.saves.remove(save)
         if keep:
             self.pool.give(save.snapshot, self.terms.max_in_flight)
         else:
+            # A stuck saver may still read it: its pages go when that process ends.
             save.snapshot.close()
         if isinstance(outcome, CkstoreError):
             self.say(logging.ERROR, f"the save of {save.pending.name} failed: {outcome}")
@@ -155,6 +162,7 @@ class SaveQueue:
             self.say(logging.INFO, f"saved {outcome.name}")
             self._saved.append(outcome)
         self._on_ended(outcome)
+        # After the bases and parents: `result()` returns to a caller that saves again at once.
         save.pending.finish(outcome)
         self.changed.notify_all()
 
@@ -167,7 +175,7 @@ class SaveQueue:
         while (said := _next(self._said)) is not None:
             log(*said, name="ckstore.saver")
         while (info := _next(self._saved)) is not None:
-            log_notes(info.name, info.warnings, self._told)
+            log_notes(info.name, info.warnings, self._logged)
 
     def let_go_in_child(self) -> None:
         """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's.

@@ -51,6 +51,7 @@ class Save:
 
     def again(self) -> None:
         """Another saver is to make it."""
+        # Kept over all tries: a rename that was allowed once may have been done, whatever later savers say.
         self.maybe_published |= self.granted
         self.sent = self.granted = False
 
@@ -62,24 +63,26 @@ class Save:
         return replace(info, counters=replace(info.counters, copied_s=self.copied_s, queued_s=queued_s))
 
 
-def failed(save: Save, why: str) -> CheckpointInfo | CkstoreError:
+def failed(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
     """Return what becomes of a save whose last saver has died."""
     if save.committed is not None:
-        return with_warning(save.committed, why)
+        return with_warning(save.committed, reason)
+    # Not "failed": the checkpoint may be there, and a caller that saves again must know it.
     if save.granted or save.maybe_published:
-        return _unknown(save, f"{why}; so did the saver before it")
-    msg = f"the save of {save.pending.name} failed: {why}; so did the saver before it"
+        return _unknown(save, f"{reason}; so did the saver before it")
+    msg = f"the save of {save.pending.name} failed: {reason}; so did the saver before it"
     return SaveFailed(msg, hint="save() needs no other process; dmesg says whether the kernel ran out of memory")
 
 
-def given_up(save: Save, why: str) -> CheckpointInfo | CkstoreError:
+def given_up(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
     """Return what becomes of a save whose saver is stuck."""
     pending = save.pending
     if save.committed is not None:
-        return with_warning(save.committed, why)
+        return with_warning(save.committed, reason)
+    # The kill may come too late: the kernel finishes a rename that it has begun when the disk answers.
     if save.granted or save.maybe_published:
-        return _unknown(save, why)
-    msg = f"{why}; the save of {pending.name}, which was {pending.state}, is given up"
+        return _unknown(save, reason)
+    msg = f"{reason}; the save of {pending.name}, which was {pending.state}, is given up"
     return SaveAbandoned(msg, hint=_NEXT)
 
 
@@ -93,15 +96,17 @@ def refused(save: Save, error: CkstoreError) -> CheckpointInfo | CkstoreError:
     return error
 
 
-def _unknown(save: Save, why: str) -> UnknownOutcome:
+def _unknown(save: Save, reason: str) -> UnknownOutcome:
     name = save.pending.name
-    msg = f"{why}; a saver was in the middle of publishing {name}: it is there, or not, when the storage answers again"
+    msg = (
+        f"{reason}; a saver was in the middle of publishing {name}: it is there, or not, when the storage answers again"
+    )
     return UnknownOutcome(msg, hint=_NEXT)
 
 
-def with_warning(info: CheckpointInfo, why: str) -> CheckpointInfo:
+def with_warning(info: CheckpointInfo, reason: str) -> CheckpointInfo:
     """Return what was saved, with what is left undone."""
-    note = f"{info.name} is saved, but its tags and retention may be left undone: {why}"
+    note = f"{info.name} is saved, but its tags and retention may be left undone: {reason}"
     return replace(info, catalogued=False, warnings=(*info.warnings, note))
 
 
@@ -111,6 +116,7 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
         save.taken_at = save.taken_at or time.monotonic()
         save.pending.note("staged")
     elif isinstance(message, Status):
+        # The saver says "committing" before it asks; the caller sees it once the answer was yes.
         if message.state != "committing" or save.granted:
             save.pending.note(message.state, message.done_bytes)
     elif isinstance(message, Publishing):
@@ -128,6 +134,7 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
 def _answer(process: SaverProcess, save: Save, question: Publishing) -> None:
     save.granted = save.pending.grant(question.step)
     if save.granted:
+        # A saver after this one tries the same step first: there it finds what was perhaps published.
         save.order = replace(save.order, tried_step=question.step)
     if not process.send(Answer(save.order.number, save.granted)):
         process.kill()  # its socket is full, so it does not listen

@@ -17,7 +17,9 @@ from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME, SaverStatus
 from ckstore.saver.client.process import MARK
 
 _PROC = Path("/proc")
+# The page is written without a lock, so that a frozen saver can be looked at: a torn one is read again.
 _TRIES = 3
+# `sys.path` is an argument of the saver, and may be long; a command line without an end is not read whole.
 _CMDLINE_BYTES = 256 * 1024
 
 
@@ -69,6 +71,7 @@ def _parsed(pid: int, text: bytes) -> SaverStatus | None:
         status = SaverStatus(pid=pid, **said)
     except (ValueError, TypeError, RecursionError):
         return None
+    # The process may be another user's and say anything: a status with wrong types would break the table.
     fits = all(isinstance(getattr(status, name), kind) for name, kind in get_type_hints(SaverStatus).items())
     known = status.state in get_args(SaverState) and (not status.run or is_run(status.run))
     return status if fits and known else None

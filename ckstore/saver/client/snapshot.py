@@ -1,9 +1,6 @@
 """The snapshot: memory of its own that a state is copied into once, and that another process can be given.
 
-It is an anonymous file in memory (memfd): it counts against no quota of /dev/shm, has no name that could be left
-behind, and is gone with the last process that has it. What the kernel leaves this process is asked first: to touch a
-page that is one too many in a control group kills the training instead of being an error. It is kept for the next save,
-so that its pages need not be made again.
+It is kept for the next save, so that its pages need not be made again. Why a memfd: docs/explanation/async.md.
 """
 
 from __future__ import annotations
@@ -30,9 +27,12 @@ if TYPE_CHECKING:
 _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 """Of a file in memory the last is the limit of sizes (ulimit -f)."""
 _SPARE_BYTES = 64 * 2**20
-"""What has to be left beside a snapshot: a saver takes some 40 MiB, and the training goes on meanwhile."""
+"""Room that has to stay beside a snapshot: a saver takes some 40 MiB, and the training goes on meanwhile."""
+# The saver hashes and writes from here: a cache line, and every dtype is aligned.
 _ALIGNMENT = 64
+# Large enough that the two threads seldom meet at the lock, small enough that both end at about the same time.
 _PART_BYTES = 16 * 2**20
+# One copies a GiB in 131 ms, two in 95 (docs/adr/0017); more would take cores from the training.
 _THREADS = 2
 
 
@@ -54,7 +54,7 @@ def places_of(sources: Sequence[ByteSource], kept: Container[int] = ()) -> tuple
     return tuple(places), end
 
 
-class Part:
+class SourcePart:
     """Some bytes of a source, from `start` on; what `Snapshot.fill` needs of a `ByteSource`."""
 
     def __init__(self, source: ByteSource, start: int) -> None:
@@ -80,29 +80,32 @@ class Snapshot:
         self.nbytes = self.size_for(nbytes)
         self._is_written = False
         found = left()
+        # Asked, not tried: in a control group the page that is one too many kills the training.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
             raise self._no_memory(f": it takes {self.nbytes} bytes, and {found}")
         self.fd = open_memory("ckstore-snapshot")
         try:
             os.ftruncate(self.fd, self.nbytes)
             self._memory = map_shared(self.fd, self.nbytes, writable=True)
+            # Before the rest is allocated: a page of 4 KiB that is there makes the kernel copy it into the huge one.
             self._gather()
             os.posix_fallocate(self.fd, 0, self.nbytes)  # memory that is not there is an error here, no signal later
             self._fault_in()
         except BaseException as error:
             self._give_up()
+            # Only the kernel's ways to say that there is no memory become that error.
             if not isinstance(error, OSError) or error.errno not in _NO_MEMORY:
                 raise
             raise self._no_memory(f": {error.strerror}") from error
 
-    def _no_memory(self, why: str) -> InsufficientSpace:
-        msg = f"no memory for a snapshot of {size_text(self.nbytes)}{why}"
+    def _no_memory(self, reason: str) -> InsufficientSpace:
+        msg = f"no memory for a snapshot of {size_text(self.nbytes)}{reason}"
         return InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight")
 
     def _give_up(self) -> None:
         """Give the memory back now: the frames of the error that is to be raised keep it mapped as long as that lives.
 
-        Who writes to a page that is given back gets SIGBUS. So where Ctrl-C came while a thread was waited for, and it
+        A write to a page that was given back is a SIGBUS. So where Ctrl-C came while a thread was waited for, and it
         may still write, the memory goes with the error.
         """
         if not self._is_written:
@@ -124,7 +127,9 @@ class Snapshot:
             part = self._memory[at : at + _PART_BYTES]
             for start in range(at, at + len(part), HUGE_BYTES):
                 if can:
+                    # One byte makes one page, of which `MADV_COLLAPSE` makes a huge one.
                     os.posix_fallocate(self.fd, start, 1)  # a huge page is made where there is a page
+            # Once the kernel has said no (none free, or too old) each further try costs time and is refused as well.
             can = can and gather_huge_pages(part)
 
         self._make([lambda at=at: gather(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
@@ -144,7 +149,7 @@ class Snapshot:
         if errors:
             raise errors[0]
 
-    def fill(self, sources: Sequence[ByteSource | Part], places: Sequence[Place]) -> None:
+    def fill(self, sources: Sequence[ByteSource | SourcePart], places: Sequence[Place]) -> None:
         """Copy every source that has a place to it, with two threads.
 
         Raises:
@@ -155,6 +160,7 @@ class Snapshot:
     def close(self) -> None:
         """Give the memory back; a saver that has it keeps it."""
         if self.fd >= 0:
+            # Taken out first: closed twice, the number may be that of a file that another thread has just opened.
             fd, self.fd = self.fd, -1
             os.close(fd)
             self._memory.release()
@@ -182,9 +188,11 @@ class SnapshotPool:
         with self._mutex:
             fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
             if fitting:
+                # The smallest: a large one stays for the next large state.
                 best = min(fitting, key=lambda snapshot: snapshot.nbytes)
                 self._free.remove(best)
                 return best
+        # Those that are too small go before the new one is made, or the host needs both at once.
         self.close()
         return Snapshot(nbytes)
 
@@ -193,6 +201,7 @@ class SnapshotPool:
         with self._mutex:
             large = [snapshot for snapshot in self._free if snapshot.nbytes > nbytes]
             self._free = [snapshot for snapshot in self._free if snapshot.nbytes <= nbytes]
+        # Outside the lock: to unmap gigabytes takes milliseconds.
         for one in large:
             one.close()
 
@@ -200,6 +209,7 @@ class SnapshotPool:
         """Keep a snapshot; of those that were kept before, so many that there are at most `most`."""
         with self._mutex:
             self._free.append(snapshot)
+            # The newest stay: their size is that of the last state.
             over = self._free[:-most]
             del self._free[: len(over)]
         for one in over:
@@ -219,23 +229,24 @@ class SnapshotPool:
 
 
 def _copies(
-    sources: Sequence[ByteSource | Part], places: Sequence[Place], whole: memoryview
+    sources: Sequence[ByteSource | SourcePart], places: Sequence[Place], whole: memoryview
 ) -> list[Callable[[], None]]:
     """Return work of about equal size: parts of large sources, and many small ones together."""
     work: list[Callable[[], None]] = []
-    few: list[tuple[ByteSource | Part, Place]] = []
+    few: list[tuple[ByteSource | SourcePart, Place]] = []
     few_bytes = 0
 
-    def copy(source: ByteSource | Part, place: Place, start: int, stop: int) -> None:
+    def copy(source: ByteSource | SourcePart, place: Place, start: int, stop: int) -> None:
         source.read_into(start, stop, whole[place.offset + start : place.offset + stop])
 
-    def copy_all(several: list[tuple[ByteSource | Part, Place]]) -> None:
+    def copy_all(several: list[tuple[ByteSource | SourcePart, Place]]) -> None:
         for source, place in several:
             copy(source, place, 0, place.nbytes)
 
     for source, place in zip(sources, places, strict=True):
         if place.offset < 0:
             continue
+        # Thousands of small tensors: a closure and a lock for each would take longer than the copies.
         if place.nbytes < _PART_BYTES:
             few.append((source, place))
             few_bytes += place.nbytes
@@ -272,10 +283,10 @@ def _errors_in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
         try:
             while not errors:
                 with mutex:
-                    mine = next(waiting, None)
-                if mine is None:
+                    job = next(waiting, None)
+                if job is None:
                     return
-                mine()
+                job()
         except BaseException as error:  # noqa: BLE001 - raised below, in the thread that asked
             errors.append(error)
 
@@ -285,10 +296,12 @@ def _errors_in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
             thread.start()
     except RuntimeError:  # "can't start new thread": this one does all of it
         pass
+    # This thread must go on to `join`: returning now would let a thread write into memory that is given back.
     except BaseException as error:  # noqa: BLE001 - Ctrl-C: a thread that begins now takes nothing any more
         errors.append(error)
     take()
     for thread in others:
+        # Again after Ctrl-C: the thread still writes into the snapshot.
         while thread.is_alive():
             try:
                 thread.join()

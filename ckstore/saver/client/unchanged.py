@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.saver.messages import Kept, Place, Sample
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.saver.client.snapshot import Part, aligned, places_of
+from ckstore.saver.client.snapshot import SourcePart, aligned, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +43,7 @@ class Unchanged:
     def names_in(self, captured: Captured) -> set[str]:
         """Return what it names of a state."""
         names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
+        # A misspelt name would copy everything in silence, and the caller wonder why nothing got faster.
         if captured.leaves and not names:
             some = ", ".join(leaf.name for leaf in captured.leaves[:3])
             msg = f"unchanged= selects none of the {len(captured.leaves)} tensors of the state"
@@ -74,25 +75,26 @@ class Base:
             members[leaf.storage].append(leaf)
         found = {}
         for storage, leaves in members.items():
-            there = self._storage_of(leaves, names)
+            old_storage = self._storage_of(leaves, names)
             nbytes = captured.sources[storage].nbytes
-            if there is not None and nbytes == self.sizes[there] and nbytes >= PACK_BELOW_BYTES:
-                found[storage] = (there, self.copied_steps[there])
+            # Below that a tensor lies in a pack, and has no blob of its own to claim.
+            if old_storage is not None and nbytes == self.sizes[old_storage] and nbytes >= PACK_BELOW_BYTES:
+                found[storage] = (old_storage, self.copied_steps[old_storage])
         return found
 
     def _storage_of(self, leaves: list[LeafRecord], names: set[str]) -> int | None:
         """Return the one storage that has all these leaves in the same form, if all are named; else None."""
         storages = set()
         for leaf in leaves:
-            there = self.leaves.get(leaf.name)
-            if there is None or leaf.name not in names or there._replace(storage=leaf.storage) != leaf:
+            old_leaf = self.leaves.get(leaf.name)
+            if old_leaf is None or leaf.name not in names or old_leaf._replace(storage=leaf.storage) != leaf:
                 return None
-            storages.add(there.storage)
+            storages.add(old_leaf.storage)
         return storages.pop() if len(storages) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class SnapshotPlan:
     """Where a state goes in a snapshot.
 
     Attributes:
@@ -104,7 +106,7 @@ class Placed:
 
     places: tuple[Place, ...]
     kept: Kept | None
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     part_places: tuple[Place, ...]
     nbytes: int
 
@@ -125,11 +127,13 @@ class Bases:
     def ordered(self, order: Order) -> None:
         """A save was asked for: until it has ended well there is nothing that "unchanged" could mean."""
         self._asked[order.run] = order.number
+        # Until its outcome is known "unchanged since the save before" has no checkpoint to refer to.
         self._bases.pop(order.run, None)
         self._since.pop(order.run, None)
 
     def not_saved(self, run: str, names: set[str]) -> None:
         """A call, which named this as unchanged, saved nothing."""
+        # Over a row of skipped calls only what all of them name has certainly not changed.
         self._since[run] = names & self._since.get(run, names)
 
     def ended(self, order: Order, saved: CheckpointInfo) -> None:
@@ -138,6 +142,7 @@ class Bases:
         compared = self._compared.setdefault(order.run, {})
         for sample in () if order.kept is None else order.kept.samples:
             compared[order.places[sample.storage].name, sample.start] = order.number
+        # A later order was placed already, whose "unchanged" refers to itself; `keep` may have kept other bytes.
         if self._asked.get(order.run) != order.number or order.if_exists == "keep":
             return
         self._bases[order.run] = Base(
@@ -155,7 +160,7 @@ class Bases:
         unchanged: Unchanged | None,
         names: set[str],
         last_parents: Mapping[str, str],
-    ) -> Placed:
+    ) -> SnapshotPlan:
         """Say where a state goes.
 
         Args:
@@ -170,21 +175,22 @@ class Bases:
         if (
             unchanged is None
             or base is None
+            # Another call saved or loaded this run since: its bytes are not those that this client compared.
             or last_parents.get(order.run) != base.id
             or order.step == base.step  # it is replaced by this save, perhaps before another saver goes on with it
         ):
             places, nbytes = places_of(captured.sources)
-            return Placed(places, None, (), (), nbytes)
+            return SnapshotPlan(places, None, (), (), nbytes)
         storages = base.kept(captured, names & self._since.get(order.run, names))
         places, nbytes = places_of(captured.sources, storages)
         samples = []
         for storage, start, length in self._due(captured, order.run, storages, unchanged.chunk_bytes):
             samples.append(Sample(storage, start, nbytes, length))
             nbytes += aligned(length)
-        parts = tuple(Part(captured.sources[of.storage], of.start) for of in samples)
+        parts = tuple(SourcePart(captured.sources[of.storage], of.start) for of in samples)
         part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
         kept = Kept(base.step, base.id, storages, tuple(samples)) if storages else None
-        return Placed(places, kept, parts, part_places, nbytes)
+        return SnapshotPlan(places, kept, parts, part_places, nbytes)
 
     def _due(
         self, captured: Captured, run: str, storages: Iterable[int], chunk_bytes: int
@@ -196,5 +202,6 @@ class Bases:
             for storage in storages
             for start in range(0, captured.sources[storage].nbytes, chunk_bytes)
         ]
+        # Longest ago first: within `IN_SAVES` saves each chunk has had its turn.
         chunks.sort(key=lambda chunk: compared.get((captured.sources[chunk[0]].name, chunk[1]), -1))
         return chunks[: -(-len(chunks) // IN_SAVES)]

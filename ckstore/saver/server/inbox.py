@@ -24,6 +24,7 @@ class Inbox:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._kept: deque[tuple[Message, list[int]]] = deque()
+        # Beside the socket: a child that the trainer forked may hold the other end open for days after its death.
         self._trainer = _process_of(os.getppid())
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
@@ -45,10 +46,12 @@ class Inbox:
         """Whether this order may be published: the trainer says so, or has ended."""
         while True:
             got = self._receive()
+            # Nothing can be asked for any more: the trainer had ordered the save, and did not give it up.
             if got is None:
                 return True
             message, descriptors = got
             if not isinstance(message, Answer):
+                # Not refused, not lost: the next order may come while the question about this one is open.
                 self._kept.append((message, descriptors))
             elif message.number == number:
                 return message.allowed
@@ -56,6 +59,7 @@ class Inbox:
     def _receive(self) -> tuple[Message, list[int]] | None:
         ready = {fd for fd, _ in self._poller.poll()}
         if self.sock.fileno() not in ready:
+            # It may have sent an order and died between two looks: that order is carried out.
             ready |= {fd for fd, _ in self._poller.poll(0)}  # what it said just before its end
         if self.sock.fileno() not in ready:
             return None

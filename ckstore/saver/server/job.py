@@ -27,6 +27,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
         order: What to save, and how.
         snapshot: Descriptor of the memory.
     """
+    # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
     context.last_parents.update(order.last_parents)
     about = order.about
     if order.parent:
@@ -35,6 +36,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
         about = replace(about, parent=find(context, order.parent).id)
     request = Request(
         run=order.run,
+        # The saver before this one may have published there: the same content at the same step is that success.
         step=order.step if order.tried_step is None else order.tried_step,
         about=about,
         tags=order.tags,
@@ -56,6 +58,7 @@ def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource,
     kept = order.kept
     samples = () if kept is None else kept.samples
     ends = [place.offset + place.nbytes for place in order.places if place.offset >= 0]
+    # Only as far as the state goes: the snapshot is kept from an earlier save and may be larger.
     end = max((*ends, *(sample.offset + sample.nbytes for sample in samples)), default=0)
     # Unmapped when nothing looks at it any more: a thread of a save that failed may still be reading.
     whole = map_shared(snapshot, end, writable=False) if end else memoryview(b"")

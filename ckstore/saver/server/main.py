@@ -49,12 +49,14 @@ def serve(inbox: Inbox, opening: Open, reporter: Reporter) -> None:
     try:
         context = _open(opening, reporter)
     except CkstoreError as error:
+        # Number 0 stands for all orders: without the store none can be carried out.
         reporter.say(Failed(0, error))
         return
     reporter.say(Started())
     while True:
         reporter.at(0, "idle")
         got = inbox.next()
+        # Orders that lay in the socket before the end were handed out first, so none is lost.
         if got is None or isinstance(got[0], Close):
             break
         message, descriptors = got
@@ -87,9 +89,11 @@ def _serve_one(context: Context, order: Order, descriptors: list[int], reporter:
         info = carry_out(context, order, descriptors[0])
     except CkstoreError as error:
         reporter.say(Failed(order.number, error))
+        # This process does not know the state of the disk: the next saver opens the store again, and looks.
         return not isinstance(error, UnknownOutcome)
     except (OSError, MemoryError) as error:
         reporter.say(Failed(order.number, _as_error(error, f"saving {order.run}@{order.step}")))
+        # After a MemoryError this process may be in any state, so the next order goes to a fresh one.
         return isinstance(error, OSError)
     finally:
         for descriptor in descriptors:
@@ -98,8 +102,8 @@ def _serve_one(context: Context, order: Order, descriptors: list[int], reporter:
     return True
 
 
-def _as_error(error: OSError | MemoryError, what: str) -> CkstoreError:
+def _as_error(error: OSError | MemoryError, act_name: str) -> CkstoreError:
     if isinstance(error, NotInStore):
-        return unsafe(f"{what} failed", error)
-    why = describe_os_error(error) if isinstance(error, OSError) else "not enough memory"
-    return SaveFailed(f"{what} failed in the saver: {why}", hint="see the cause; the next save tries again")
+        return unsafe(f"{act_name} failed", error)
+    reason = describe_os_error(error) if isinstance(error, OSError) else "not enough memory"
+    return SaveFailed(f"{act_name} failed in the saver: {reason}", hint="see the cause; the next save tries again")

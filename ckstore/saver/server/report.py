@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Message, Order
 
+# Each chunk would be a message of its own; the trainer's thread would take the GIL for each.
 _EVERY_S = 0.1
 
 
@@ -34,6 +35,7 @@ class Reporter(SaveWatch):
     def __init__(self, inbox: Inbox, store: str) -> None:
         self._inbox = inbox
         self._sock = inbox.sock
+        # Re-entrant: `at` is called inside other methods that hold it.
         self._mutex = threading.RLock()
         self._page = open_memory(STATUS_NAME)
         os.ftruncate(self._page, STATUS_BYTES)
@@ -64,6 +66,7 @@ class Reporter(SaveWatch):
 
     def say(self, message: Message) -> None:
         """Send what the trainer must know; one that is gone need not."""
+        # The trainer may be dead: the save goes on, and becomes durable anyway.
         with contextlib.suppress(OSError), self._mutex:
             wire.send(self._sock, message)
 
@@ -91,6 +94,7 @@ class Reporter(SaveWatch):
     def syncing(self) -> None:
         """As `SaveWatch`."""
         with self._mutex:
+            # Blobs that the store had are counted nowhere else, so the bar would stop short of its end.
             self._done = self._total
             self.at(self._number, "syncing")
 
@@ -108,14 +112,17 @@ class Reporter(SaveWatch):
 
     def _tell(self, *, by_socket: bool = True) -> None:
         self._told_at = time.monotonic()
-        seen = {
+        status = {
             **self._about,
             "state": self._state,
             "done_bytes": self._done,
             "total_bytes": self._total,
             "since": time.time(),
         }
-        os.pwrite(self._page, json.dumps(seen).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
+        # Written in place, always at its full length: who reads it through /proc needs no lock and no frozen saver's
+        # help.
+        os.pwrite(self._page, json.dumps(status).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
         if by_socket:
             with contextlib.suppress(OSError):
+                # Without waiting: a status that does not fit is old when there is room.
                 wire.send(self._sock, Status(self._number, self._state, self._done, self._total), wait=False)

@@ -24,7 +24,7 @@ METADATA_NAME = ".metadata"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class WrittenChunk:
     """A value, or a chunk of a tensor, and where it lies.
 
     Attributes:
@@ -43,7 +43,7 @@ class Placed:
 def render_metadata(
     paths: Mapping[str, tuple[str | int, ...]],
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    placed: Mapping[str, Sequence[Placed]],
+    placed: Mapping[str, Sequence[WrittenChunk]],
 ) -> bytes:
     """Return the content of the file.
 

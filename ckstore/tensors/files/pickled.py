@@ -111,8 +111,8 @@ def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | N
         ) from error
     storages: list[int | bytes] = []
     for storage in held:
-        there = number(storage)
-        storages.append(_bytes_of(storage) if there is None else there)
+        number_there = number(storage)
+        storages.append(_bytes_of(storage) if number_there is None else number_there)
     return PickledState(data.getvalue(), tuple(storages), _unsafe(named.values()))
 
 

@@ -76,8 +76,8 @@ def _is_tensor(leaf: LeafRecord, keep: Callable[[str], bool] | None) -> bool:
     return leaf.kind in ("torch", "numpy") and (keep is None or keep(leaf.name))
 
 
-def _refused(name: str, why: str) -> BadInput:
-    return BadInput(f"{plain(name) or 'the state itself'} {why}", hint=_HINT)
+def _refused(name: str, reason: str) -> BadInput:
+    return BadInput(f"{plain(name) or 'the state itself'} {reason}", hint=_HINT)
 
 
 def _encoded(node: Node) -> Any:

@@ -87,6 +87,7 @@ def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
     names = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if lacking := [name for name in names if not hasattr(value, name)]:
         raise CannotStore(path, f"{type_name(kind)} has no value for {', '.join(lacking)}: it", hint="set it")
+    # Not `__dict__`: a field may be a slot, or a default that lives on the class.
     found = {name: getattr(value, name) for name in names}
     for name, slot in _slots(kind).items():
         with suppress(AttributeError):  # nothing was set on it
@@ -106,6 +107,7 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
     if not is_made_of_fields(kind) or wanted - set(fields) or not _has_room(kind, fields):
         msg = f"{plain(path) or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
+    # Neither `__init__` nor `__setstate__`: code of the class runs with values of a file from elsewhere.
     made: Any = kind.__new__(kind)
     slots = _slots(kind)
     for field, value in fields.items():

@@ -23,8 +23,8 @@ def fields_of(value: Any, path: str) -> dict[str, Any]:
     items = dict(value.items())
     other = next((name for name, item in items.items() if not _is_item(item)), None)
     if other is not None:
-        why = f"a TensorDict with {other!r}, which is not a tensor, cannot be stored"
-        raise CannotStore(path, why, hint="store value.to_dict()")
+        reason = f"a TensorDict with {other!r}, which is not a tensor, cannot be stored"
+        raise CannotStore(path, reason, hint="store value.to_dict()")
     names = value.names if any(name is not None for name in value.names) else None
     return dict(zip(_FIELDS, (items, value.batch_size, value.device, names), strict=True))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.tensors.targets.differences import Differences, Terms
+    from ckstore.tensors.targets.differences import Differences, LoadRules
 
     _Renaming = tuple[list[str], dict[str, str], Differences]
 
@@ -42,11 +42,11 @@ class Load:
 
     manifest: Manifest
     target: object
-    terms: Terms
+    terms: LoadRules
     strict: bool
     found: Differences
     fits_somewhere: bool
-    compare: Callable[[Terms], Differences]
+    compare: Callable[[LoadRules], Differences]
 
 
 def advice(load: Load) -> list[str]:
@@ -100,7 +100,7 @@ def _useless(load: Load) -> Iterator[str]:
             yield f"rename={ {old: new}!r} renames nothing: names are those inside a module or a dict of tensors"
 
 
-def _of_values(found: Differences, terms: Terms) -> Iterator[str]:
+def _of_values(found: Differences, terms: LoadRules) -> Iterator[str]:
     if found.dtypes and not terms.cast:
         yield "cast=True converts to the dtype of the target"
     if found.meta and not terms.assign:

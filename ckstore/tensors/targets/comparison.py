@@ -10,7 +10,7 @@ from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.targets.differences import Differences, Terms
+from ckstore.tensors.targets.differences import Differences, LoadRules
 from ckstore.tensors.targets.fill import Filling
 from ckstore.tensors.targets.renames import renamed, suggest
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_parts, value_names
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Leaf = Callable[[int], object]
 """Gives the value of a leaf by its number."""
 Make = Callable[[Leaf], object]
-Found = dict[Any, tuple[str, Any]]
+RenamedDict = dict[Any, tuple[str, Any]]
 """What a dict of the checkpoint holds: key as `rename` makes it -> name in the checkpoint, node."""
 _CONTAINERS = {
     **dict.fromkeys(DICTS, "a dict"),
@@ -64,7 +64,7 @@ class Comparison:
     def __init__(
         self,
         leaves: Sequence[LeafRecord],
-        terms: Terms,
+        terms: LoadRules,
         storages: Sequence[StorageRecord] | None = None,
         read: Leaf | None = None,
     ) -> None:
@@ -81,6 +81,7 @@ class Comparison:
     def early(self, index: int) -> object:
         """Return the value of a leaf that the plan depends on: of a long list of numbers; None for all others."""
         numbers = self.leaves[index].kind == "numbers"
+        # Long lists of numbers are leaves, and an optimizer's groups may hold them: without them it cannot be compared.
         return self._read(index) if numbers and self._read is not None else None
 
     def is_numbers(self, node: Node) -> bool:
@@ -93,6 +94,7 @@ class Comparison:
         if keep is None:
             return True
         kept = {keep(name): name for name in value_names(node, path, self.leaves)}
+        # Half of an object's state cannot be handed to its `load_state_dict`.
         if len(kept) > 1:
             msg = f"{plain(path)} is loaded as a whole; select takes {plain(kept[True])} and not {plain(kept[False])}"
             raise BadInput(msg, hint=f"select {plain(path)!r}, or nothing of it")
@@ -103,14 +105,15 @@ class Comparison:
         keep = self.terms.keep
         return keep is None or any(keep(name) for name in value_names(node, path, self.leaves))
 
-    def found_in(self, node: Node, path: str, *, rename_all: bool) -> Found:
+    def found_in(self, node: Node, path: str, *, rename_all: bool) -> RenamedDict:
         """Return what a dict of the checkpoint holds, its keys renamed: those of tensors and arrays, or all of them."""
-        found: Found = {}
+        found: RenamedDict = {}
         for own, item in node[1]:
             key = decode_key(own)
             name = name_below(path, key)
             if isinstance(key, str) and self.terms.rename and (rename_all or self.is_tensor_leaf(item)):
                 key = renamed(key, self.terms.rename, self.differences.renaming)
+            # Two names of the checkpoint would fill one tensor, and which of them wins would depend on their order.
             if key in found:
                 msg = f"{plain(found[key][0])} and {plain(name)} would both be {plain(name_below(path, key))}"
                 raise BadInput(msg, hint="give a rename that keeps all names apart, or select one of them")
@@ -154,6 +157,7 @@ class Comparison:
     def have_same_values(self, one: int, other: int) -> bool:
         """Whether two leaves have the same bytes by the digests of their storages, or cannot be told apart by them."""
         first, second = self.leaves[one], self.leaves[other]
+        # Not comparable by digests counts as the same: a tie must not be refused on suspicion.
         if first.storage == second.storage or self.storages is None or first.offset != second.offset:
             return True
         both = [self.storages[leaf.storage] for leaf in (first, second)]

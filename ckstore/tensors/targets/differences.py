@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LoadRules:
     """What the caller of a load into a target allows.
 
     Attributes:

@@ -69,6 +69,7 @@ class Filling:
         memory as that leaf does, if all other leaves of it lie there too (tied tensors that are tied
         in the target), and if no other storage goes to the same memory. Of one that is copied no new value is made.
         """
+        # Memory only now, when the plan is known to fit: a refused load must not take gigabytes first.
         for index, make in self._made.items():
             self.bind(make(), index, cast=True)
         wanted = defaultdict(list)
@@ -80,6 +81,7 @@ class Filling:
         claims = _Claims()
         for storage, indexes in wanted.items():
             region = self._region_of(indexes, sizes[storage])
+            # Two storages of the checkpoint that are one memory in the target: threads would write over each other.
             if region is not None and claims.add(region):
                 direct[storage] = region.memory
             elif not any(index in self._new for index in indexes):
@@ -121,6 +123,7 @@ class Filling:
             if leaf.storage not in self._direct:
                 _functions(target).fill(target, maker.leaf(index))
             elif is_tensor(target):
+                # Written past torch, straight from the disk: autograd must notice that a saved activation is stale.
                 _functions(target).count_as_modified(target)
 
         def value(index: int) -> object:
@@ -134,8 +137,10 @@ class Filling:
             return None
         for index in indexes:
             leaf = self._leaves[index]
+            # The bytes of the whole storage go there: one that has more than this leaf would write beyond the tensor.
             if leaf.offset or not _end_bytes(leaf) == _elements_bytes(leaf) == nbytes:
                 continue
+            # Other dtype, other bytes: it must be converted on the way.
             if index in self._cast:
                 continue
             region: Region | None = _functions(self._bound[index]).region(self._bound[index], leaf)
@@ -151,7 +156,7 @@ class Filling:
         if index in self._cast:
             return False
         same_strides = all(
-            size == 1 or mine == its for size, mine, its in zip(leaf.shape, target.stride(), strides, strict=True)
+            size == 1 or own == its for size, own, its in zip(leaf.shape, target.stride(), strides, strict=True)
         )
         return same_strides and target.data_ptr() == region.address + leaf.offset
 

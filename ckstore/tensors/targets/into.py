@@ -17,7 +17,7 @@ from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful
 from ckstore.tensors.targets.comparison import Comparison, Leaf, Make
-from ckstore.tensors.targets.differences import Differences, Terms
+from ckstore.tensors.targets.differences import Differences, LoadRules
 from ckstore.tensors.targets.live import holds_live
 from ckstore.tensors.walks import DICTS, name_below
 
@@ -88,6 +88,7 @@ class IntoPlan:
             for attempt in self._attempts:
                 attempt.run(read)
         except BaseException:
+            # Reverse order inside: a tensor that two parts hold must get its first value back last.
             self.undo()
             raise
 
@@ -118,6 +119,7 @@ class IntoPlan:
             BadInput: An object refuses its state; what came before it has been loaded.
         """
         leaf = self._filling.finish(memory)
+        # After all tensors: `load_state_dict` of an optimizer may look at the parameters.
         for step in self._steps:
             step(leaf)
 
@@ -126,7 +128,7 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
     target: object,
     state: Node,
     leaves: Sequence[LeafRecord],
-    terms: Terms | None = None,
+    terms: LoadRules | None = None,
     storages: Sequence[StorageRecord] | None = None,
     read: Callable[[int], object] | None = None,
 ) -> IntoPlan:
@@ -149,8 +151,8 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
         BadInput: `target` is of another type, or contains itself; names are equal once they are renamed; a part of what
             is loaded as a whole is selected.
     """
-    comparison = Comparison(leaves, terms or Terms(), storages, read)
-    make = _Walk(comparison).visit(target, state, "")
+    comparison = Comparison(leaves, terms or LoadRules(), storages, read)
+    make = _TargetWalk(comparison).visit(target, state, "")
     if make is not None:
         found = type_name(type(target))
         msg = f"the target must be a dict, a list, a tensor or an object with load_state_dict, got {found}"
@@ -158,7 +160,7 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
     return IntoPlan(comparison)
 
 
-class _Walk:
+class _TargetWalk:
     """Walks down the target and the nodes side by side.
 
     `visit` returns how to make the value that the parent has to set, or None when the target itself
@@ -237,6 +239,7 @@ class _Walk:
                 self.comparison.not_expect(name, item)
             elif self.comparison.wants(item, name):
                 self._set_later(target, key, self.comparison.new(item))
+        # Names that a wrapper changed (module., _orig_mod.) are the usual reason: the advice is computed only then.
         if any(key not in found for key in target):
             tensors = [key for key, item in target.items() if is_tensor(item) or is_array(item)]
             self.comparison.suggest_rename(node, tensors, rename_all=False)
@@ -251,6 +254,7 @@ class _Walk:
         makes = [
             self.visit(item, own, join_index(path, i)) for i, (item, own) in enumerate(zip(target, found, strict=False))
         ]
+        # A tuple cannot be set into: its parent gets a new one.
         if isinstance(target, list):
             for i, make in enumerate(makes):
                 self._set_later(target, i, make)

@@ -12,7 +12,7 @@ from ckstore.model.names import join_key, plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import Comparison, Found, Leaf, Make
+from ckstore.tensors.targets.comparison import Comparison, Leaf, Make, RenamedDict
 from ckstore.tensors.targets.module_attempt import Attempt
 from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
 from ckstore.tensors.targets.renames import renamed
@@ -45,7 +45,7 @@ class _Module:
         self.comparison = comparison
         self.path = path
         self.node = node
-        self.found: Found = comparison.found_in(node, path, rename_all=True)
+        self.found: RenamedDict = comparison.found_in(node, path, rename_all=True)
         apart = {key for key, (_, item) in self.found.items() if _is_wrapper(item)}
         self.parts = parts_of(module, self.found, apart)
         self.attempt = Attempt(comparison, path, self.parts, self._metadata, self.report)
@@ -56,6 +56,7 @@ class _Module:
 
     def compare(self) -> None:
         """Plan to load each value that fits, and say what does not."""
+        # First: a quantized weight without its scales would be taken as plain values, and be wrong in silence.
         lost = self._lost_parts()
         for key in [*self.parts.places, *(key for key in self.found if key not in self.parts.places)]:
             if key in self.found and key not in lost:
@@ -70,6 +71,7 @@ class _Module:
             differing = [key for key in missing + unexpected if not key.endswith("_extra_state")]
             self.comparison.guessed += [key for key in differing if self.parts.loader_of(key) is not None]
         else:
+            # Else only after the attempt, since a loader may take what looks unexpected.
             self._judge(unexpected)
 
     def take(self, key: str, name: str, item: Node) -> None:
@@ -151,6 +153,7 @@ class _Module:
         """
         if torch.nn.parameter.is_lazy(value):
             return True
+        # No memory: torch's `copy_` into it does nothing and says nothing.
         if value.is_meta and not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
             return False
@@ -163,6 +166,7 @@ class _Module:
         if not self.comparison.is_tensor_leaf(item):
             return True
         leaf = self.comparison.leaves[item[1]]
+        # The first name of a tied tensor; later names must have the same values.
         self._memories.setdefault(_memory(value), (name, item))
         same = leaf.shape != tuple(value.shape) or torch_targets.takes(value, leaf)
         return same or not is_ordinary(value) or self.comparison.converts(value, leaf, name)
@@ -226,6 +230,7 @@ class _Module:
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:
         def make() -> torch.Tensor:
             if id(value) not in self._fresh:
+                # By identity: a tied parameter gets one memory, and stays tied after `assign`.
                 self._fresh[id(value)] = torch_targets.empty_like_meta(value)
             return self._fresh[id(value)]
 

@@ -43,6 +43,7 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
         comparison.mismatch(path, "the state of an optimizer", comparison.described(node))
         return
+    # A hook may rename groups or parameters: a comparison of the raw state would refuse what it makes fit.
     if optimizer._optimizer_load_state_dict_pre_hooks:  # noqa: SLF001 - torch has no other way to ask for them
         make = comparison.new(node)  # the hooks may change what is compared below, so that it is for them to judge
         comparison.steps.append(lambda leaf: hand_over(optimizer, make(leaf), path))
@@ -81,14 +82,14 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
         comparison.mismatch(name, _counted(len(own), "group"), _counted(len(groups), "group"))
         return False
     fits = True
-    for i, (mine, found) in enumerate(zip(own, groups, strict=True)):
-        if len(mine["params"]) != len(found["params"]):
-            wanted = _counted(len(mine["params"]), "parameter")
+    for i, (own_group, found) in enumerate(zip(own, groups, strict=True)):
+        if len(own_group["params"]) != len(found["params"]):
+            wanted = _counted(len(own_group["params"]), "parameter")
             comparison.mismatch(f"{name}[{i}].params", wanted, _counted(len(found["params"]), "parameter"))
             fits = False
-        lacking = sorted((_TELLING & set(mine)) - set(found))
+        lacking = sorted((_TELLING & set(own_group)) - set(found))
         if lacking and _is_torchs(optimizer):
-            other = sorted((_TELLING & set(found)) - set(mine))
+            other = sorted((_TELLING & set(found)) - set(own_group))
             kind = f"{type(optimizer).__name__} with {', '.join(lacking)}"
             comparison.mismatch(f"{name}[{i}]", kind, f"an optimizer with {', '.join(other) or 'neither'}")
             fits = False
@@ -107,8 +108,8 @@ def _is_torchs(optimizer: Any) -> bool:
     return type(optimizer).__module__.startswith("torch.optim")
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _below(node: Node, tag: str) -> set[int]:
@@ -125,6 +126,7 @@ class _Optimizer:
         numbers = chain.from_iterable(group["params"] for group in groups)
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
         self._parameters = dict(zip(numbers, parameters, strict=True))
+        # A state tensor that is a parameter's own memory must not be filled: it would overwrite weights.
         self._places = {one.data_ptr() for one in self._parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def take(self, key: Any, node: Node) -> bool:
@@ -169,7 +171,7 @@ class _Optimizer:
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
         """Whether a tensor has the shape of its parameter, as far as that is known; say if not, or if it is converted.
 
-        What an optimizer that is not torch's keeps, of which shape and dtype, is for it to judge.
+        An optimizer that is not torch's judges the shapes and dtypes of its state by itself.
         """
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]
@@ -184,7 +186,8 @@ class _Optimizer:
             if leaf.shape not in shapes:
                 self.comparison.mismatch(leaf.name, wanted, self.comparison.described(["leaf", index]))
                 return False
-        mine = torch_targets.dtype_name(parameter)
-        if last != "step" and parameter.is_floating_point() and leaf.dtype != mine:
-            self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {mine}"
+        own_dtype = torch_targets.dtype_name(parameter)
+        # torch converts state to the parameter's dtype by itself, except `step`: the report says so.
+        if last != "step" and parameter.is_floating_point() and leaf.dtype != own_dtype:
+            self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {own_dtype}"
         return True

@@ -81,6 +81,7 @@ def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
 
 
 def _takes(comparison: Comparison, target: Any, key: str, live: torch.Tensor, item: Node) -> bool:
+    # A property that makes a tensor each time: filled, it would be thrown away.
     if getattr(target, key) is not getattr(target, key):  # made when it is asked for: filling it would change nothing
         return False
     if item[0] == "parts":
@@ -93,8 +94,8 @@ def _which(own: Node, found: Node) -> str:
     """Return which members of two contexts differ, if both are dicts, for messages."""
     contexts = own[1][0], found[1][0]
     if all(isinstance(context, list) and context[0] == "dict" for context in contexts):
-        mine, its = ({str(key): item for key, item in context[1]} for context in contexts)
-        if names := [key for key in {**mine, **its} if mine.get(key) != its.get(key)]:
+        own_context, its = ({str(key): item for key, item in context[1]} for context in contexts)
+        if names := [key for key in {**own_context, **its} if own_context.get(key) != its.get(key)]:
             return ", ".join(names)
     return "context, shape or strides"
 

@@ -43,7 +43,7 @@ class Attempt:
         path: Its name.
         parts: Its parts.
         metadata: Gives the versions of modules that torch keeps with a state.
-        report: Is told the keys that are missing, and those that are not expected.
+        report: Called with the keys that are missing, and those that are not expected.
 
     Attributes:
         handed: Prefix of a loader -> key -> node.
@@ -84,6 +84,7 @@ class Attempt:
         unexpected: list[str] = []
         for prefix, loader in self._parts.loaders.items():
             given = self.handed[prefix]
+            # To call a loader with nothing would make it report all its keys as missing.
             if not given and self._comparison.terms.keep is not None:
                 continue  # nothing of it was selected
             lacking, left = self._try(loader, given, read)
@@ -101,14 +102,17 @@ class Attempt:
         leaf = LeafMaker(leaves, read(self._storages(given.values())).__getitem__).leaf
         with self._naming(loader):
             snapshot = Snapshot(loader.part, whole=loader.whole)
+        # Before it loads: `undo` must know it also if the loader raises in the middle.
         self._snapshots.append(snapshot)
         values = {key: build_with(item, leaf, leaves) for key, item in given.items()}
         try:
             return self._load(loader, values)
         except BadInput:
+            # torch raises at the first misfit; compared here, all of them are named.
             misfits = self._misfits(given)
             if not misfits:
                 raise
+        # The failed call may have loaded some of it already.
         snapshot.put_back()
         fitting = {key: value for key, value in values.items() if key not in misfits}
         try:
@@ -134,6 +138,7 @@ class Attempt:
                 if not self._comparison.terms.strict and "strict" in inspect.signature(load).parameters:
                     how["strict"] = False
                 return reported(load(state, **how))
+            # Not strict: what is missing is a difference for the report, with names of the whole model.
             return reported(_below(loader).load_state_dict(state, strict=False, **how))
 
     def _naming(self, loader: Loader) -> AbstractContextManager[None]:
@@ -147,6 +152,7 @@ class Attempt:
         made: dict[int, Any] = {}
         for key, place in empty.items():
             value = values[key]
+            # One parameter for each place: tied names would else get two, and train apart.
             if id(place) not in made and isinstance(value, torch.Tensor):
                 value = value.to(place.dtype) if self._comparison.terms.cast else value
                 made[id(place)] = torch_targets.as_parameter_of(place, value)

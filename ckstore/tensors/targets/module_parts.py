@@ -117,6 +117,7 @@ def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], 
     """
     own = _places(part, prefix)
     parts.places |= own
+    # Its two hooks only take its own name out of keys: treated as a loader the whole model would be copied.
     if not inside and _is_checkpoint_wrapper(part):
         wrapped = Parts(shared=parts.shared)
         _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001
@@ -130,6 +131,7 @@ def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], 
         _loads_its_own(part, own, found.get(prefix, set()), parts.apart) or _shares(own, parts.shared)
     ):
         parts.loaders[prefix] = Loader(part, prefix, whole=False)
+    # A module that is registered twice has two names in a state dict, and torch loads both.
     for name, child in part._modules.items():  # noqa: SLF001 - as torch, which loads a shared module by each name
         if child is not None:
             _visit(parts, child, f"{prefix}{name}.", found, inside=inside)

@@ -29,11 +29,12 @@ def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
     """Return a name of a state dict as `rename` makes it.
 
     Of the keys that the name begins with, the longest is replaced; what follows may begin with another one, and each is
-    used once. What an empty key stands for is put in front of names that begin with no other. Then keys that begin with
+    used once. The value of an empty key is put in front of names that begin with no other. Then keys that begin with
     a dot are replaced wherever they stand, in their order. The keys that were replaced are added to `used`.
     """
     done, rest = "", key
     met: set[str] = set()
+    # The longest first: "module." must not take what "module._orig_mod." is for.
     left = sorted((old for old in rename if old and not old.startswith(".")), key=len, reverse=True)
     if "" in rename and not any(rest.startswith(old) for old in left):
         done = rename[""]
@@ -74,15 +75,16 @@ def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] |
 def _fitting(found: Collection[str], wanted: set[str], rename: Rename) -> int:
     """Return how many names are wanted once they are renamed; 0 where two of them become equal."""
     names = {renamed(name, rename) for name in found}
+    # Two names that become one would lose a tensor: such a renaming is never proposed.
     return len(names & wanted) if len(names) == len(found) else 0
 
 
 def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
     if not found or not wanted:
         return
-    theirs, ours = front(found), front(wanted)
-    if theirs != ours:
-        yield {theirs: ours}
+    found_parts, ours = front(found), front(wanted)
+    if found_parts != ours:
+        yield {found_parts: ours}
     unwrapping: dict[str, str] = {}
     for wrapper in _WRAPPERS:
         if any(_is_in_front(name, wrapper) for name in found):
@@ -92,8 +94,8 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
     for keys in (unwrapping, *([key] for key in unwrapping)):
         yield {key: unwrapping[key] for key in keys}
     inside = {old: new for old, new in unwrapping.items() if old.startswith(".")}
-    if theirs != ours and inside:
-        yield {theirs: ours, **inside}
+    if found_parts != ours and inside:
+        yield {found_parts: ours, **inside}
     yield from _constant_fronts(found, wanted)
     by_name = {_unwrapped(name): name for name in wanted}
     pairs = [(name, by_name[_unwrapped(name)]) for name in found if _unwrapped(name) in by_name]
@@ -142,8 +144,8 @@ def _unwrapped(name: str) -> str:
 
 def _fronts(found: str, wanted: str) -> tuple[str, str]:
     """Return what is left of two names in front of the parts that they end with alike."""
-    theirs, ours = found.split("."), wanted.split(".")
-    while theirs and ours and theirs[-1] == ours[-1]:
-        theirs.pop()
+    found_parts, ours = found.split("."), wanted.split(".")
+    while found_parts and ours and found_parts[-1] == ours[-1]:
+        found_parts.pop()
         ours.pop()
-    return "".join(f"{part}." for part in theirs), "".join(f"{part}." for part in ours)
+    return "".join(f"{part}." for part in found_parts), "".join(f"{part}." for part in ours)

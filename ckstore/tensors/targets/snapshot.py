@@ -19,10 +19,11 @@ _CONTAINERS = {dict, OrderedDict, list, set}
 class Snapshot:
     """What a part of a module held: values of tensors, attributes, extra state.
 
-    What objects in its attributes hold is known by the part alone: if it is not in its extra state, it is not kept.
+    Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.
     """
 
     def __init__(self, part: Any, *, whole: bool) -> None:
+        # References first, then values: a loader may replace a buffer, or write into it, or both.
         self._attributes = [_Attributes(one) for one in _modules(part, whole=whole)]
         self._values = [_Value(one) for one in _tensors(part, whole=whole).values()]
         self._extra = [
@@ -108,6 +109,7 @@ class _Value:
         self._data = None
         if _has_values(tensor):
             is_plain = self._kind in {torch.Tensor, torch.nn.Parameter}
+            # On the CPU: a second copy of the layer may not fit on the GPU.
             self._data = tensor.detach().to("cpu", copy=True) if is_plain else tensor.detach().clone()
 
     def put_back(self) -> None:

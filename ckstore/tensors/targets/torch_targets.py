@@ -24,6 +24,7 @@ def can_be_filled(target: torch.Tensor) -> bool:
     plain = type(target) is torch.Tensor or type(target) is torch.nn.Parameter
     if not plain or target.layout is not torch.strided or target.dtype not in DTYPE_NAMES:
         return False
+    # Of an expanded tensor one memory stands for many elements: the last write would win.
     return target.device.type != "meta" and not may_overlap(target.shape, target.stride())
 
 
@@ -54,6 +55,7 @@ def _can_cast(name: str, dtype: torch.dtype) -> bool:
     if found is None or not torch.can_cast(found, dtype) or _PACKED & {found, dtype}:
         return False
     try:
+        # `can_cast` says yes for dtypes that have no kernel on this build: only trying tells.
         torch.zeros(1, dtype=dtype, device="cpu").copy_(torch.zeros(1, dtype=found, device="cpu"))
     except (NotImplementedError, RuntimeError, TypeError):  # torch knows the one or the other only as bits
         return False
@@ -128,6 +130,7 @@ def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryvi
     if axes is None:
         raise BadInput(f"{leaf.name}: its elements do not follow each other")
     values = torch.frombuffer(data, dtype=DTYPES[leaf.dtype])
+    # As in `fill`: torch refuses writes to inference tensors in any other mode.
     with torch.inference_mode() if target.is_inference() else torch.no_grad():
         place = target.detach().permute(axes)
         if target.dtype is values.dtype:

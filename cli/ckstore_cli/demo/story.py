@@ -100,8 +100,8 @@ class Demo:
             status = program.wait(DEADLINE_S)
         if status != 0:
             raise DemoFailed(f"the trainer of run {run} should exit with 0, it exited with {status}")
-        told: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
-        return told
+        found: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
+        return found
 
     def train_until_cut(self) -> int:
         """Start the trainer and kill it in a save; again, in a later save, if that came too late. Return the step."""

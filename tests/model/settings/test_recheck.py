@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.model.settings.recheck import LEAST_BYTES, Part, Reading, after, due, recheck_bytes
+from ckstore.model.settings.recheck import LEAST_BYTES, DueBytes, Reading, after, due, recheck_bytes
 
 NOW = 1_000_000
 _anything = st.integers(-(2**63), 2**63)
@@ -30,7 +30,7 @@ def readings(draw: st.DrawFn) -> list[Reading]:
     ]
 
 
-def nbytes(parts: list[Part]) -> int:
+def nbytes(parts: list[DueBytes]) -> int:
     return sum(part.stop - part.start for part in parts)
 
 
@@ -96,7 +96,7 @@ def test_a_reading_that_was_cut_goes_on_where_it_stopped() -> None:
     blob = Reading("big", 100, 5, 40)
     (part,) = due([blob, Reading("same age", 100, 5)], 30, NOW)
 
-    assert part == Part("big", 40, 70)
+    assert part == DueBytes("big", 40, 70)
     assert after(blob, part, 70, NOW) == replace(blob, read_to=70)
     assert after(blob, part, 100, NOW) == replace(blob, read_ns=NOW, read_to=0)
 

@@ -433,6 +433,7 @@ def copied(origin: Path, target: Path) -> Store:
 
 @pytest.mark.slow
 @pytest.mark.crash
+@pytest.mark.crossed
 @pytest.mark.parametrize("with_holder", [False, True])
 @pytest.mark.parametrize("before", [True, False])
 def test_a_gc_that_is_killed_at_any_change_is_continued(tmp_path: Path, before: bool, with_holder: bool) -> None:
@@ -489,6 +490,7 @@ SEAM = [
 
 @pytest.mark.slow
 @pytest.mark.crash
+@pytest.mark.crossed
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("what", ["save", "killed save"])
 def test_a_saver_that_claims_at_any_moment_of_a_gc_never_loses_bytes(tmp_path: Path, before: bool, what: str) -> None:

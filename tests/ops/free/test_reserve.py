@@ -102,6 +102,7 @@ def test_gc_that_frees_nothing_leaves_the_reserve_for_the_next(kind: Kind, tmp_p
         assert free_bytes(mount) > 2 * MIB
 
 
+@pytest.mark.crossed
 @pytest.mark.root
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", KINDS if CRASH_FULL else ["ext4"])
@@ -159,6 +160,7 @@ def test_the_reserve_grows_with_the_catalog(store: Store) -> None:
     assert reserved_bytes(store.path) == 8 * MIB
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("place", ["_wait_until_free", "files.sync_directory"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, os.strerror(errno.EIO))])
 def test_a_reserve_is_taken_back_also_when_giving_it_up_fails(

@@ -86,6 +86,7 @@ def check_clean(root: Path) -> None:
     assert os.listdir(layout.staging.path) == []
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("no_common_locks")
 @pytest.mark.parametrize("half", [False, True], ids=["nothing there", "half-made there"])
 @pytest.mark.parametrize("opens", [False, True], ids=["makes", "makes and opens"])

@@ -269,6 +269,7 @@ def test_arguments_are_checked(store: Store, tmp_path: Path) -> None:
     assert store.export(1, tmp_path / "out").files[0].name == "model.safetensors"
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("form", ["torch", "dcp"])
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_damaged_or_missing_part_is_named_and_nothing_is_left(
@@ -288,6 +289,7 @@ def test_a_damaged_or_missing_part_is_named_and_nothing_is_left(
     store.save({"w": torch.ones(5 * MIB), "lr": 1.0}, step=1, if_exists="replace")
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("form", ["torch", "dcp"])
 @pytest.mark.parametrize("part", [0, 0.4, 1])
 def test_a_file_that_reads_back_otherwise_is_not_published(

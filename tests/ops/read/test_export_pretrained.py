@@ -239,6 +239,7 @@ def test_files_that_are_no_model_are_refused_with_what_there_is(store: Store, tm
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("most", [50 * 10**9, MIB])
 @pytest.mark.parametrize("gone", [False, True])
 def test_damage_is_named_and_nothing_is_left(tmp_path: Path, gone: bool, most: int) -> None:

@@ -43,6 +43,7 @@ def config_of(kind: str, transformers: Any) -> Any:
     )
 
 
+@pytest.mark.crossed
 @pytest.mark.slow
 @pytest.mark.parametrize("max_shard_bytes", ["50GB", "20KB"], ids=["single", "sharded"])
 @pytest.mark.parametrize("kind", ["GPT2", "Llama"])

@@ -152,6 +152,7 @@ WRAPPED: dict[str, Any] = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # importing the compiler
 @pytest.mark.parametrize("found", WRAPPED)
 @pytest.mark.parametrize("wanted", WRAPPED)

@@ -70,6 +70,7 @@ def test_a_tensor_of_several_is_listed_and_found_by_its_own_name(store: Store) -
             checkpoint["0.weight"]
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("kind", [Rounded, Copying])
 @pytest.mark.parametrize("form", ["torch", "dcp"])
 def test_what_torch_loads_is_the_tensor_itself(store: Store, tmp_path: Path, kind: Any, form: Any) -> None:

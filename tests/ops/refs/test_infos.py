@@ -29,7 +29,7 @@ def facts(kind: str) -> object:
 @pytest.fixture(params=["tmpfs", "ext4"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     kind = str(request.param)
-    monkeypatch.setattr(context, "_told_not_durable", set())
+    monkeypatch.setattr(context, "_warned_not_durable", set())
     for module in (opening, catalog_place, opened):
         monkeypatch.setattr(module, "examine", facts(kind))
     return kind
@@ -135,6 +135,6 @@ def test_a_cache_that_cannot_be_used_costs_only_another_warning(
     store = Store.init(tmp_path / "s")
 
     for _ in range(2):
-        context._told_not_durable.clear()
+        context._warned_not_durable.clear()
         with pytest.warns(CkstoreWarning, match="a power cut may lose"):
             store.save(state())

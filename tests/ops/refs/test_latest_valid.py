@@ -77,6 +77,7 @@ def test_without_damage_it_is_the_latest(store: Store) -> None:
     assert all(not why_not_valid(store._context, info) for info in store.checkpoints())
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("how", HARMS)
 @pytest.mark.parametrize("reopened", ["no", "yes", "without its catalog"])
 def test_a_damaged_one_is_passed_over_with_a_warning_and_saved_again(store: Store, how: str, reopened: str) -> None:

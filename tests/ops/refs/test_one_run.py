@@ -61,6 +61,7 @@ def test_the_runs_of_a_store_are_listed_whatever_the_handle_is_bound_to(run: str
     assert Store.init(path.parent / "empty").runs() == []
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("ref", ["latest", "latest-valid"])
 @pytest.mark.parametrize("name", READS)
 def test_without_a_run_and_with_several_runs_the_newest_is_ambiguous(name: str, ref: str, path: Path) -> None:

@@ -390,6 +390,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("when", ["first read", "first blob", "last blob"])
 def test_a_change_while_the_files_are_read_fails_the_commit(
@@ -430,6 +431,7 @@ def forged_pair(nbytes: int) -> tuple[bytes, bytes]:
     return bytes(one), bytes(other)
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("nbytes", [300, 50_000, MIB, 3 * MIB, MIB + 400])
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("fresh", [True, False])

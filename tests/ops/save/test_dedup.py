@@ -79,6 +79,7 @@ def test_one_element_tensors_do_not_make_their_pack_look_dead(store: Store) -> N
 
 @pytest.mark.endurance
 @pytest.mark.slow
+@pytest.mark.whole
 def test_fifty_thousand_small_tensors_take_few_files_and_a_change_costs_what_changed(tmp_path: Path) -> None:
     rng = np.random.default_rng(6)
     store = Store.init(tmp_path / "store")
@@ -99,6 +100,7 @@ def test_fifty_thousand_small_tensors_take_few_files_and_a_change_costs_what_cha
 
 @pytest.mark.endurance
 @pytest.mark.slow
+@pytest.mark.whole
 def test_packs_do_not_fill_with_dead_bytes(tmp_path: Path) -> None:
     count, saves = (20_000, 300) if CRASH_FULL else (400, 120)
     rng = np.random.default_rng(7)

@@ -140,7 +140,7 @@ def test_a_save_that_replaces_is_not_told_that_it_failed_when_the_old_one_is_swe
 
     def exchanging(one: Path, other: Path) -> None:
         exchange(one, other)
-        assert trash.sweep_staging(store._context.layout) == 1  # as a process that opens the store at this moment
+        assert len(trash.sweep_staging(store._context.layout)) == 1  # as a process that opens the store at this moment
 
     monkeypatch.setattr(links, "exchange", exchanging)
     info = store.save(state(1), step=1, if_exists="replace")
@@ -169,7 +169,7 @@ def test_what_replaced_a_dead_checkpoint_is_durable_before_that_is_taken_apart(
 
     monkeypatch.setattr(files, "sync_directory", syncing)
     monkeypatch.setattr(os, "unlink", unlinking)
-    assert trash.sweep_staging(layout) == 1
+    assert len(trash.sweep_staging(layout)) == 1
     reclaim.give_back(store._context)
 
     assert os.listdir(layout.trash.path) == []

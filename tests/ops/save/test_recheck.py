@@ -53,6 +53,7 @@ def large(chunk_count: int, seed: int = 0) -> dict[str, Any]:
     return {"frozen": np.random.default_rng(seed).integers(0, 256, chunk_count * MIB, dtype=np.uint8)}
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("fresh", [False, True], ids=["the same process", "another process"])
 @pytest.mark.parametrize("algorithm", ["xxh3_128", "blake3"])
 def test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere(

@@ -46,6 +46,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("protect", PROTECT, ids=["tag", "pin"])
 @pytest.mark.parametrize(
     "saving,damage", [(save, "whole"), (save, "blob gone"), (save_async, "whole"), (commit, "whole")]
@@ -70,6 +71,7 @@ def test_other_bytes_do_not_take_the_place_of_what_is_protected(
         assert store.info("main@3") == before
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("protect", PROTECT, ids=["tag", "pin"])
 @pytest.mark.parametrize("saving", [save, save_async, commit])
 def test_with_force_tags_and_pins_name_what_is_new_and_it_is_said(

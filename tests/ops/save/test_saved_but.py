@@ -21,6 +21,7 @@ def in_the_way(store: Store) -> Iterator[Path]:
     path.rmdir()
 
 
+@pytest.mark.crossed
 @pytest.mark.usefixtures("in_the_way")
 @pytest.mark.parametrize("before", [False, True], ids=["new", "the same content is there"])
 @pytest.mark.parametrize("how", ["save", "commit"])

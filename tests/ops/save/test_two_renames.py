@@ -203,7 +203,7 @@ def test_what_was_replaced_is_swept_when_what_replaced_it_is_durable(
     monkeypatch.setattr(files, "sync_directory", syncing)
     monkeypatch.setattr(trash, "move_to_trash", moving)
 
-    assert trash.sweep_staging(store._context.layout) == 1
+    assert len(trash.sweep_staging(store._context.layout)) == 1
 
 
 def test_a_sweep_leaves_both_checkpoints_of_a_gap(store: Store) -> None:

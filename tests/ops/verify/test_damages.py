@@ -29,7 +29,7 @@ from tests.support.damage import MIB
 from tests.support.memory import memory_folder
 from tests.support.requirements import CRASH_FULL
 
-_COUNT = 2000 if CRASH_FULL else 32
+_COUNT = 2000 if CRASH_FULL else 16
 _FILES = ("blob", "manifest", "annotations", "ref", "pin", "store", "config", "catalog", "memory")
 _WAYS = ("flip", "truncate", "extend", "zero", "swap", "delete")
 _WEIGHTS = (10, 4, 2, 1, 2, 1, 1, 2, 1)
@@ -343,7 +343,7 @@ def one_case(template: Path, seed: int, kinds: Counter[str]) -> list[str]:
 
 @pytest.mark.crash
 def test_any_harm_to_any_file_is_found_and_healed(template: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    seed = lane_seed(short=1)
+    seed = lane_seed()
     kinds: Counter[str] = Counter()
     wrong: list[str] = []
     number = 0

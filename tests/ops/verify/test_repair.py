@@ -488,6 +488,7 @@ def test_where_no_further_name_is_possible_copies_are_made(shared: Store, monkey
 # --------------------------------------------------------------------------------------------- by saving
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("which", [1, -1], ids=["pack", "chunk"])
 @pytest.mark.parametrize("how", ["own copy", "deleted", "no blobs", "quarantined"])
 def test_saving_the_same_bytes_heals_what_verify_found(shared: Store, how: str, which: int) -> None:

@@ -328,6 +328,7 @@ def test_what_fails_in_one_thread_leaves_nothing_open_by_the_others(
     assert [name for name in open_below(store.path).values() if "checkpoints" in name] == [], caught
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOMEM])
 @pytest.mark.parametrize("how", ["touched", "rotten"])
 def test_a_time_that_cannot_be_set_is_no_damage_and_hides_none(

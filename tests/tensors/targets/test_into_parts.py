@@ -11,7 +11,7 @@ import torch
 import ckstore
 from ckstore.errors import BadInput
 from ckstore.tensors.named import safe_classes
-from ckstore.tensors.targets.differences import Terms
+from ckstore.tensors.targets.differences import LoadRules
 from tests.support.captures import Saved, differences
 from tests.support.states import assert_same
 from tests.support.subclasses import Mode, Rounded, Rounding, rounded
@@ -71,7 +71,7 @@ def test_assigned_weights_take_the_place_of_what_was_there(make: Any) -> None:
     source, target = quantized(0), make()
     target.requires_grad_(False)
 
-    plan = Saved({"model": source}).load_into({"model": target}, Terms(assign=True))
+    plan = Saved({"model": source}).load_into({"model": target}, LoadRules(assign=True))
 
     assert differences(plan) == {}
     assert type(target[0].weight) is Rounded
@@ -110,7 +110,7 @@ def test_the_meta_device_without_assign_and_another_shape_are_said() -> None:
     assert saved.plan({"model": model(0, device="meta")}).differences.meta[0] == WEIGHT
     with torch.device("meta"):
         other = torch.nn.Sequential(torch.nn.Linear(9, 3), torch.nn.Linear(3, 3))
-    assert list(saved.plan({"model": other}, Terms(assign=True)).differences.mismatched) == [WEIGHT]
+    assert list(saved.plan({"model": other}, LoadRules(assign=True)).differences.mismatched) == [WEIGHT]
 
 
 def test_tensors_in_a_dict_are_filled_or_replaced() -> None:
@@ -119,7 +119,7 @@ def test_tensors_in_a_dict_are_filled_or_replaced() -> None:
     first = target["w"]
 
     assert differences(saved.plan(target))["replaceable"] == ["v[0]"]
-    saved.load_into(target, Terms(assign=True))
+    saved.load_into(target, LoadRules(assign=True))
 
     assert target["w"] is first
     assert_same(Rounded.of(X).codes, first.codes)

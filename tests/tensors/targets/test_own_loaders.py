@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ckstore.errors import BadInput
-from ckstore.tensors.targets.differences import Terms
+from ckstore.tensors.targets.differences import LoadRules
 from ckstore.tensors.targets.module_parts import parts_of
 from ckstore.tensors.targets.snapshot import Snapshot, kept_bytes
 from tests.support.captures import Saved, differences
@@ -213,7 +213,7 @@ def test_tied_parameters_on_the_meta_device_are_assigned_by_all_their_names() ->
     del state["b.weight"]
     target.c._load_state_dict_pre_hooks.clear()
 
-    plan = Saved(state).load_into(target, Terms(assign=True))
+    plan = Saved(state).load_into(target, LoadRules(assign=True))
 
     assert differences(plan) == {}
     assert target.b.weight is target.a.weight
@@ -226,7 +226,7 @@ def test_a_part_that_loads_in_its_own_way_gets_memory_too() -> None:
     with torch.device("meta"):
         target = nn.Sequential(Scales(), nn.Linear(2, 2)).bfloat16()
 
-    plan = Saved(saved).load_into(target, Terms(assign=True, cast=True))
+    plan = Saved(saved).load_into(target, LoadRules(assign=True, cast=True))
 
     assert sorted(plan.differences.cast) == [r"0\.weight", r"1\.bias", r"1\.weight"]
     assert target[0].weight.dtype is torch.bfloat16

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.read.regions import RangeReader
-    from ckstore.tensors.files.dcp_metadata import Placed
+    from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
 CHUNK_MOST_BYTES = 256 * 2**20
 _ARCHIVE_BYTES = 2**10
@@ -50,13 +50,13 @@ class _Item:
 
     Attributes:
         name: Of the tensor or the value.
-        what: The value, or the bytes of the chunk.
+        content: The value, or the bytes of the chunk.
         shape, offsets: Of the chunk.
         held_bytes: Of the parts of a value that is a tensor of several.
     """
 
     name: str
-    what: Found | LeafRows
+    content: Found | LeafRows
     shape: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     held_bytes: int = 0
@@ -67,7 +67,7 @@ class _Item:
         return (
             _ARCHIVE_BYTES
             + self.held_bytes
-            + (self.what.stop - self.what.start if isinstance(self.what, LeafRows) else 0)
+            + (self.content.stop - self.content.start if isinstance(self.content, LeafRows) else 0)
         )
 
 
@@ -105,7 +105,7 @@ def export_dcp(
         written.append(work.small(METADATA_NAME, [render_metadata(plan.paths, plan.tensors, work.placed)]))
         tree.publish()
     return ExportReport(
-        name=f"{manifest.run}@{manifest.step}",
+        name=manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),
@@ -222,37 +222,41 @@ class _Work(Work):
         keep: Callable[[str], bool] | None,
     ) -> None:
         super().__init__(directory, tree, reader, meter)
-        self.placed: dict[str, list[Placed]] = {}
+        self.placed: dict[str, list[WrittenChunk]] = {}
         self._keep = keep
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:
         """Write a file of values and tensors, one behind another."""
-        from ckstore.tensors.files.dcp_metadata import Placed
+        from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
         with self._tree.create_file(name) as fd:
             parts, at = [], 0
             for item in items:
-                if isinstance(item.what, Found) and not item.held_bytes:
-                    data = self._value(item.what)
+                if isinstance(item.content, Found) and not item.held_bytes:
+                    data = self._value(item.content)
                     parts.append(write_bytes(fd, at, data))
                     nbytes = len(data)
-                    where = Placed(name, at, nbytes)
+                    where = WrittenChunk(name, at, nbytes)
                 else:
                     archive = self._archive(item)
                     parts += archive.write(fd, at, self._reader, self._meter)
                     nbytes = archive.layout.nbytes
-                    whole = isinstance(item.what, Found)
-                    where = Placed(name, at, nbytes) if whole else Placed(name, at, nbytes, item.offsets, item.shape)
+                    whole = isinstance(item.content, Found)
+                    where = (
+                        WrittenChunk(name, at, nbytes)
+                        if whole
+                        else WrittenChunk(name, at, nbytes, item.offsets, item.shape)
+                    )
                 self.placed.setdefault(item.name, []).append(where)
                 at += nbytes
             read_back(fd, name, at, parts, self._meter)
-        begun = sum(isinstance(item.what, LeafRows) and not any(item.offsets) for item in items)
+        begun = sum(isinstance(item.content, LeafRows) and not any(item.offsets) for item in items)
         return ExportedFile(name, at, begun)  # a tensor counts where its first chunk is
 
     def _archive(self, item: _Item) -> Archive:
         from ckstore.tensors.files.pickled import pickle_tensor
 
-        rows = item.what
+        rows = item.content
         if isinstance(rows, Found):
             held = [self._directory.manifest.leaves[i] for i in leaf_numbers(rows.node)]
             pickled = pickled_node(self._directory, rows.node, held, None)

@@ -88,10 +88,10 @@ def export_pretrained(
             )
         else:
             plan = _of_state(directory, _FORMS[form][0], select, added_files(add), most_bytes)
-        _check_beside(plan, _FORMS[form][0], f"{manifest.run}@{manifest.step}")
+        _check_beside(plan, _FORMS[form][0], manifest.name)
         written = _write(directory, path, plan, progress)
     return ExportReport(
-        name=f"{manifest.run}@{manifest.step}",
+        name=manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),
@@ -122,7 +122,7 @@ def _of_files(
 ) -> _Plan:
     form, other = forms
     if select is not None:
-        msg = f"{directory.manifest.run}@{directory.manifest.step} was committed from files: select names no part of it"
+        msg = f"{directory.manifest.name} was committed from files: select names no part of it"
         raise BadInput(msg, hint="leave select= out")
     chosen = choose(directory.manifest, form, other)
     left_out = tuple(f"{path}: no part of the model" for path in chosen.left_out)

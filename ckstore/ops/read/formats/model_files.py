@@ -104,7 +104,7 @@ def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
     kinds = [[path for path in weights if (".safetensors" in path) == is_safe] for is_safe in (True, False)]
     taken = next((kind for kind in kinds if not all(path.endswith(".index.json") for path in kind)), [])
     if not taken:
-        name = f"{manifest.run}@{manifest.step}"
+        name = manifest.name
         others = any(other.is_weights(path) for path in left_out)
         msg = f"{name} has no {form.stem}.safetensors or {form.pickled_stem}.bin at its top"
         raise BadInput(

@@ -90,6 +90,7 @@ def commit(
 
     # One of them alone is refused by what it lacks.
     ranks = None if rank is None and world_size is None else Ranks(rank, world_size, attempt, timeout)  # type: ignore[arg-type]
+    # A checkpoint that is older than this call was there already, with the same content.
     begun = text_of_time(datetime.now(UTC))
     with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:
         info = store.commit(
@@ -111,6 +112,7 @@ def commit(
     was_there = info.created < begun
     out.line(f"{'already there:' if was_there else 'committed'} {info}{_GUESSED[source]}")
     untagged = sorted(set(tags) - set(info.tags))
+    # An error although the commit is durable: a script that relies on the tag must stop.
     if untagged:
         msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"
         raise CkstoreError(msg, hint=f"ckstore tag {untagged[0]} {info.name} tries again")

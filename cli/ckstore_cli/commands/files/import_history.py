@@ -60,7 +60,7 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     )
     for line in lines(report):
         out.line(line)
-    incomplete = [name for name, why in report.skipped.items() if why.startswith("incomplete")]
+    incomplete = [name for name, reason in report.skipped.items() if reason.startswith("incomplete")]
     if incomplete:
         msg = f"{', '.join(map(printable, incomplete))}: incomplete, not imported"
         raise CkstoreError(msg, hint="ckstore commit --allow-incomplete takes one as it is")

@@ -42,10 +42,7 @@ def du(frame: Frame) -> None:
             (one.name, size_text(one.logical_bytes), size_text(one.unique_bytes), size_text(one.shared_bytes))
             for one in usage.checkpoints
         ]
-        head, *lines = columns([_HEAD, *rows], "<>>>")
-        out.line(out.style(head, "dim"))
-        for line in lines:
-            out.line(line)
+        out.table(columns([_HEAD, *rows], "<>>>"))
         out.line()
     for line in summary(usage):
         out.line(line)

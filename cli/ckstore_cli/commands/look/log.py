@@ -64,6 +64,7 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
         raise click.UsageError(msg, ctx)
     out = frame.output()
     if count is None and out.width is not None:
+        # Only on a terminal: a program that reads the list must get all of it.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
         found = store.checkpoints(run, newest=count)

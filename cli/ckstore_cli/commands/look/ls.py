@@ -73,11 +73,8 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         )
         for row in shown
     )
-    head, *lines = columns_with_names(table, "<<><", out.width)
     if shown:
-        out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+        out.table(columns_with_names(table, "<<><", out.width))
     if not rows:
         out.note(f"{info.name} holds no tensors, arrays, bytes or strings kept as bytes")
 

@@ -45,7 +45,4 @@ def runs(frame: Frame) -> None:
     rows = [
         (one.name, str(one.checkpoint_count), str(one.newest.step), age_text(one.newest.created, now)) for one in found
     ]
-    head, *lines = columns([_HEAD, *rows], "<>>>")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+    out.table(columns([_HEAD, *rows], "<>>>"))

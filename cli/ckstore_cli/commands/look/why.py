@@ -40,7 +40,4 @@ def why(frame: Frame, blob: str) -> None:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return
     rows = [(use.name, named(name)) for use in uses for name in use.names or (DEAD_PART,)]
-    head, *lines = columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width)
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+    out.table(columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width))

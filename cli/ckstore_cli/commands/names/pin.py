@@ -85,10 +85,7 @@ def _list(frame: Frame, out: Output) -> None:
         out.note("no pins")
         return
     rows = [(one.name, _place(one), _until(one, now), printable(one.reason)) for one in found]
-    head, *lines = columns([("PIN", "CHECKPOINT", "PROTECTED", "REASON"), *rows], "<<<<")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line.rstrip())
+    out.table([line.rstrip() for line in columns([("PIN", "CHECKPOINT", "PROTECTED", "REASON"), *rows], "<<<<")])
 
 
 def _place(one: Pin) -> str:

@@ -66,10 +66,10 @@ def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None: 
 def _show(frame: Frame, out: Output, name: str) -> None:
     """Print where a tag points; nothing is moved."""
     with frame.reading() as store:
-        there = {found.name: found for found in store.tags()}
-    found = there.get(name)
+        tags = {found.name: found for found in store.tags()}
+    found = tags.get(name)
     if found is None:
-        known = f"the tags are {', '.join(sorted(there)[:5])}; " if there else ""
+        known = f"the tags are {', '.join(sorted(tags)[:5])}; " if tags else ""
         msg = f"there is no tag {name!r}"
         raise NoSuchRef(msg, hint=f"{known}to give the name to a checkpoint: ckstore tag {name} REF")
     out.document(found)
@@ -88,7 +88,4 @@ def _list(frame: Frame, out: Output) -> None:
     if not found:
         out.note("no tags yet")
         return
-    head, *lines = columns([("TAG", "CHECKPOINT", "ID"), *rows], "<<<")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+    out.table(columns([("TAG", "CHECKPOINT", "ID"), *rows], "<<<"))

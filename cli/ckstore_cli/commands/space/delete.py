@@ -48,10 +48,12 @@ def delete(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa:
     out = frame.output()
     refused: list[tuple[CheckpointInfo, InUse]] = []
     with frame.reading() if dry_run else frame.writing() as store:
+        # All names first: with a typo in the last one nothing is deleted.
         chosen = {info.key: info for ref in refs for info in _named(store, ref)}
         for info in chosen.values():
             try:
                 store.delete(info, dry_run=dry_run)
+            # The others go on, and what was refused is the command's error: a script must not think that all are gone.
             except InUse as error:
                 refused.append((info, error))
                 continue
@@ -101,9 +103,9 @@ def _refuse_several(store: Store, ref: str) -> None:
     """
     if not ref.isdecimal():
         return
-    there = [info.name for info in store.checkpoints() if str(info.step) == ref]
-    if len(there) > 1:
-        msg = f"{ref}: several runs have a checkpoint at this step: {', '.join(sorted(there)[:5])}"
+    names = [info.name for info in store.checkpoints() if str(info.step) == ref]
+    if len(names) > 1:
+        msg = f"{ref}: several runs have a checkpoint at this step: {', '.join(sorted(names)[:5])}"
         raise AmbiguousRef(msg, hint=f"say which: RUN@{ref}")
 
 
@@ -113,12 +115,12 @@ def _run_of(ref: str, infos: list[CheckpointInfo], run: str | None) -> str:
     Raises:
         AmbiguousRef: None is named, and the store has several: what is deleted is not guessed.
     """
-    there = sorted({info.run for info in infos})
-    some = ", ".join(there[:5])
-    if run is None and len(there) > 1:
+    runs = sorted({info.run for info in infos})
+    some = ", ".join(runs[:5])
+    if run is None and len(runs) > 1:
         msg = f"{ref}: the store has several runs: {some}"
         raise AmbiguousRef(msg, hint=f"say of which: RUN@{ref}")
-    if not there or run not in (None, *there):
-        msg = f"{ref}: there is no run {run!r}" if there else f"{ref}: the store has no checkpoints"
-        raise NoSuchRef(msg, hint=f"the runs are {some}" if there else "")
-    return run or there[0]
+    if not runs or run not in (None, *runs):
+        msg = f"{ref}: there is no run {run!r}" if runs else f"{ref}: the store has no checkpoints"
+        raise NoSuchRef(msg, hint=f"the runs are {some}" if runs else "")
+    return run or runs[0]

@@ -52,7 +52,9 @@ def prune(  # noqa: PLR0917 - one for each option
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
     out = frame.output()
+    # A plan needs no right to write, and must change nothing.
     with frame.reading() if dry_run else frame.writing() as store:
+        # Without a rule every checkpoint but the newest would be dropped by a forgotten option.
         if policy is None and store.config.retention is None:
             raise BadInput(
                 "no rule was given and the store has no policy: everything would be dropped",

@@ -63,6 +63,7 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
       6  not enough space
     """
     place = Path.cwd() / place_for_new(path, frame.store, os.environ)
+    # Looked at before the library is loaded; `Store.init` itself refuses a place that another process took meanwhile.
     if is_store(place):
         msg = f"there is already a store at {place}; nothing was changed"
         raise CkstoreError(msg, hint=f"look at it with ckstore log --store {place}")

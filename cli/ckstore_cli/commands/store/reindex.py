@@ -40,11 +40,12 @@ def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
       6  there is no space for a second catalog; nothing was changed
     """
     out = frame.output()
+    # Nothing is swept or completed first: what is there is what is to be entered.
     with frame.writing(recover=False) as store, Progress("reading", quiet=out.as_json) as shown:
         report = store.reindex(relink=relink, progress=shown.at)
     out.document(report)
-    for word, what in details(report):
-        out.headed(word, what, "red")
+    for word, finding in details(report):
+        out.headed(word, finding, "red")
     for line in summary(report):
         out.line(line)
     for problem in report.problems:

@@ -43,7 +43,4 @@ def savers(frame: Frame) -> None:
     for one in found:
         age = f"{max(0.0, time.time() - one.since):.0f} s"
         rows.append((str(one.pid), str(one.trainer), one.state, one.save or "-", one.done or "-", age))
-    head, *lines = columns(rows, ">><<>>")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(line)
+    out.table(columns(rows, ">><<>>"))

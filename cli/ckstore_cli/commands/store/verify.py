@@ -123,8 +123,8 @@ def verify(
             progress=shown.at,
         )
     out.document(report)
-    for word, what in details(report):
-        out.headed(word, what, _LOOKS.get(word, "red"))
+    for word, finding in details(report):
+        out.headed(word, finding, _LOOKS.get(word, "red"))
     for line in summary(report):
         out.line(line)
     return 0 if report.ok else DamagedBlob.exit_status

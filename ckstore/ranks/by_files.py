@@ -1,0 +1,241 @@
+"""Where ranks without a process group meet: a directory in ``staging/`` that all of one try have in common.
+
+It holds small documents: ``rank-R.json`` of who came, ``part-R.json`` of whose part is staged (in a staging directory
+of its own), ``failed-R.json`` of who could not, and in the end ``outcome.json``. Each rank holds a shared lock on the
+directory, so that it stays. One rank at a time, by an exclusive lock on ``join/`` in it, looks and decides: it
+publishes when all parts are there, or gives up; a rank that dies while it decides loses the lock, and the next one
+looks again. A rank that stands still while it has the lock is fenced: it says in ``publishing-R.json`` what it is about
+to rename, and the others move that away, so that it cannot appear when they were told that it failed.
+The directory goes to trash with the outcome, so that the next try begins with an empty one; where other hosts may be at
+work, the next try or gc takes it there. No clock is compared.
+Source: docs/protocol.md, "Ranks".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from ckstore.errors import BadInput, DamagedBlob, InUse, RankFailed, RankMismatch, SaveFailed
+from ckstore.fs import files, links, locks, peek
+from ckstore.model.digest import ALGORITHMS
+from ckstore.model.document import parse_object
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.objects import trash
+from ckstore.ranks.meeting import Meeting
+from ckstore.ranks.who import named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.layout import Layout
+    from ckstore.ranks.who import Document, Who
+
+OUTCOME = "outcome.json"
+_JOIN = "join"
+_TRIES = 100
+_MOST_BYTES = 2**20
+_WHY_MOST_CHARS = 2**16
+"""As JSON in ASCII a character has up to 12 bytes: such a document can be read."""
+_POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.2
+
+
+def attempt_digest(attempt: str) -> str:
+    """Return the name of a try as it is in the name of a directory."""
+    return ALGORITHMS["xxh3_128"].digest(attempt.encode("utf-8", "surrogatepass")).partition("-")[2][:16]
+
+
+class FilesMeeting(Meeting):
+    """The place of one try; a context manager."""
+
+    UNSAID: ClassVar[Mapping[str, str]] = {"rank": "did not come", "part": "began and is not done"}
+
+    def __init__(self, layout: Layout, who: Who, path: Inside, lock: locks.DirectoryLock) -> None:
+        super().__init__(who)
+        self.layout = layout
+        self._path = path
+        self._lock = lock
+
+    @classmethod
+    def enter(cls, layout: Layout, who: Who) -> FilesMeeting:
+        """Enter the place of a try; the first to come makes it."""
+        name = f"{who.name}.{attempt_digest(who.attempt)}.{who.world_size}"
+        path = layout.staging / name
+        for _ in range(_TRIES):
+            # First the directory, then its lock: between the two it can be swept, as any directory without a lock.
+            links.make_directory(path)
+            try:
+                lock = locks.lock_shared(path)
+            except FileNotFoundError:  # another process took it for dead, or moved it with its outcome
+                continue
+            meeting = cls(layout, who, path, lock)
+            try:
+                if meeting.outcome() is not None:  # of a try that is over, whose decider died before it moved it
+                    meeting.remove()
+                    lock.release()
+                    continue
+                # Before this rank says anything: who finds the document of a rank finds what to lock as well.
+                links.make_directory(lock.inside / _JOIN)
+                meeting._sign_in()
+            except BaseException:
+                lock.release()
+                raise
+            return meeting
+        msg = f"{path} was made and removed by other processes {_TRIES} times"
+        raise SaveFailed(msg)
+
+    def _sign_in(self) -> None:
+        if self.say("rank"):
+            return
+        # Whose document was there first keeps the number: a link never overwrites, so there are not two of them.
+        other = self.read(f"rank-{self.who.rank}.json") or {}
+        msg = (
+            f"another process is rank {self.who.rank} of {self.who.world_size} in the save of "
+            f"{self.who.name}: process {other.get('pid')} on {other.get('host')}"
+        )
+        raise RankMismatch(msg, hint="give each process a rank= of its own, and each try another attempt=")
+
+    def say(self, kind: str, **more: object) -> bool:
+        """Say it: ``rank``, ``part``, ``failed``, ``publishing`` or ``fence``."""
+        return self._put(f"{kind}-{self.who.rank}.json", self.who.document(**more))
+
+    def hear(self, kind: str) -> dict[int, Document]:
+        """Return what the ranks said, by rank."""
+        return documents_in(self._lock.inside, kind)
+
+    def say_part(self, staging: str) -> None:
+        """Say that the part of this rank is staged."""
+        self.say("part", staging=staging)
+
+    def say_failed(self, why: str) -> None:
+        """Say that this rank could not stage its part, or publish; the others give up."""
+        self.say("failed", why=why[:_WHY_MOST_CHARS])
+
+    def say_publishing(self, staging: str) -> None:
+        """Say which staging directory the next rename may publish."""
+        self.say("publishing", staging=staging)
+        # In this order, as `fence` has it: either this rank sees the fence, or the others see what they must move away.
+        if self.hear("fence"):
+            raise RankFailed(f"the other ranks have given up {self.who}, which stood still while it was to publish")
+
+    def fence(self) -> dict[int, Document]:
+        """Let no rank that has not said so begin to publish any more; return those that have, which may be about to."""
+        self.say("fence")
+        return self.hear("publishing")
+
+    def say_outcome(self, outcome: Document) -> None:
+        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does.
+
+        Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
+        """
+        self._put(OUTCOME, outcome)
+        # Those who are in it read on by their descriptors; who comes from now on begins another try.
+        if not self.layout.shared:
+            self.remove()
+
+    def outcome(self) -> dict[str, Any] | None:
+        """Return how the try ended; None: it has not."""
+        return self.read(OUTCOME)
+
+    def is_over(self) -> bool:
+        """Whether the place was moved away without an outcome, as by a process that took all of its ranks for dead."""
+        return not self._lock.names(self._path) and self.outcome() is None
+
+    def deciding(self) -> locks.DirectoryLock | None:
+        """Lock out the other ranks from deciding; None: one of them is at it."""
+        return locks.try_exclusive(self._lock.inside / _JOIN)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a document; None: there is none.
+
+        Raises:
+            DamagedBlob: It is not one, as after a power cut.
+        """
+        return _read(self._lock.inside / name, MANIFEST_MAX_BYTES if name == OUTCOME else _MOST_BYTES)
+
+    def _put(self, name: str, document: Document) -> bool:
+        """Put a document there, whole or not at all; False: there is one already."""
+        fresh = self._lock.inside / f".{uuid.uuid4().hex}"
+        files.create_file(fresh, json.dumps(document).encode("ascii"), mode=0o444)
+        try:
+            # By a link and not by a rename, which would replace what is there: the first outcome counts.
+            links.link(fresh, self._lock.inside / name)
+        except FileExistsError:
+            return False
+        finally:
+            links.unlink(fresh)
+        return True
+
+    def remove(self) -> None:
+        """Move the place to trash, so that the next try begins with another one; what is in it stays readable here."""
+        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            trash.move_to_trash(self.layout, self._path, self._lock)
+
+    def leave(self) -> None:
+        """Leave the place. The last to leave moves it to trash, if the outcome did not; never a host for the others."""
+        self._lock.release()
+        if self.layout.shared:
+            return
+        with contextlib.suppress(OSError, InUse):  # the next opener sweeps it
+            lock = locks.try_exclusive(self._path)
+            if lock is not None:
+                with lock:
+                    trash.move_to_trash(self.layout, self._path, lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+def documents_in(path: Inside, kind: str) -> dict[int, Document]:
+    """Return what ranks said at a place: rank -> document."""
+    found: dict[int, Document] = {}
+    for name in peek.names(path):
+        word, _, rest = name.partition("-")
+        number = rest.removesuffix(".json")
+        if word == kind and number.isdecimal() and (document := _read(path / name)) is not None:
+            found[int(number)] = document
+    return found
+
+
+def elsewhere(layout: Layout, who: Who) -> list[str]:
+    """Return who of the same try means another run, step or number of ranks, for a message."""
+    said = []
+    for name in peek.names(layout.staging):
+        left, _, world_size = name.rpartition(".")
+        key, _, digest = left.rpartition(".")
+        if digest != attempt_digest(who.attempt) or (key, world_size) == (who.name, str(who.world_size)):
+            continue
+        with contextlib.suppress(OSError, DamagedBlob):  # it has just gone, or was left by a power cut
+            for rank, document in documents_in(layout.staging / name, "rank").items():
+                said.append(f"{named(rank, document)} saves {key} of {world_size}")
+    return said
+
+
+def _read(path: Inside, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | None:
+    try:
+        data = files.read_file(path, most_bytes=most_bytes)
+    except FileNotFoundError:
+        return None
+    try:
+        return parse_object(data, where=str(path))
+    except BadInput as error:
+        raise DamagedBlob(error.message) from error
+
+
+class Pace:
+    """Waits a little longer each time."""
+
+    def __init__(self) -> None:
+        self._pause_s = _POLL_FIRST_S
+
+    def wait(self) -> None:
+        """Wait a little."""
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _POLL_MOST_S)

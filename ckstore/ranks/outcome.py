@@ -1,0 +1,111 @@
+"""How a try ended: the document that says so, and what each rank returns or raises for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, DamagedBlob, MissingRanks, RankFailed, RankMismatch
+from ckstore.fs import peek
+from ckstore.model.digest import short_id
+from ckstore.model.saver.messages import info_json
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ranks.by_files import elsewhere
+from ckstore.ranks.meeting import failed_on_all
+from ckstore.ranks.who import named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.model.manifest.info import CheckpointInfo, Published
+    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.objects.layout import Layout
+    from ckstore.ranks.by_files import FilesMeeting
+    from ckstore.ranks.who import Document, Who
+
+
+def published(info: CheckpointInfo) -> Document:
+    """Return the outcome of a try that published this: a rank that comes later may find another checkpoint there."""
+    return {"published": info.id, "info": info_json(replace(info, counters=None))}
+
+
+def given_up(layout: Layout, meeting: FilesMeeting) -> Document:
+    """Return the outcome of a try whose deadline has passed before all parts were staged."""
+    others = elsewhere(layout, meeting.who)
+    if others:
+        return {"mismatch": f"the ranks do not save the same: {'; '.join(others)}"}
+    behind, became = meeting.behind("part"), meeting.became()
+    said = [text.replace("is not done", became.get(rank, "is not done")) for rank, text in sorted(behind.items())]
+    return {"missing": sorted(behind), "said": "; ".join(said)}
+
+
+def stuck(meeting: FilesMeeting, publishing: Mapping[int, Document]) -> Document:
+    """Return the outcome of a try in which a rank has the lock and stands still; `publishing` is what ranks said."""
+    became = meeting.became()
+    said = [
+        f"{named(rank, document)} {became.get(rank, 'is still publishing')}"
+        for rank, document in sorted(meeting.known().items())
+        if rank in became or rank in publishing
+    ]
+    return {"stuck": "; ".join(said) or "another rank is still publishing it long after the deadline"}
+
+
+def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
+    """Return the outcome of a try that may have been published and is at its place no more; None: it was not.
+
+    A rank that died after its rename has said nothing, and another try may have replaced what it published: to publish
+    once more would put the older try in the place of the newer one.
+    """
+    if not all(peek.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
+        return None  # who joins the parts finds that, and says which is gone
+    said = [
+        f"{named(rank, document)} stopped while it published, and what it was to publish is gone, or was replaced since"
+        for rank, document in sorted(meeting.hear("publishing").items())
+        if not _is_unpublished(layout, document["staging"], meeting.who)
+    ]
+    return {"lost": "; ".join(said)} if said else None
+
+
+def _is_unpublished(layout: Layout, staging: str, who: Who) -> bool:
+    """Whether the whole of this try still lies in a staging directory, or is not complete there yet."""
+    try:
+        with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix) as directory:
+            # Where a step is replaced the two change places, and the staging has what was there before.
+            return is_of_try(directory.manifest, who)
+    except DamagedBlob:  # it is not sealed
+        return True
+    except (FileNotFoundError, NotADirectoryError):  # renamed into its place, or swept: it does not say which
+        return False
+
+
+def is_of_try(manifest: Manifest, who: Who) -> bool:
+    """Whether this is what the ranks of a try made."""
+    return manifest.ranks is not None and manifest.ranks.attempt == who.attempt
+
+
+def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
+    """Return what a try published, with a warning if something else is at its place by now, or nothing.
+
+    The caller may have stood still for long: it is told of what it took part in, not of what it finds.
+    """
+    if found is not None and found.manifest_id == info.id:
+        return info
+    now = "was deleted since" if found is None else f"was replaced since, by {short_id(found.manifest_id)}"
+    return replace(info, warnings=(*info.warnings, f"{info.name} {short_id(info.id)} {now}"))
+
+
+def error_of(meeting: FilesMeeting, outcome: Document) -> CkstoreError:
+    """Return what each rank raises for a try that did not publish."""
+    who = meeting.who
+    again = "save again when all ranks run"
+    if "mismatch" in outcome:
+        return RankMismatch(f"{outcome['mismatch']}; {who.name} was not published")
+    if "stuck" in outcome:
+        return RankFailed(f"{who.name} was not published: {outcome['stuck']}", hint=again)
+    if "lost" in outcome:
+        return RankFailed(f"{who.name} is not there: {outcome['lost']}", hint=again)
+    if "failed" in outcome:
+        causes = {rank: CkstoreError(document["why"]) for rank, document in sorted(meeting.hear("failed").items())}
+        return failed_on_all(f"saving {who.name}", causes)
+    msg = f"{who.name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"
+    return MissingRanks(msg, hint=f"{again}; timeout_s= says how long to wait", missing=tuple(outcome["missing"]))
