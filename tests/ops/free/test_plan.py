@@ -138,8 +138,8 @@ def test_a_dry_run_is_the_plan_that_the_run_carries_out(dropped: Store) -> None:
     dropped.save(state(4), step=3)
     policy = RetentionPolicy(keep_last=1)
 
-    would = dropped.gc(policy, dry_run=True)
-    report = dropped.gc(policy)
+    would = dropped.prune(policy, dry_run=True)
+    report = dropped.prune(policy)
 
     assert isinstance(would.plan, GcPlan)
     assert report.plan is not None
