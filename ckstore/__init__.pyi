@@ -1,5 +1,6 @@
 # The public names, each written once: `__init__.py` reads this file to find where they are defined.
 
+from ckstore.background import BackgroundSaves as BackgroundSaves
 from ckstore.errors import AmbiguousRef as AmbiguousRef
 from ckstore.errors import BadInput as BadInput
 from ckstore.errors import CannotLoad as CannotLoad
@@ -88,6 +89,8 @@ from ckstore.ops.read.open_checkpoint import LeafSlice as LeafSlice
 from ckstore.ops.read.open_checkpoint import LeafSummary as LeafSummary
 from ckstore.ops.read.open_checkpoint import OpenCheckpoint as OpenCheckpoint
 from ckstore.ops.refs.follow import Follower as Follower
+from ckstore.ops.save.options import SaveOptions as SaveOptions
+from ckstore.ranks.attempt import Ranks as Ranks
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike
 from ckstore.store import Store as Store

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 
+from ckstore.background import BackgroundSaves
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
@@ -14,42 +15,37 @@ from ckstore.ops.acts import act, act_in_memory, places_of
 from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
 
-    from ckstore.errors import CkstoreError
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
-    from ckstore.model.manifest.files import FileSummary
-    from ckstore.model.manifest.manifest import Description
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport
-    from ckstore.model.reports.held import DeletedFile
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
-    from ckstore.model.reports.retention_report import RetentionReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
-    from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
     from ckstore.ops.read.checkout import LinkMode
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
     from ckstore.ops.read.load_into import LoadReport
-    from ckstore.ops.read.open_checkpoint import LeafSummary, OpenCheckpoint
+    from ckstore.ops.read.open_checkpoint import OpenCheckpoint
     from ckstore.ops.refs.follow import Follower
+    from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
-    from ckstore.saver.client.client import Client
+    from ckstore.ranks.attempt import Ranks
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
@@ -69,10 +65,9 @@ class Store:
     Attributes:
         path: Directory of the store.
         run: The run that the handle is bound to, or None; see `open`.
+        background: The saves of `save_async` that have not ended: to wait for them, to finish or give them up before
+            the end, to have memory and the saver ready before the first.
     """
-
-    _savers: Client | None = None
-    """The saves of this handle in the background; `_client` makes it, at the first of them."""
 
     @short_tracebacks
     def __init__(
@@ -94,7 +89,7 @@ class Store:
             recover=recover,
             catalog_path=self._catalog_path,
         )
-        self._stop = False
+        self.background = BackgroundSaves(self._context, self.path, self._catalog_path)
 
     @classmethod
     @short_tracebacks
@@ -199,18 +194,9 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
-        metrics: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        message: str = "",
-        tags: Iterable[str] = (),
-        parent: RefLike | None = None,
-        if_exists: IfExists = "error",
-        force: bool = False,
         progress: Progress | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        timeout: float = 600.0,
-        attempt: str | None = None,
+        ranks: Ranks | None = None,
+        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
@@ -222,25 +208,9 @@ class Store:
             state: What to save.
             step: Step number; None: one more than the highest of the run.
             run: Name of the run; None: that of `open`, else ``main``.
-            metrics: Name -> number, shown by ``ckstore log``.
-            metadata: JSON-like values.
-            message: Shown by ``ckstore log``.
-            tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
-                tags of what is returned, whose `warnings` say why: the checkpoint is saved.
-            parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
-                here, else the one of any run that was last loaded.
-            if_exists: What to do when the run has another checkpoint at that step: raise, ``replace`` it, or
-                ``keep`` it, so that nothing is saved. The same content again is no error, and a damaged checkpoint is
-                replaced.
-            force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
-                and `warnings` say so. A tag in `tags` moves in any case.
             progress: Called now and then with the bytes that are stored and those to be stored.
-            rank: This process is one of several that each save a part, without a process group: its number. All give
-                the same step, run and `world_size`. The last part that comes publishes one checkpoint.
-            world_size: How many ranks there are.
-            timeout: Seconds to wait for the other ranks.
-            attempt: Names this start of the job, the same on all ranks, so that it never meets what another start left;
-                None: what torchrun or Slurm say.
+            ranks: This process is one of several that each save a part, without a process group.
+            options: metrics, metadata, message, tags, parent, if_exists, force: see `SaveOptions`.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there. Its `warnings` say what else the user
@@ -253,24 +223,18 @@ class Store:
             InUse: It is to be replaced, and a tag or a pin names it.
             InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
                 much. See `StoreConfig.make_room`.
-            MissingRanks: With `rank`: others did not come in time; it says which.
-            RankMismatch: With `rank`: two processes are one rank, or the ranks do not mean the same checkpoint.
-            RankFailed: With `rank`: the save failed at another one.
+            MissingRanks: With `ranks`: others did not come in time; it says which.
+            RankMismatch: With `ranks`: two processes are one rank, or the ranks do not mean the same checkpoint.
+            RankFailed: With `ranks`: the save failed at another one.
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
-
-        def request() -> Request:
-            self._settle(run)
-            about = self._description(metrics, metadata, message, parent)
-            return self._request(run, step, about, tags, if_exists, force=force, progress=progress)
-
-        if rank is not None or world_size is not None:
+        request = self._requested(self.save, run, step, options, progress)
+        if ranks is not None:
             from ckstore.ranks.attempt import AsRank
             from ckstore.ranks.save import save_state
 
-            as_rank = AsRank(rank, world_size, timeout, attempt, self._run_meant(run), step)
-            return self._told(save_state(self._context, state, request, as_rank))
+            return self._told(save_state(self._context, state, request, AsRank(ranks, self._run_meant(run), step)))
         from ckstore.ops.save.save import save
 
         return self._told(save(self._context, state, request()))
@@ -282,19 +246,13 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
-        metrics: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        message: str = "",
-        tags: Iterable[str] = (),
-        parent: RefLike | None = None,
-        if_exists: IfExists = "error",
-        force: bool = False,
         unchanged: Select = None,
         max_in_flight: int = 1,
         when_busy: Literal["wait", "skip", "error"] = "wait",
         timeout_s: float = 600.0,
         stall_timeout_s: float = 120.0,
         nice: int = 0,
+        **options: Unpack[SaveOptions],
     ) -> PendingSave:
         """Copy a state and save it in the background; when this returns, the state may be changed.
 
@@ -306,13 +264,6 @@ class Store:
             state: As in `save`; it is copied once, to memory shared with the saver.
             step: As in `save`; the saver finds the next step.
             run: As in `save`.
-            metrics: As in `save`.
-            metadata: As in `save`.
-            message: As in `save`.
-            tags: As in `save`.
-            parent: As in `save`; a ref that is no `CheckpointInfo` is looked up by the saver.
-            if_exists: As in `save`.
-            force: As in `save`.
             unchanged: What has not changed since the `save_async` before this one of the run, as `select` of `load`
                 names it: globs, where a name also means everything below it, or a function of a name. It is taken from
                 that checkpoint and not copied. That is your word: one chunk in 32 is compared in each save, and what
@@ -324,6 +275,7 @@ class Store:
             stall_timeout_s: A saver that neither says anything nor uses the processor for so long is stuck: it is
                 killed and its saves are given up.
             nice: Niceness of a saver that is started now, 0 to 19: how far it makes way for others.
+            options: As in `save`.
 
         Returns:
             The save under way: `PendingSave.result` waits for its end.
@@ -337,15 +289,17 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
+        from ckstore.ops.save.options import check_options, request_of
         from ckstore.ops.save.order import order_of
         from ckstore.saver.client.terms import Terms
 
+        check_options(self.save_async, options)
         try:
             terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
             terms.check()
+            parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
-            about = self._description(metrics, metadata, message, None if ref else parent)
-            request = self._request(run, step, about, tags, if_exists, force=force)
+            request = request_of(self._context, self._run_named(run), step, options, None, ref)
             self._context.check_writable()
             named = None
             if unchanged is not None:
@@ -354,76 +308,10 @@ class Store:
 
                 selects = as_filter(unchanged, "unchanged")
                 named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-            pending = self._client().submit(state, order_of(request, ref), terms, self._context.last_parents, named)
+            return self.background._submit(state, order_of(request, ref), terms, named)  # noqa: SLF001 - its own
         except BaseException:
-            if self._savers is not None:
-                self._savers.call_failed(self._run_meant(run))
+            self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
             raise
-        if pending.skipped:
-            self._context.totals.not_saved("skipped")
-        return pending
-
-    @act_in_memory
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every save of this handle in the background has ended.
-
-        Returns:
-            False: some have not after `timeout_s`; None waits as long as the saver gets on.
-
-        Raises:
-            CkstoreError: One of them failed, and its `result` was not read.
-        """
-        if self._savers is None:
-            return True
-        done = self._savers.wait(timeout_s)
-        self._savers.raise_unread()
-        return done
-
-    @act_in_memory
-    def flush(self, deadline_s: float) -> bool:
-        """Finish the saves in the background within `deadline_s`, as before a preemption; else give them up.
-
-        A save whose publishing has begun is not given up: it may still appear. The others leave the checkpoint before
-        them as the newest.
-
-        Returns:
-            Whether all of them are durable.
-
-        Raises:
-            CkstoreError: One of them failed, and its `result` was not read.
-        """
-        if self._savers is None:
-            return True
-        done = self._savers.wait(deadline_s)
-        if not done:
-            self._savers.cancel_all()
-        self._savers.raise_unread()
-        return done
-
-    @act_in_memory
-    def staging_bytes(self, state: object) -> int:
-        """Return how much memory a save of this state in the background takes, for each of `max_in_flight`.
-
-        Raises:
-            CannotStore: A value in the state cannot be stored.
-        """
-        return self._client().staging_bytes(state)
-
-    @act_in_memory
-    def prewarm(self, state: object | None = None, *, nice: int = 0) -> None:
-        """Start the saver and make the memory that a save of this state needs: the first is as quick as others then.
-
-        Raises:
-            CannotStore: A value in the state cannot be stored.
-            InsufficientSpace: There is no memory for the copy.
-            SaveFailed: No saver can be started.
-        """
-        from ckstore.saver.client.terms import Terms
-
-        terms = Terms(nice=nice)
-        terms.check()
-        self._context.check_writable()
-        self._client().prewarm(state, terms)
 
     @act_in_memory
     def write_metrics(self, path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> None:
@@ -443,28 +331,6 @@ class Store:
 
         write_metrics(self._context, self.path, expanded(path), labels or {})
 
-    def should_stop(self) -> bool:
-        """Whether a signal of `stop_on_signals` has come; no call of a store waits for this."""
-        return self._stop
-
-    def stop_on_signals(self, *signals: int) -> None:
-        """Have these signals, or SIGTERM, do nothing but let `should_stop` say so, instead of what they did.
-
-        Raises:
-            BadInput: This is not the main thread, or a signal cannot be handled.
-        """
-        import signal
-
-        def stop(_number: int, _frame: object) -> None:
-            self._stop = True
-
-        for number in signals or (signal.SIGTERM,):
-            try:
-                signal.signal(number, stop)
-            except (ValueError, OSError) as error:
-                msg = f"the signal {number} cannot be handled: {error}"
-                raise BadInput(msg, hint="call stop_on_signals in the main thread") from error
-
     @act
     def commit(
         self,
@@ -472,20 +338,11 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
-        metrics: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        message: str = "",
-        tags: Iterable[str] = (),
-        parent: RefLike | None = None,
-        if_exists: IfExists = "error",
-        force: bool = False,
         progress: Progress | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        timeout: float = 600.0,
-        attempt: str | None = None,
+        ranks: Ranks | None = None,
         times: bool = False,
         allow_incomplete: bool = False,
+        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo:
         """Commit files as they are: a checkpoint directory of any framework, or any other files.
 
@@ -500,24 +357,11 @@ class Store:
             step: Step number; None: the one in the name of a single path (``checkpoint-500``, ``step-500``,
                 ``global_step500``, ``iter_0000500``, ``epoch=1-step=500``), else one more than the highest of the run.
             run: Name of the run; None: that of `open`, else ``main``.
-            metrics: Name -> number, shown by ``ckstore log``; none is read out of the files.
-            metadata: JSON-like values.
-            message: Shown by ``ckstore log``.
-            tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
-                tags of what is returned, whose `warnings` say why.
-            parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
-                here, else the one of any run that was last loaded.
-            if_exists: When the run has another checkpoint at that step: raise, ``replace`` it, or ``keep`` it.
-            force: Replace a checkpoint with other bytes although a tag or a pin names it.
             progress: As in `save`.
+            ranks: As in `save`.
             times: Keep modification times as well.
             allow_incomplete: Take files that say of themselves that their writer was not done.
-            rank: This process is one of several that each save a part, without a process group: its number. All give
-                the same step, run and `world_size`. The last part that comes publishes one checkpoint.
-            world_size: How many ranks there are.
-            timeout: Seconds to wait for the other ranks.
-            attempt: Names this start of the job, the same on all ranks, so that it never meets what another start left;
-                None: what torchrun or Slurm say.
+            options: As in `save`.
 
         Returns:
             What was committed; `warnings` names files that look like containers and are not.
@@ -530,28 +374,24 @@ class Store:
             StepExists: The run has another checkpoint at that step.
             InUse: It is to be replaced, and a tag or a pin names it.
             InsufficientSpace: Not enough bytes or inodes; says what is needed and what is free.
-            MissingRanks: With `rank`: others did not come in time; it says which.
-            RankMismatch: With `rank`: two processes are one rank, or the ranks do not mean the same checkpoint.
-            RankFailed: With `rank`: the save failed at another one.
+            MissingRanks: With `ranks`: others did not come in time; it says which.
+            RankMismatch: With `ranks`: two processes are one rank, or the ranks do not mean the same checkpoint.
+            RankFailed: With `ranks`: the save failed at another one.
             SaveFailed: Something else failed. After any of these nothing was published.
         """
         from ckstore.ops.save.commit import CommitOptions, commit
 
         files = [expanded(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
 
-        def request() -> Request:
-            self._settle(run)
-            about = self._description(metrics, metadata, message, parent)
-            return self._request(run, step, about, tags, if_exists, force=force, progress=progress)
-
-        options = CommitOptions(times, allow_incomplete)
-        if rank is not None or world_size is not None:
+        request = self._requested(self.commit, run, step, options, progress)
+        how = CommitOptions(times, allow_incomplete)
+        if ranks is not None:
             from ckstore.ranks.attempt import AsRank
             from ckstore.ranks.save import commit_files
 
-            as_rank = AsRank(rank, world_size, timeout, attempt, self._run_meant(run), step)
-            return self._told(commit_files(self._context, files, request, options, as_rank))
-        return self._told(commit(self._context, files, request(), options))
+            as_rank = AsRank(ranks, self._run_meant(run), step)
+            return self._told(commit_files(self._context, files, request, how, as_rank))
+        return self._told(commit(self._context, files, request(), how))
 
     @act
     def checkout(
@@ -717,8 +557,8 @@ class Store:
             verify: Check every byte against its digest. With `mmap` this reads everything once, now; with
                 ``verify=False`` a mapped tensor is never checked.
             progress: Called now and then with the bytes that were read and those to be read.
-            rank: Of a checkpoint that ranks saved with ``save(rank=…)``: the state of this one; None: a dict of rank ->
-                state. `select` names what is in it.
+            rank: Of a checkpoint that ranks saved with ``save(ranks=…)``: the state of this one; None: a dict of
+                rank -> state. `select` names what is in it.
             file: Of a checkpoint of files: the path of one that `torch.save` or safetensors wrote. What it holds is
                 loaded, as ``torch.load(weights_only=True)`` would. Its pickle is read and never run. None: only the
                 tensors of the files, a dict of path -> name -> tensor. Names are flat (``state[0].step``); all other
@@ -917,46 +757,6 @@ class Store:
         return follow(self._context, run, after, timeout_s)
 
     @act
-    def leaves(self, ref: RefLike = "latest") -> list[LeafSummary]:
-        """Return name, kind, dtype, shape and size of every tensor, array and other value kept as bytes.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: It has no form of a ref.
-            DamagedBlob: Its manifest is damaged.
-        """
-        from ckstore.ops.read.open_checkpoint import open_ref
-
-        with open_ref(self._context, ref) as checkpoint:
-            return checkpoint.leaves()
-
-    @act
-    def files(self, ref: RefLike = "latest") -> list[FileSummary]:
-        """Return what was committed, in the order of paths; nothing for a saved state.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: It has no form of a ref.
-            DamagedBlob: Its manifest is damaged.
-        """
-        from ckstore.ops.read.open_checkpoint import open_ref
-
-        with open_ref(self._context, ref) as checkpoint:
-            return checkpoint.files()
-
-    @act
-    def directory_of(self, ref: RefLike = "latest") -> Path:
-        """Return the directory of a checkpoint; a copy of it (``cp -r``) is a complete checkpoint.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: It has no form of a ref.
-        """
-        from ckstore.ops.refs.find import find
-
-        return self._context.layout.checkpoint(*find(self._context, ref).key).path
-
-    @act
     def delete(self, ref: RefLike, *, dry_run: bool = False) -> None:
         """Delete a checkpoint durably and free the bytes that only it used.
 
@@ -1120,49 +920,60 @@ class Store:
         return plan_gc(self._context)
 
     @act
-    def gc(
+    def prune(
         self,
         policy: RetentionPolicy | None = None,
-        *,
         run: str | None = None,
+        *,
         dry_run: bool = False,
         exclusive: bool = False,
     ) -> GcReport:
+        """Drop the checkpoints that a policy does not keep, durably, then free the space as `gc` does.
+
+        Tags, pins, readers and the newest valid checkpoint are looked at again for each that is dropped.
+
+        Args:
+            policy: None: the one that is kept in the store.
+            run: Only this one; None: that of `open`, else each run by itself.
+            dry_run: Change nothing; report what would be dropped and freed.
+            exclusive: As in `gc`.
+
+        Returns:
+            What `gc` returns; its `retention` has the plan, and what was dropped and skipped.
+
+        Raises:
+            NoSuchRef: There is no checkpoint of that run.
+            BadInput: There is no policy, no checkpoint has a metric that it names, or a tag or a pin cannot be read.
+            InUse: Another gc is at work: it was dropped, and nothing was freed.
+            SaveFailed: The store cannot be written.
+            CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
+        """
+        from ckstore.ops.free.gc import prune
+
+        run = self.run if run is None else run
+        return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
+
+    @act
+    def gc(self, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:
         """Free what no checkpoint needs and no process has open, and what killed saves left.
 
         Savers and readers go on meanwhile. What a process has open is reported with its holder, and freed by the
         next gc after it was closed.
 
         Args:
-            policy: Drop the checkpoints first that it does not keep, as `apply` does; `GcReport.retention` says which.
-            run: Apply the policy to this run only; None: to that of `open`, else to each run by itself.
-            dry_run: Change nothing; report what would be dropped and freed.
+            dry_run: Change nothing; report what would be freed.
             exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
                 filesystem, where open files of other hosts cannot be seen, only what has waited for
                 `StoreConfig.grace_s` is freed without it. Elsewhere it changes nothing.
 
         Raises:
             InUse: Another gc is at work: nothing was changed.
-            BadInput: A tag or a pin cannot be read, or a run is given without a policy.
+            BadInput: A tag or a pin cannot be read.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
-        from ckstore.ops.free.gc import gc
+        from ckstore.ops.free.gc import collect, gc_dry
 
-        run = self.run if run is None and policy is not None else run
-        return gc(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
-
-    @act
-    def leaks(self) -> list[DeletedFile]:
-        """Return the deleted files that still take space on the store's filesystem, largest first, and who has them.
-
-        Files of other programs are among them. As root all processes are seen, otherwise your own.
-
-        Raises:
-            CkstoreError: A directory of the store cannot be read.
-        """
-        from ckstore.fs.holders import deleted_but_open
-
-        return deleted_but_open(self.path.stat().st_dev)
+        return gc_dry(self._context) if dry_run else collect(self._context, exclusive=exclusive)
 
     @act_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:
@@ -1293,17 +1104,6 @@ class Store:
 
         return StoreConfig(self._context)
 
-    @short_tracebacks
-    def set_retention(self, policy: RetentionPolicy | None) -> None:
-        """Set ``config.retention``: the policy that is applied after each save; None: everything stays.
-
-        Raises:
-            BadInput: It is no policy, or the settings of the store are damaged; nothing was changed.
-            NewerFormat: A newer ckstore wrote the settings; nothing was changed.
-            SaveFailed: The store was opened for reading.
-        """
-        self.config.retention = policy
-
     @act
     def plan_retention(
         self, policy: RetentionPolicy | None = None, run: str | None = None, *, shown_only: bool = False
@@ -1313,8 +1113,8 @@ class Store:
         Args:
             policy: None: the one that is kept in the store.
             run: Only this one; None: that of `open`, else each run by itself.
-            shown_only: The plan is only shown, and `apply` refuses it: the catalog is believed where it knows a
-                checkpoint, instead of reading the manifest of each that goes. Of 20,000 that takes 2 s instead of 8.
+            shown_only: The catalog is believed where it knows a checkpoint, instead of reading the manifest of each
+                that goes. Of 20,000 that takes 2 s instead of 8.
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
@@ -1324,25 +1124,11 @@ class Store:
 
         return plan_asked(self._context, policy, self.run if run is None else run, sure=not shown_only)
 
-    @act
-    def apply(self, plan: RetentionPlan) -> RetentionReport:
-        """Drop the checkpoints that a plan drops, durably, unless something speaks against it by now.
-
-        Tags, pins, readers and the newest valid checkpoint are looked at again for each. Space is given back by gc.
-
-        Raises:
-            SaveFailed: The store cannot be written.
-            BadInput: A pin cannot be read.
-        """
-        from ckstore.ops.free.retain import apply
-
-        return apply(self._context, plan)
-
     def close(self, timeout_s: float = 2.0) -> None:
         """Let the saver go, if there is one; nothing else is held open between calls.
 
         Saves in the background are waited for so long, to hear how they end. What has not ended by then is finished by
-        the saver, whether this process lives or not; `wait` waits longer.
+        the saver, whether this process lives or not; `background.wait` waits longer.
 
         Args:
             timeout_s: How long.
@@ -1350,10 +1136,7 @@ class Store:
         Raises:
             CkstoreError: One of them failed, and its `result` was not read.
         """
-        if self._savers is not None:
-            self._savers.wait(timeout_s)
-            self._savers.close()
-            self._savers.raise_unread()
+        self.background._close(timeout_s)  # noqa: SLF001 - its own
 
     def __enter__(self) -> Self:
         return self
@@ -1363,42 +1146,8 @@ class Store:
     ) -> None:
         if kind is None:
             self.close()
-        elif self._savers is not None:  # what was raised is the news
-            self._savers.close()
-
-    def _client(self) -> Client:
-        if self._savers is None:
-            import weakref
-
-            from ckstore.saver.client.client import Client
-
-            context = self._context
-
-            def ended(outcome: CheckpointInfo | CkstoreError) -> None:
-                if isinstance(outcome, CheckpointInfo):
-                    context.last_parents[outcome.run] = outcome.id
-                    context.totals.saved(outcome)
-                else:
-                    context.totals.not_saved("failed")
-
-            catalog_path = None if self._catalog_path is None else str(self._catalog_path)
-            made = Client(str(self.path), catalog_path, ended)
-            closing = weakref.finalize(self, made.close)
-            closing.atexit = False
-            # One step: of two threads the second gets what the first made. There is no lock that a fork could leave
-            # taken, and what was made for nothing has no process, thread or memory yet.
-            first: Client = vars(self).setdefault("_savers", made)
-            if first is not made:
-                closing.detach()
-            return first
-        return self._savers
-
-    def _settle(self, run: str | None) -> None:
-        """Wait for the saves of a run in the background, so that the next one comes after them."""
-        if self._savers is not None:
-            self._savers.raise_unread()
-            self._savers.wait(None, self._run_meant(run))
-            self._savers.raise_unread()
+        else:  # what was raised is the news
+            self.background._close(None)  # noqa: SLF001 - its own
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -1417,45 +1166,36 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
 
-    def _description(
+    def _requested(
         self,
-        metrics: Mapping[str, Any] | None,
-        metadata: Mapping[str, Any] | None,
-        message: str,
-        parent: RefLike | None,
-    ) -> Description:
-        from ckstore.model.manifest.describe import describe
-        from ckstore.ops.refs.find import find
-
-        return describe(metrics, metadata, message, None if parent is None else find(self._context, parent).id)
-
-    def _request(
-        self,
+        method: Callable[..., CheckpointInfo],
         run: str | None,
         step: int | None,
-        about: Description,
-        tags: Iterable[str],
-        if_exists: IfExists,
-        *,
-        force: bool,
-        progress: Progress | None = None,
-    ) -> Request:
-        from ckstore.model.names import check_step
-        from ckstore.ops.save.save import Request
+        options: SaveOptions,
+        progress: Progress | None,
+    ) -> Callable[[], Request]:
+        """Return what gives the request, once the saves in the background of that run have ended."""
+        from ckstore.ops.save.options import check_options, request_of
 
-        if isinstance(tags, str):
-            msg = f"tags must be a list of names, got the string {tags!r}"
-            raise BadInput(msg, hint=f"tags=[{tags!r}]")
-        step = None if step is None else check_step(step)
-        if run is None:
-            from ckstore.ops.context import tell_unnamed_run
+        check_options(method, options)
 
-            tell_unnamed_run(self._context)
-        return Request(self._run_meant(run), step, about, tuple(tags), if_exists, force=force, progress=progress)
+        def request() -> Request:
+            self.background._settle(self._run_meant(run))  # noqa: SLF001 - its own
+            return request_of(self._context, self._run_named(run), step, options, progress)
+
+        return request
 
     def _told(self, info: CheckpointInfo) -> CheckpointInfo:
         log_notes(info.name, info.warnings, self._context.told)
         return info
+
+    def _run_named(self, run: str | None) -> str:
+        """As `_run_meant`; where that is a guess, it is said once."""
+        if run is None:
+            from ckstore.ops.context import tell_unnamed_run
+
+            tell_unnamed_run(self._context)
+        return self._run_meant(run)
 
     def _run_meant(self, run: str | None) -> str:
         return (self.run or DEFAULT_RUN) if run is None else run

@@ -38,5 +38,5 @@ while epoch < 5:
     print(f"epoch {epoch}, loss {loss.item():.3f}, copied {pending.total_bytes} bytes")
 
 # Only so that a failure of the last save is told: the saver would finish it without this process as well.
-if not store.wait(600):
+if not store.background.wait(600):
     print("the last save has not ended after ten minutes; the saver goes on with it")

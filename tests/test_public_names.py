@@ -32,7 +32,9 @@ def classes_in(annotation: Any) -> Iterator[type]:
 
 
 def hints(thing: Any) -> dict[str, Any]:
-    return typing.get_type_hints(thing, localns=vars(importlib.import_module(thing.__module__)) | NAMES)
+    public = {name: getattr(ckstore, name) for name in ckstore.__all__}
+    own = vars(importlib.import_module(thing.__module__))
+    return typing.get_type_hints(thing, localns={**NAMES, **public, **own})  # where two have a name, its own is meant
 
 
 def functions_of(cls: type) -> Iterator[Any]:

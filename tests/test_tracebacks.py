@@ -56,7 +56,7 @@ USER_ERRORS: dict[str, Callable[[Store], object]] = {
     "no policy": lambda store: RetentionPolicy(),
     "no mode": lambda store: Best("loss", "most"),  # type: ignore[arg-type]
     "no share": lambda store: setattr(store.config, "recheck_share", 7),
-    "no policy for all": lambda store: store.set_retention(7),  # type: ignore[arg-type]
+    "no policy for all": lambda store: setattr(store.config, "retention", 7),
     "read-only": lambda store: Store(store.path, readonly=True).save({"w": 1}, step=9),
     "no folder": lambda store: training.import_history(store, store.path / "no"),
     "not captured": lambda store: training.restore(store, 1, model=torch.nn.Linear(1, 1)),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, Protected
 from ckstore.model.manifest.info import CheckpointInfo
@@ -25,6 +25,7 @@ from ckstore.training.history import run_of
 from ckstore.training.newest import untried
 
 if TYPE_CHECKING:
+    from ckstore.ops.save.options import SaveOptions
     from ckstore.store import RefLike, Store
 
 RESUME_PREFIX = ".ckstore-resume-"
@@ -48,12 +49,14 @@ def commit_directory(
     Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message.
     One that a tag or a pin names is not: then this returns None with a `CkstoreWarning`, and the directory stays.
     """
-    about: dict[str, Any] = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}}
+    options: SaveOptions = {
+        "metrics": metrics,
+        "metadata": {CONDITIONS: conditions.to_json()},
+        "if_exists": "replace",
+    }
     if step is None:
-        about["message"] = os.path.basename(directory)
-    return unless_protected(
-        lambda: store.commit(directory, step, run, **about, if_exists="replace"), os.fspath(directory)
-    )
+        options["message"] = os.path.basename(directory)
+    return unless_protected(lambda: store.commit(directory, step, run, **options), os.fspath(directory))
 
 
 def unless_protected(save: Callable[[], CheckpointInfo], subject: str) -> CheckpointInfo | None:
@@ -183,7 +186,8 @@ def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, .
         recorded = Conditions.from_json(info.metadata.get(CONDITIONS))
     except BadInput:  # none, or metadata of the user with the same name
         return (f"{info.name} does not say under which conditions it was saved",)
-    names = [file.path for file in store.files(info)]
+    with store.open_checkpoint(info) as checkpoint:
+        names = [file.path for file in checkpoint.files()]
     if names:
         recorded = replace(recorded, rng_ranks=rng_ranks(names))
     return tuple(differences(recorded, now, range(now.world_size)))

@@ -24,6 +24,7 @@ from ckstore.training.history import run_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.save.options import SaveOptions
     from ckstore.saver.client.pending import PendingSave
     from ckstore.store import Store
 
@@ -75,7 +76,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
         state = self._storable(checkpoint)
         step, run = int(checkpoint["global_step"]), self._run_of(path)
-        options: dict[str, Any] = {"metrics": _metrics(state), "if_exists": "replace"}
+        options: SaveOptions = {"metrics": _metrics(state), "if_exists": "replace"}
         if self.background:
             # Only what is done already: waiting here would make the save a blocking one.
             self._settle(wait=False)

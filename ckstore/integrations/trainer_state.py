@@ -93,7 +93,9 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
         BadInput: It is another state, or a file in it would lead elsewhere, or what an earlier resume left cannot be
             removed. Nothing was written.
     """
-    if store.files(info):
+    with store.open_checkpoint(info) as checkpoint:
+        is_of_files = bool(checkpoint.files())
+    if is_of_files:
         store.checkout(info, directory, link="auto")
         return
     state = store.load(info, select=lambda name: not name.startswith((_MODEL, _ADAPTER)))
@@ -117,7 +119,8 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
 
 def _write_state(store: Store, info: CheckpointInfo, directory: Path, state: dict[str, Any]) -> None:
     """Write weights from the store, and the rest of the state, which is loaded already."""
-    names = {leaf.name.partition(".")[0] for leaf in store.leaves(info)}
+    with store.open_checkpoint(info) as checkpoint:
+        names = {leaf.name.partition(".")[0] for leaf in checkpoint.leaves()}
     kind = _ADAPTER if _ADAPTER in names else _MODEL
     store.export(info, directory, select=kind, strip_prefix=True)
     if kind == _ADAPTER:

@@ -37,6 +37,7 @@ from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.save.options import SaveOptions
     from ckstore.saver.client.pending import PendingSave
     from ckstore.store import Store
 
@@ -142,7 +143,7 @@ class CkstoreTrainerMixin:
             (directory / _INCOMPLETE).unlink(missing_ok=True)
             state = trainer_state.state_of(self, directory)
             store, step = self._store(), self.state.global_step
-            options: dict[str, Any] = {
+            options: SaveOptions = {
                 "metrics": metrics_of(self.state),
                 "metadata": {CONDITIONS: about.to_json()},
                 "if_exists": "replace",

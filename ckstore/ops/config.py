@@ -123,7 +123,7 @@ class StoreConfig:
     """The policy that is applied to a run after each save to it, by every process; None: everything stays.
 
     The save frees what it drops. Checkpoints that exist when it is set stay until the next save of their run;
-    ``store.apply(store.plan_retention())`` does it at once.
+    ``store.prune()`` does it at once.
     """
 
     make_room = _policy(config_file.MAKE_ROOM)

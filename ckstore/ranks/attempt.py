@@ -30,15 +30,37 @@ def attempt_here(attempt: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class AsRank:
-    """What the caller says about ranks."""
+class Ranks:
+    """This process is one of several that each save a part, without a process group.
 
-    rank: int | None
-    world_size: int | None
-    timeout_s: float
-    attempt: str | None
+    All give the same step, run, `world_size` and `attempt`. The last part that comes publishes one checkpoint.
+
+    Attributes:
+        rank: Its number, from 0.
+        world_size: How many ranks there are.
+        attempt: Names this start of the job, the same on all ranks, so that it never meets what another start left;
+            None: what torchrun or Slurm say.
+        timeout_s: How long it waits for the others.
+    """
+
+    rank: int
+    world_size: int
+    attempt: str | None = None
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AsRank:
+    """What the caller says about ranks, and the checkpoint that they save."""
+
+    ranks: Ranks
     run: str
     step: object
+
+    @property
+    def timeout_s(self) -> float:
+        """How long this rank waits for the others."""
+        return self.ranks.timeout_s
 
     def who(self) -> Who:
         """Return this process as a rank.
@@ -46,18 +68,22 @@ class AsRank:
         Raises:
             BadInput: An argument is wrong or missing; it says which.
         """
-        if type(self.world_size) is not int or not 1 <= self.world_size <= WORLD_SIZE_MOST:
-            raise BadInput(f"world_size must be the number of ranks, at least 1, got {self.world_size!r}")
-        if type(self.rank) is not int or not 0 <= self.rank < self.world_size:
-            raise BadInput(f"rank must be an integer from 0 to {self.world_size - 1}, got {self.rank!r}")
-        timeout_s: object = self.timeout_s
+        ranks: object = self.ranks
+        if not isinstance(ranks, Ranks):
+            raise BadInput(f"ranks must be a Ranks, got {ranks!r}", hint="ranks=Ranks(rank, world_size)")
+        if type(ranks.world_size) is not int or not 1 <= ranks.world_size <= WORLD_SIZE_MOST:
+            raise BadInput(f"world_size must be the number of ranks, at least 1, got {ranks.world_size!r}")
+        if type(ranks.rank) is not int or not 0 <= ranks.rank < ranks.world_size:
+            raise BadInput(f"rank must be an integer from 0 to {ranks.world_size - 1}, got {ranks.rank!r}")
+        timeout_s: object = ranks.timeout_s
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
-            raise BadInput(f"timeout must be a number of seconds above 0, got {timeout_s!r}")
+            raise BadInput(f"timeout_s must be a number of seconds above 0, got {timeout_s!r}")
         check_run(self.run)
         if self.step is None:
             msg = "ranks that save together give the step"
             raise BadInput(msg, hint="step=, the same on all ranks")
-        attempt = attempt_here(self.attempt)
+        attempt = attempt_here(ranks.attempt)
         if len(attempt) > ATTEMPT_MOST_CHARS:
             raise BadInput(f"attempt must have at most {ATTEMPT_MOST_CHARS} characters, got {len(attempt)}")
-        return Who.here(self.run, check_step(self.step), self.rank, world_size=self.world_size, attempt=attempt)
+        step = check_step(self.step)
+        return Who.here(self.run, step, ranks.rank, world_size=ranks.world_size, attempt=attempt)

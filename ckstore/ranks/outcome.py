@@ -108,4 +108,4 @@ def error_of(meeting: FilesMeeting, outcome: Document) -> CkstoreError:
         causes = {rank: CkstoreError(document["why"]) for rank, document in sorted(meeting.hear("failed").items())}
         return failed_on_all(f"saving {who.name}", causes)
     msg = f"{who.name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"
-    return MissingRanks(msg, hint=f"{again}; timeout= says how long to wait", missing=tuple(outcome["missing"]))
+    return MissingRanks(msg, hint=f"{again}; timeout_s= says how long to wait", missing=tuple(outcome["missing"]))

@@ -8,5 +8,16 @@ from ckstore.training.conditions import Conditions
 from ckstore.training.history import ImportReport, import_history
 from ckstore.training.provenance import provenance
 from ckstore.training.restore import ResumeReport, restore
+from ckstore.training.signals import should_stop, stop_on_signals
 
-__all__ = ["Conditions", "ImportReport", "ResumeReport", "capture", "import_history", "provenance", "restore"]
+__all__ = [
+    "Conditions",
+    "ImportReport",
+    "ResumeReport",
+    "capture",
+    "import_history",
+    "provenance",
+    "restore",
+    "should_stop",
+    "stop_on_signals",
+]

@@ -22,7 +22,7 @@ _FORMS = {
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
     "DiffLeaf": "name kind dtype? shape?dtype nbytes",
-    "ExportReport": "checkpoint id=checkpoint_id destination nbytes tensor_count files tied state_names left_out "
+    "ExportReport": "checkpoint=name id=checkpoint_id destination nbytes tensor_count files tied state_names left_out "
     "unsafe_globals",
     "FileChange": "path kind before after changed_bytes",
     "FileSummary": "kind mode:04o nbytes",

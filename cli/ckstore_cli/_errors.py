@@ -52,7 +52,7 @@ _OPTIONS = {"max_shard_bytes": "max-shard", "timeout_s": "timeout"}
 _COMMANDS = {
     "Store.init(path)": "ckstore init",
     "store.pins()": "ckstore pin",
-    "store.files(ref)": "ckstore ls REF",
+    "store.open_checkpoint(ref).files()": "ckstore ls REF",
     "store.plan_retention(policy)": "ckstore prune",
     "export_safetensors(ref, destination, select=name)": "ckstore export REF DEST --select NAME",
     "readonly=True still reads it": "commands that only read still work",

@@ -33,10 +33,8 @@ COMMANDS = {
     "diff": "look",
     "annotate": "names",
     "tag": "names",
-    "untag": "names",
     "pin": "names",
-    "unpin": "names",
-    "rm": "space",
+    "delete": "space",
     "du": "look",
     "why": "look",
     "config": "store",
@@ -137,8 +135,10 @@ class App(click.Group):
         sys.exit(result if isinstance(result, int) else 0)
 
 
-# "did you mean rm" for a typo is one Enter away from deleting checkpoints.
-_DELETING = ("rm", "prune", "gc")
+# "did you mean delete" for a typo is one Enter away from deleting checkpoints.
+_DELETING = ("delete", "prune", "gc")
+_OTHER_WORDS = {"rm": "delete", "remove": "delete", "untag": "tag -d", "unpin": "pin -d"}
+"""Words of other programs, and what they mean here."""
 _VERY_LIKE = 0.8
 
 
@@ -149,6 +149,8 @@ def _commands_like(name: str) -> list[str]:
     def is_very_like(one: str) -> bool:
         return name[0] == one[0] and SequenceMatcher(None, name, one).ratio() >= _VERY_LIKE
 
+    if name in _OTHER_WORDS:
+        return [_OTHER_WORDS[name]]
     near = get_close_matches(name, COMMANDS, n=2)
     return [one for one in near if one not in _DELETING or is_very_like(one)]
 

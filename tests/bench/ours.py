@@ -60,7 +60,7 @@ class Ckstore(System):
         self._store.gc()
 
     def rotate(self, keep: int) -> None:
-        self._store.set_retention(RetentionPolicy(keep_last=keep))  # and gc follows each save
+        self._store.config.retention = RetentionPolicy(keep_last=keep)  # and gc follows each save
 
     def load(self) -> Mapping[str, torch.Tensor]:
         state: Mapping[str, torch.Tensor] = self._store.load(verify=self._verify)

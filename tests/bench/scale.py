@@ -81,7 +81,7 @@ class Kept:
         return {f"layer.{self._saved % _CHANGING}": np.full(64, 1_000_000 + self._saved, np.int32)}
 
     def _prune(self) -> None:
-        report = self._store.gc(_POLICY)
+        report = self._store.prune(_POLICY)
         if report.freed_count != 1:
             raise AssertionError(f"the blob of one checkpoint should be freed, {report.freed_count} were")
 

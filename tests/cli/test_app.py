@@ -65,14 +65,19 @@ def test_a_command_that_does_not_exist_is_refused_with_one_that_looks_like_it(ru
     assert shown.stderr == ("error: there is no command 'shwo', did you mean show?\nhint: see ckstore --help\n")
 
 
+@pytest.mark.parametrize("word, meant", [("rm", "delete"), ("untag", "tag -d"), ("unpin", "pin -d")])
+def test_a_word_of_another_program_is_refused_with_the_word_here(word: str, meant: str, run: Run) -> None:
+    assert run(word).stderr.startswith(f"error: there is no command {word!r}, did you mean {meant}?\n")
+
+
 @pytest.mark.parametrize("word", ["ru", "urn", "rnu", "punt", "rune", "purge", "trim", "grm", "cg"])
 def test_a_word_that_is_not_very_like_it_is_never_said_to_be_a_command_that_deletes(word: str, run: Run) -> None:
     said = run(word).stderr
 
-    assert re.search(r"\b(rm|prune|gc)\b", said) is None, said
+    assert re.search(r"\b(delete|prune|gc)\b", said) is None, said
 
 
-@pytest.mark.parametrize("word, meant", [("prun", "prune"), ("pruen", "prune"), ("gcc", "gc"), ("rmm", "rm")])
+@pytest.mark.parametrize("word, meant", [("prun", "prune"), ("pruen", "prune"), ("gcc", "gc"), ("delte", "delete")])
 def test_a_command_that_deletes_is_named_for_a_word_that_is_very_like_it(word: str, meant: str, run: Run) -> None:
     assert f"did you mean {meant}" in run(word).stderr
 

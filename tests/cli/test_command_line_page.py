@@ -91,10 +91,8 @@ def test_the_keys_of_init_are_those_printed(run: Run) -> None:
     "words",
     [
         ("tag", "paper", "100"),
-        ("untag", "best"),
         ("pin", "100", "--reason", "x"),
-        ("unpin", "main@7"),
-        ("rm", "sweep-7@7"),
+        ("delete", "sweep-7@7"),
         ("prune", "--keep-last", "1", "--dry-run"),
         ("gc", "--keep-last", "1"),
         ("diff", "main@7", "main@100"),
@@ -117,6 +115,20 @@ def test_the_keys_of_a_command_are_those_printed(words: tuple[str, ...], run: Ru
     shown = run(*words, "--json", "--store", store)
 
     assert keys(section(f"`ckstore {words[0]}`")) == list(first(shown.stdout)), shown.stderr
+
+
+@pytest.mark.parametrize("words, key", [(("tag", "-d", "best"), "name"), (("pin", "-d", "main@7"), "removed")])
+def test_the_keys_of_what_was_removed_are_those_printed(
+    words: tuple[str, ...], key: str, run: Run, tmp_path: Path
+) -> None:
+    with Store.init(tmp_path / "s") as made:
+        made.save({"lr": 1}, step=7, tags=["best"])
+        made.pin("main@7", "x")
+
+    printed = list(first(run(*words, "--json", "--store", tmp_path / "s").stdout))
+
+    assert printed == ["v", key]
+    assert re.search(rf"`{words[0]} -d`.*`v` and `{key}`", section(f"`ckstore {words[0]}`"))
 
 
 def test_the_keys_of_an_error_are_those_printed(run: Run) -> None:

@@ -19,6 +19,7 @@ from tests.cli.conftest import Run, on_terminal
 from tests.cli.test_command_line_page import keys, section
 from tests.containers.files import torch_file
 from tests.support.damage import MIB, blobs_by_size, flip, two_part_state
+from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
 
 
@@ -129,7 +130,7 @@ def test_du_adds_up_and_says_what_deleting_would_free(run: Run, path: Path) -> N
     assert found["disk_bytes"] == disk_bytes(path)
     assert found["disk_bytes"] == found["unique_bytes"] + found["shared_bytes"] + found["unused_bytes"]
     before_bytes = disk_bytes(path)
-    run("rm", "2", "--store", path)
+    run("delete", "2", "--store", path)
     assert before_bytes - disk_bytes(path) == found["checkpoints"][1]["unique_bytes"]
 
 
@@ -232,7 +233,7 @@ def test_a_sample_that_is_no_part_is_wrong_usage(part: str, run: Run, path: Path
 
 def test_verify_repairs_from_a_copy_and_says_from_where(run: Run, path: Path, tmp_path: Path) -> None:
     with Store.open(path) as store:
-        shutil.copytree(store.directory_of(1), tmp_path / "backup")
+        shutil.copytree(directory_of(store, 1), tmp_path / "backup")
         victim = blobs_by_size(store, 2)[-1]
         flip(victim, keep_time=True)
 

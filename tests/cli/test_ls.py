@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ckstore import Store
 from ckstore_cli.commands.look.ls import fits
 from tests.cli.conftest import Run
+from tests.support.look import directory_of
 
 
 def test_every_leaf_is_listed_with_dtype_shape_and_size(run: Run, saved: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_scalar_has_an_empty_shape_and_names_cannot_move_the_cursor(run: Run, 
 def test_a_damaged_manifest_is_said_to_be_damaged(run: Run, tmp_path: Path) -> None:
     with Store.init(tmp_path / "s") as store:
         store.save({"x": b"1"}, step=1)
-        manifest = store.directory_of(1) / "manifest.json"
+        manifest = directory_of(store, 1) / "manifest.json"
     manifest.chmod(0o600)
     manifest.write_bytes(manifest.read_bytes().replace(b'"step":1', b'"step":2'))
 

@@ -1,4 +1,4 @@
-"""``annotate tag untag pin unpin rm`` on stores of their own."""
+"""``annotate tag pin delete`` on stores of their own."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_a_tag_is_given_listed_moved_and_taken_away(run: Run, path: Path) -> Non
         "step": 200,
         "id": Store.open(path).info(200).id,
     }
-    assert run("untag", "best", "--store", path).stdout == "removed the tag best\n"
-    again = run("untag", "best", "--store", path)
+    assert run("tag", "-d", "best", "--store", path).stdout == "removed the tag best\n"
+    again = run("tag", "-d", "best", "--store", path)
     assert (again.exit_code, again.stderr) == (4, "error: there is no tag 'best'\nhint: the tags are newest\n")
 
 
@@ -106,15 +106,13 @@ def test_a_pin_protects_until_it_is_removed(run: Run, path: Path) -> None:
     name = re.search(r"as (pin-\w+), until it is unpinned", made.stdout)
     assert name is not None
 
-    refused = run("rm", "100", "--store", path)
+    refused = run("delete", "100", "--store", path)
     assert refused.exit_code == 5
     assert "pinned" in refused.stderr
     assert "in the\\npaper" in run("pin", "--store", path).stdout
-    assert (
-        run("unpin", "main@100", "--json", "--store", path).stdout == json.dumps({"v": 1, "removed": [name[1]]}) + "\n"
-    )
+    assert documents(run("pin", "-d", "main@100", "--json", "--store", path).stdout) == [{"v": 1, "removed": [name[1]]}]
     assert run("pin", "--store", path).stderr == "no pins\n"
-    assert run("rm", "100", "--store", path).stdout == "deleted main@100\n"
+    assert run("delete", "100", "--store", path).stdout == "deleted main@100\n"
 
 
 @pytest.mark.usefixtures("steady_clock")
@@ -137,8 +135,8 @@ def test_a_pin_needs_a_checkpoint_and_a_reason(words: list[str], run: Run, path:
 def test_a_pin_is_removed_by_its_name(run: Run, path: Path) -> None:
     name = Store.open(path).pin(100, "x").name
 
-    assert run("unpin", name, "--store", path).stdout == f"removed {name}\n"
-    again = run("unpin", name, "--store", path)
+    assert run("pin", "-d", name, "--store", path).stdout == f"removed {name}\n"
+    again = run("pin", "-d", name, "--store", path)
     assert again.exit_code == 4
     assert again.stderr.endswith("\nhint: ckstore pin lists the pins\n")
 
@@ -146,7 +144,7 @@ def test_a_pin_is_removed_by_its_name(run: Run, path: Path) -> None:
 def test_rm_deletes_and_frees(run: Run, path: Path) -> None:
     before = len(list((path / "blobs").glob("*/*")))
 
-    shown = run("rm", "100", "--json", "--store", path)
+    shown = run("delete", "100", "--json", "--store", path)
 
     assert shown.exit_code == 0
     assert list(documents(shown.stdout)[0]) == ["v", "dry_run", "run", "step", "id"]
@@ -157,11 +155,11 @@ def test_rm_deletes_and_frees(run: Run, path: Path) -> None:
 def test_rm_of_what_has_a_tag_is_refused_with_the_next_step(run: Run, path: Path) -> None:
     Store.open(path).tag("best", 200)
 
-    shown = run("rm", "200", "--store", path)
+    shown = run("delete", "200", "--store", path)
 
     assert shown.exit_code == 5
     assert "best" in shown.stderr
-    assert "hint: remove the tag first: ckstore untag best\n" in shown.stderr
+    assert "hint: remove the tag first: ckstore tag -d best\n" in shown.stderr
 
 
 def steps_left(path: Path) -> list[int]:
@@ -174,7 +172,7 @@ def test_rm_takes_several_refs_and_ranges(run: Run, path: Path) -> None:
         store.save({"w": np.full(10, step)}, step=step)
         store.save({"w": np.full(10, step)}, step=step, run="b")
 
-    done = run("rm", "main@600", "main@150..400", "b@..400", "main@600", "--json", "--store", path)
+    done = run("delete", "main@600", "main@150..400", "b@..400", "main@600", "--json", "--store", path)
 
     assert [(doc["run"], doc["step"]) for doc in documents(done.stdout)] == [
         ("main", 600),
@@ -184,7 +182,7 @@ def test_rm_takes_several_refs_and_ranges(run: Run, path: Path) -> None:
         ("b", 400),
     ]
     assert [info.name for info in store.checkpoints()] == ["main@100", "main@500", "b@500", "b@600"]
-    assert run("rm", "b@600..", "--store", path).stdout == "deleted b@600\n"
+    assert run("delete", "b@600..", "--store", path).stdout == "deleted b@600\n"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +197,7 @@ def test_rm_takes_several_refs_and_ranges(run: Run, path: Path) -> None:
     ],
 )
 def test_rm_deletes_nothing_unless_each_ref_names_something(refs: list[str], status: int, run: Run, path: Path) -> None:
-    assert run("rm", *refs, "--store", path).exit_code == status
+    assert run("delete", *refs, "--store", path).exit_code == status
     assert steps_left(path) == [100, 200, 300]
 
 
@@ -208,13 +206,13 @@ def test_rm_guesses_no_run(run: Run, path: Path) -> None:
     for step in (300, 400):
         store.save({"w": np.zeros(10)}, step=step, run="b")
 
-    refused = run("rm", "300..", "--store", path)
+    refused = run("delete", "300..", "--store", path)
 
     assert refused.exit_code == 4
     assert "300..: the store has several runs: b, main" in refused.stderr
     assert "say of which: RUN@300.." in refused.stderr
-    assert "no checkpoint of the run b has a step in this range" in run("rm", "b@1..9", "--store", path).stderr
-    refused = run("rm", "b@400", "300", "--store", path)
+    assert "no checkpoint of the run b has a step in this range" in run("delete", "b@1..9", "--store", path).stderr
+    refused = run("delete", "b@400", "300", "--store", path)
     assert refused.exit_code == 4
     assert "300: several runs have a checkpoint at this step: b@300, main@300" in refused.stderr
     assert steps_left(path) == [100, 200, 300, 300, 400]
@@ -224,7 +222,7 @@ def test_a_dry_run_of_rm_deletes_nothing_and_says_what_would_stay(run: Run, path
     Store.open(path).tag("best", 200)
 
     with Store.open(path, readonly=True).open_checkpoint(100):
-        shown = run("rm", "..300", "--dry-run", "--store", path)
+        shown = run("delete", "..300", "--dry-run", "--store", path)
 
     assert (shown.exit_code, shown.stdout) == (5, "would delete main@300\n")
     assert "2 of 3 checkpoints would not be deleted: main@100: main@100 is open for reading" in shown.stderr
@@ -237,7 +235,7 @@ def test_rm_leaves_what_is_protected_and_deletes_the_others(run: Run, path: Path
     store.tag("best", 200)
     store.pin(100, "paper")
 
-    shown = run("rm", "..300", "--store", path)
+    shown = run("delete", "..300", "--store", path)
 
     assert (shown.exit_code, shown.stdout) == (5, "deleted main@300\n")
     assert "2 of 3 checkpoints were not deleted: main@100: " in shown.stderr
@@ -247,4 +245,15 @@ def test_rm_leaves_what_is_protected_and_deletes_the_others(run: Run, path: Path
 
 def test_rm_of_what_is_open_is_refused(run: Run, path: Path) -> None:
     with Store.open(path, readonly=True).open_checkpoint(200):
-        assert run("rm", "200", "--store", path).exit_code == 5
+        assert run("delete", "200", "--store", path).exit_code == 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("tag", "-d"), ("tag", "-d", "best", "100"), ("pin", "-d"), ("pin", "-d", "100", "--reason", "x")],
+)
+def test_what_is_removed_is_named_and_nothing_else(run: Run, path: Path, words: tuple[str, ...]) -> None:
+    shown = run(*words, "--store", path)
+
+    assert shown.exit_code == 2
+    assert "-d needs the" in shown.stderr

@@ -9,6 +9,7 @@ import pytest
 from ckstore import Store
 from ckstore.model.times import time_of_text
 from tests.cli.conftest import Run
+from tests.support.look import directory_of
 
 
 def labels(text: str) -> dict[str, str]:
@@ -26,7 +27,7 @@ def test_everything_about_a_checkpoint_is_shown(run: Run, saved: Path) -> None:
 
     with Store.open(saved, readonly=True) as store:
         info, first = store.info("best"), store.info("main@100")
-        directory = store.directory_of("best")
+        directory = directory_of(store, "best")
     assert shown.exit_code == 0, shown.stderr
     told = labels(shown.stdout)
     assert told["checkpoint"] == "main@200"

@@ -13,6 +13,7 @@ import numpy as np
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError
+from tests.support.look import files_of
 
 MIB = 2**20
 Seen = dict[str, object]
@@ -43,7 +44,7 @@ def pruned(store: Store) -> None:
     Raises:
         CkstoreError: One was skipped, which a policy is told of by its report.
     """
-    report = store.apply(store.plan_retention(RetentionPolicy(keep_last=1), "main"))
+    report = store.prune(RetentionPolicy(keep_last=1), "main")
     if report.skipped:
         raise CkstoreError(f"skipped: {report.skipped}")
 
@@ -97,7 +98,7 @@ def seen(store: Store, outside: Path) -> Seen:
         if info.run == "main":
             found[info.name] = (int(store.load(info)["w"].sum()), *map(str, about))
         else:
-            found[info.name] = ([file.path for file in store.files(info)], *map(str, about))
+            found[info.name] = ([file.path for file in files_of(store, info)], *map(str, about))
     found["pins"] = [(pin.run, pin.step, pin.reason, pin.dangling) for pin in store.pins()]
     found["config"] = store.config.recheck_share
     found["outside"] = {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import MissingRanks, RankFailed, Store
+from ckstore import MissingRanks, RankFailed, Ranks, Store
 from ckstore.ranks import save as save_of_ranks
 from ckstore.ranks.by_files import FilesMeeting
 from tests.support.requirements import require_fuse, require_root
@@ -77,7 +77,7 @@ def test_ranks_of_two_hosts_make_one_checkpoint_of_their_states_and_of_their_fil
             hosts,
             lambda store, rank, step=step: (
                 store.save(  # type: ignore[misc]
-                    state(rank, step), step, rank=rank, world_size=RANKS, attempt="a", timeout=PATIENT_S
+                    state(rank, step), step, ranks=Ranks(rank, RANKS, "a", timeout_s=PATIENT_S)
                 ).id
             ),
             list(range(RANKS)),
@@ -93,9 +93,7 @@ def test_ranks_of_two_hosts_make_one_checkpoint_of_their_states_and_of_their_fil
     answers = together(
         hosts,
         lambda store, rank: (
-            store.commit(
-                tmp_path / f"files-{rank}", step=9, rank=rank, world_size=RANKS, attempt="a", timeout=PATIENT_S
-            ).id
+            store.commit(tmp_path / f"files-{rank}", step=9, ranks=Ranks(rank, RANKS, "a", timeout_s=PATIENT_S)).id
         ),
         list(range(RANKS)),
     )
@@ -108,7 +106,7 @@ def test_ranks_of_two_hosts_make_one_checkpoint_of_their_states_and_of_their_fil
 def test_a_rank_of_another_host_that_does_not_come_is_named_on_both(hosts: list[Path]) -> None:
     def save(attempt: str, timeout: float) -> Callable[[Store, int], Any]:
         return lambda store, rank: (
-            store.save(state(rank, 1), 1, rank=rank, world_size=RANKS, attempt=attempt, timeout=timeout).id
+            store.save(state(rank, 1), 1, ranks=Ranks(rank, RANKS, attempt, timeout_s=timeout)).id
         )
 
     answers = together(hosts, save("a", 5.0), [0, 1, 2])
@@ -130,7 +128,7 @@ def test_a_rank_of_another_host_that_is_killed_is_named_or_its_part_is_whole(hos
 
     def save(attempt: str, timeout: float) -> Callable[[Store, int], Any]:
         return lambda store, rank: (
-            store.save(state(rank, 1), 1, rank=rank, world_size=RANKS, attempt=attempt, timeout=timeout).id
+            store.save(state(rank, 1), 1, ranks=Ranks(rank, RANKS, attempt, timeout_s=timeout)).id
         )
 
     answers = together(hosts, save("a", 5.0), [0, 2, 3])
@@ -177,7 +175,7 @@ def fork_and_kill(place: Path, moment: str) -> int:
             else:
                 patch.setattr(FilesMeeting, "say_part", say_and_die)
             patch.setattr(socket, "gethostname", lambda: "two")
-            Store.open(place).save(state(1, 1), 1, rank=1, world_size=RANKS, attempt="a", timeout=PATIENT_S)
+            Store.open(place).save(state(1, 1), 1, ranks=Ranks(1, RANKS, "a", timeout_s=PATIENT_S))
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

@@ -121,7 +121,7 @@ def test_each_act_of_a_host_is_seen_whole_by_the_other(hosts: list[Store], tmp_p
     seen(lambda: two.export_safetensors("main@2", tmp_path / "exported"))
     assert (tmp_path / "exported").exists()
 
-    one.apply(one.plan_retention(RetentionPolicy(keep_last=1), "main"))
+    one.prune(RetentionPolicy(keep_last=1), "main")
     seen(lambda: [info.name for info in two.checkpoints()] == ["main@3", "main@2", "files@7"])
     one.config.grace_s = 0
     seen(lambda: two.config.grace_s == 0)
@@ -144,7 +144,7 @@ def test_three_hundred_saves_of_each_host_stay_within_what_is_kept(
 ) -> None:
     """What a host reads it has mapped for as long as the other keeps it; what ``df`` says is what is kept and waits."""
     hosts[0].config.grace_s = 0
-    hosts[0].set_retention(RetentionPolicy(keep_last=_KEPT))
+    hosts[0].config.retention = RetentionPolicy(keep_last=_KEPT)
     begun = taken_bytes(hosts[0])
     most_bytes = 0
     mapped = [deque[tuple[dict[str, Any], dict[str, Any]]](maxlen=_KEPT) for _ in hosts]

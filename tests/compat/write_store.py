@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ckstore import Store
+from ckstore import Ranks, Store
 from tests.support.gloo import Group
 
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ def write(name: str) -> None:
         store.save({"model": {"w": shared, "tied": shared}, "lr": 0.1, "names": ["a", "b"]}, step=1, tags=["first"])
         with Group(2, Path(folder), CASES) as group:
             group.run("save_shards", store=str(store.path), step=2)
-        store.save({"own": 7}, step=3, rank=0, world_size=1, attempt="compat")
+        store.save({"own": 7}, step=3, ranks=Ranks(0, 1, "compat"))
         (Path(folder) / "file.txt").write_text("committed")
         store.commit(Path(folder) / "file.txt", step=4)
         store.gc()

@@ -73,7 +73,7 @@ def _annotate(store: Store, journal: Journal, step: int, metric: str, value: flo
 def _keep(store: Store, journal: Journal, policy: RetentionPolicy) -> None:
     text = json.dumps(policy.to_json(), sort_keys=True)
     journal.begin(("retention", "policy"), text)
-    store.set_retention(policy)
+    store.config.retention = policy
     journal.done(("retention", "policy"), text)
 
 
@@ -81,12 +81,11 @@ def _prune(store: Store, journal: Journal, policy: RetentionPolicy) -> None:
     plan = store.plan_retention(policy)
     for entry in plan.dropped:
         journal.begin((entry.info.run, entry.info.step), None)
-    report = store.apply(plan)
+    report = store.prune(policy)
     if len(report.dropped) != len(plan.dropped):
         raise RuntimeError(f"no other process is there, and yet not all was dropped: {report}")
     for entry in plan.dropped:
         journal.done((entry.info.run, entry.info.step), None)
-    store.gc()
 
 
 def _delete(store: Store, journal: Journal, step: int) -> None:

@@ -110,9 +110,8 @@ class Work:
         plan = store.plan_retention(RetentionPolicy(keep_last=1))
         for entry in plan.dropped:
             self._promise(entry.step, None)
-        for info in store.apply(plan).dropped:
+        for info in store.prune(RetentionPolicy(keep_last=1)).dropped:
             self.promised.options[_RUN, info.step] = {None}
-        store.gc()
 
     def _save_again(self, store: Store) -> None:
         self._put(store, 3, "other")

@@ -25,6 +25,7 @@ from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen, without_exchange
 from tests.faults.states import CHUNK_BYTES, state
 from tests.faults.straced import mark
+from tests.support.look import leaves_of
 
 _ONE = f"store/checkpoints/{RUN}/1"
 _SAVED = SCENARIOS["deduplicated_save"].prepare
@@ -75,14 +76,14 @@ def _annotating(store: Store, journal: Journal) -> None:
 
 def _setting_retention(store: Store, journal: Journal) -> None:
     for keep_last in (3, 2):
-        store.set_retention(RetentionPolicy(keep_last=keep_last))
+        store.config.retention = RetentionPolicy(keep_last=keep_last)
         mark(durable=["store/config.json"])
 
 
 def _rotated(path: Path, journal: Journal) -> None:
     _SAVED(path, journal)
     with Store.open(path) as store:
-        store.set_retention(RetentionPolicy(keep_last=1))
+        store.config.retention = RetentionPolicy(keep_last=1)
 
 
 def _rotating(store: Store, journal: Journal) -> None:
@@ -190,7 +191,7 @@ def _marked(path: Path, journal: Journal) -> None:
 
 
 def _pruning(store: Store, journal: Journal) -> None:
-    report = store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    report = store.prune(RetentionPolicy(keep_last=1))
     mark(gone=[f"store/checkpoints/{info.run}/{info.step}" for info in report.dropped])
 
 
@@ -230,7 +231,7 @@ def _looking(store: Store, journal: Journal) -> None:
     listed = store.checkpoints()
     first = listed[0] if listed else store.info("latest")
     store.load(first)
-    store.leaves(first)
+    leaves_of(store, first)
     store.diff(first, "latest")
     store.latest(valid=True)
     store.why(min(path.name for path in unseen(store.path).glob("checkpoints/*/*/blobs/*")))

@@ -74,9 +74,9 @@ def _saved(
 ) -> tuple[CkstoreError | None, list[str]]:
     """Save the second step beside harm, and the third without; return the error of the second, and what is wrong."""
     with Store.open(path) as store:
-        client = store._client()
+        client = store.background._client()
         with patch.dict(os.environ, harmful):
-            store.prewarm()
+            store.background.prewarm()
             error = _second(store, journal) if both else None
         if not both:
             error = _second(store, journal)

@@ -25,6 +25,7 @@ from tests.faults.facts import broken_facts, facts_of
 from tests.faults.journal import Fact, Place, Promised
 from tests.faults.states import CHUNK_BYTES, NAMES, expected, fingerprint, read_files, state
 from tests.support.descriptors import open_below
+from tests.support.look import files_of
 
 _DIGEST = r"xxh3-[0-9a-f]{32}"
 _RUN = r"[A-Za-z0-9._-]+"
@@ -137,7 +138,7 @@ def _contents(store: Store, wrong: list[str]) -> Contents:
 
 def _content(store: Store, info: CheckpointInfo) -> object:
     """Return the state, or the files that were committed."""
-    if not store.files(info):
+    if not files_of(store, info):
         return store.load(info)
     with tempfile.TemporaryDirectory() as folder:
         store.checkout(info, Path(folder) / "out")
@@ -173,8 +174,7 @@ def _goes_on(store: Store, listed: list[tuple[str, str]], facts: dict[Fact, set[
     saved = [*listed, (older.name, older.id), (newer.name, newer.id)]
     if _listed(store) != saved:
         wrong.append(f"after two saves it lists {_listed(store)}, before that {listed}")
-    dropped = store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run=_PROBE)).dropped
-    store.gc()
+    dropped = store.prune(RetentionPolicy(keep_last=1), run=_PROBE).dropped
     if [info.name for info in dropped] != [older.name]:
         wrong.append(f"pruning dropped {[info.name for info in dropped]} instead of {older.name}")
     saved.remove((older.name, older.id))

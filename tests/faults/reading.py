@@ -27,6 +27,7 @@ from ckstore.errors import CkstoreError
 from tests.faults.shim import Family, Fault, Preloaded
 from tests.support.descriptors import open_below
 from tests.support.in_full import in_full
+from tests.support.look import directory_of, files_of, leaves_of
 
 STATE = {"w": np.arange(600_000, dtype=np.float32), "small": np.arange(9), "text": "x" * 5000, "n": 3}
 WAYS = {
@@ -49,7 +50,7 @@ def make(path: Path) -> None:
         store.save({**STATE, "small": np.arange(10)}, 2)
         store.pin(1, "kept")
         store.annotate(2, {"loss": 1.0}, note="a note")
-        store.set_retention(RetentionPolicy(keep_last=5))
+        store.config.retention = RetentionPolicy(keep_last=5)
 
 
 def _inside(read: Callable[[Any], object]) -> Callable[[Store], object]:
@@ -97,15 +98,14 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "checkpoints": lambda store: store.checkpoints(),
     "runs": lambda store: store.runs(),
     "follow": lambda store: list(store.follow(timeout_s=0)),
-    "leaves": lambda store: store.leaves(1),
-    "files": lambda store: store.files(3),
-    "directory_of": lambda store: store.directory_of(1),
+    "leaves": lambda store: leaves_of(store, 1),
+    "files": lambda store: files_of(store, 3),
+    "directory_of": lambda store: directory_of(store, 1),
     "diff": lambda store: store.diff(1, 2, values=True),
     "du": lambda store: store.du(),
     "why": lambda store: store.why(_digest(store)),
     "plan_gc": lambda store: store.plan_gc(),
     "gc that is dry": lambda store: store.gc(dry_run=True),
-    "leaks": lambda store: store.leaks(),
     "doctor": lambda store: store.doctor(),
     "tags": lambda store: store.tags(),
     "pins": lambda store: store.pins(),
@@ -125,7 +125,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
 
 MAY_SAY_LESS = {
     *("open", "load_into", "info", "latest valid", "checkpoints", "runs", "follow", "plan_gc", "gc that is dry"),
-    *("doctor", "leaks", "plan_retention", "verify", "verify quickly"),
+    *("doctor", "plan_retention", "verify", "verify quickly"),
 }
 """They report what cannot be read, leave out annotations and estimates, or see other processes; others answer alike."""
 

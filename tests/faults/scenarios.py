@@ -364,7 +364,7 @@ def _settle_repair(path: Path, done: bool) -> list[str]:
     """What was not repaired by a process that died is repaired by the next; what was done needs no more."""
     with Store.open(path) as store:
         report = store.verify() if done else store.verify(repair_from=_backup(path))
-        wrong = [f"{found.checkpoint}: {found.what}" for found in report.damage]
+        wrong = [f"{found.name}: {found.what}" for found in report.damage]
         wrong += [found.what for found in report.findings if found.harmful and not found.mended]
         return [f"{'repaired' if done else 'repaired again'}, and there is still {what}" for what in wrong]
 
@@ -384,7 +384,7 @@ def _settle_rot(path: Path, done: bool) -> list[str]:
     with Store.open(path) as store:
         if not done:
             store.save(state("first"), run=RUN, step=1)
-        return [f"{found.checkpoint}: {found.what}" for found in store.verify().damage]
+        return [f"{found.name}: {found.what}" for found in store.verify().damage]
 
 
 SCENARIOS = {

@@ -81,7 +81,7 @@ def test_a_fact_that_is_missing_or_too_much_is_found(store: Path) -> None:
         opened.tag("best", "main@1")
         opened.pin("main@1", "figure 3")
         opened.annotate("main@1", {"loss": 0.5})
-        opened.set_retention(RetentionPolicy(keep_last=9))
+        opened.config.retention = RetentionPolicy(keep_last=9)
     promised = promise("first")
     promised.facts = {
         ("tag", "best"): {"main@1", None},

@@ -33,6 +33,7 @@ from safetensors.torch import save_file
 import ckstore
 from tests.format import reader
 from tests.support.examples import examples
+from tests.support.look import directory_of
 
 MIB = 2**20
 WHOLE_DTYPES = [getattr(torch, name) for name in reader.TORCH_ITEMSIZE if hasattr(torch, name)]
@@ -381,7 +382,7 @@ def test_the_reader_gets_the_files_that_were_committed(store: ckstore.Store, tmp
 
     info = store.commit(folder)
 
-    checkpoint = reader.Checkpoint(store.directory_of(info))
+    checkpoint = reader.Checkpoint(directory_of(store, info))
     found = checkpoint.files()
     assert set(found) == {str(path.relative_to(folder)) for path in folder.rglob("*")}
     for path, (kind, mode, data) in found.items():

@@ -76,7 +76,7 @@ def test_a_store_is_its_owners_alone_whatever_the_umask(mask: int, tmp_path: Pat
         store.save({"w": b"1" * 9000}, step=1, tags=["best"])
         store.pin(1, "x")
         store.annotate(1, metrics={"loss": 1.0})
-        store.set_retention(None)
+        store.config.retention = None
 
     found = modes_in(tmp_path / "store")
     assert mode_of(tmp_path / "store") == 0o700
@@ -100,7 +100,7 @@ def test_a_store_in_a_directory_that_a_group_may_read_can_be_read_by_the_group(t
     (tmp_path / "store").chmod(0o2750)
     with umask(0o077), Store.init(tmp_path / "store") as store:
         store.save({"w": b"1" * 9000}, step=1)
-        store.set_retention(None)
+        store.config.retention = None
 
     found = modes_in(tmp_path / "store")
     assert {mode for name, mode in found.items() if name.startswith("directory")} == {0o2750}

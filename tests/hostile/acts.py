@@ -13,6 +13,7 @@ from ckstore import Best, RetentionPolicy, Store
 from ckstore_cli.app import app
 from tests.hostile.places import state
 from tests.hostile.scene import Scene
+from tests.support.look import files_of, leaves_of
 
 REFS = ("main@2", "main@3", "files@3", "latest", "best")
 
@@ -65,8 +66,8 @@ def _looks(store: Store, scene: Scene, how: str) -> Iterator[Act]:
     for ref in REFS:
         to = scene.out / f"{ref}-{how}"
         yield Act(f"info {ref}", partial(store.info, ref))
-        yield Act(f"leaves {ref}", partial(store.leaves, ref))
-        yield Act(f"files {ref}", partial(store.files, ref))
+        yield Act(f"leaves {ref}", partial(leaves_of, store, ref))
+        yield Act(f"files {ref}", partial(files_of, store, ref))
         yield Act(f"load {ref}", partial(store.load, ref))
         yield Act(f"map {ref}", partial(store.load, ref, mmap=True))
         yield Act(f"map {ref} unverified", partial(store.load, ref, mmap=True, verify=False))
@@ -112,16 +113,15 @@ def _changes(store: Store, scene: Scene) -> Iterator[Act]:
     yield Act("commit", lambda: store.commit(files, step=11))
     yield Act("replace", lambda: store.save(state(11), step=9, if_exists="replace"))
     yield Act("gc", store.gc)
-    yield Act("set a policy", lambda: store.set_retention(RetentionPolicy(keep_last=2)))
+    yield Act("set a policy", lambda: setattr(store.config, "retention", RetentionPolicy(keep_last=2)))
     yield Act("save with a policy", lambda: store.save(state(12), step=12))
-    yield Act("apply", lambda: store.apply(store.plan_retention(RetentionPolicy(keep_last=1))))
     yield Act("unpin", lambda: store.unpin("main@2"))
     yield Act("untag", lambda: store.untag("again"))
     yield Act("delete", lambda: store.delete("main@2"))
     yield Act("gc after that", store.gc)
     yield Act("reindex", lambda: store.reindex(relink=True))
     yield Act("verify after that", store.verify)
-    yield Act("gc with a policy", lambda: store.gc(RetentionPolicy(keep_last=1)))
+    yield Act("prune", lambda: store.prune(RetentionPolicy(keep_last=1)))
     yield Act("the last save", lambda: store.save(state(13), step=13))
     yield Act("the last load", lambda: store.load("main@13"))
 
@@ -154,7 +154,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("pin", "main@2", "--reason", "because"),
     ("tag", "command", "main@2"),
-    ("untag", "command"),
+    ("tag", "-d", "command"),
     ("prune", "--keep-last", "2", "--dry-run"),
     ("prune", "--keep-last", "1"),
     ("gc", "--dry-run"),

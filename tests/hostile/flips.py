@@ -287,7 +287,7 @@ class _Acts:
             if info is not None and not self._loads(store, step, content):
                 self._broken.append(f"step {step} was acknowledged and cannot be loaded")
         plan = self.tried("plan", lambda: store.plan_retention(POLICY, run="main"))
-        report = None if plan is None else self.tried("prune", lambda: store.apply(plan))
+        report = None if plan is None else self.tried("prune", lambda: store.prune(POLICY, run="main"))
         dropped = frozenset(info.step for info in report.dropped) if report is not None else frozenset()
         self.tried("gc", store.gc)
         for step in sorted(whole - dropped):

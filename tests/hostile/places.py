@@ -73,7 +73,7 @@ def make_store(path: Path) -> None:
     store.annotate(SPOILED, metrics={"bleu": 27.0}, note="diverges")
     store.pin(SPOILED, "figure 3", "30d")
     next((path / "pins").iterdir()).rename(path / DOCUMENTS["pin"])
-    store.set_retention(RetentionPolicy(keep_last=3, keep_best=Best("loss"), keep_within="7d"))
+    store.config.retention = RetentionPolicy(keep_last=3, keep_best=Best("loss"), keep_within="7d")
     damage = [{"blob": "", "names": ["w"], "what": "w is damaged"}]
     mark: dict[str, Any] = {"damage": damage, "format": "ckstore-damaged"}
     mark |= {"found": "2026-11-22T10:00:00.000000Z", "version": 1}

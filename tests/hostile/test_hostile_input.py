@@ -18,6 +18,7 @@ from tests.faults.states import fingerprint
 from tests.hostile.places import GOOD, make_store, state
 from tests.hostile.victim import parser_cases, store_case, use
 from tests.support.coverage import covered, lane_seed
+from tests.support.look import directory_of
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = [pytest.mark.crash]
@@ -77,7 +78,7 @@ def test_the_store_that_is_spoiled_is_a_good_one(template: Path, tmp_path: Path)
 def test_what_is_not_a_regular_file_is_told_and_not_waited_for(tmp_path: Path, kind: str, name: str) -> None:
     with Store.init(tmp_path / "store") as store:
         info = store.save(state(1), step=1)
-        directory = store.directory_of(1)
+        directory = directory_of(store, 1)
         path = directory / name if name != "blob" else next((directory / "blobs").iterdir())
         path.rename(tmp_path / "moved")
         if kind == "pipe":

@@ -85,7 +85,7 @@ def use(root: Path, victim: Path, act: str) -> None:
         if act == "gc":
             store.gc()
         else:
-            store.set_retention(RetentionPolicy(keep_last=1))
+            store.config.retention = RetentionPolicy(keep_last=1)
             store.save(STATE, step=4)
 
     assert victim.read_text() == "not yours"

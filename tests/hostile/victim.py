@@ -24,6 +24,7 @@ from ckstore.model.settings.retention import RetentionPolicy as Policy
 from ckstore.model.settings.settings import parse_config, parse_settings
 from tests.faults.states import fingerprint
 from tests.hostile.places import DOCUMENTS, GOOD, SPOILED, spoil_document, spoil_names, state
+from tests.support.look import files_of, leaves_of
 
 MORE_MEMORY_BYTES = 192 * 2**20
 """What a process may take beyond what it has: a document of some kilobytes must not make it take more."""
@@ -100,8 +101,8 @@ def _uses(store: Store, out: Path) -> list[tuple[str, Callable[[], Any]]]:
     for ref in (SPOILED, "files@3", "best", "main@5"):
         uses += [
             (f"info {ref}", lambda ref=ref: store.info(ref)),  # type: ignore[misc] # mypy infers no default
-            (f"leaves {ref}", lambda ref=ref: store.leaves(ref)),  # type: ignore[misc]
-            (f"files {ref}", lambda ref=ref: store.files(ref)),  # type: ignore[misc]
+            (f"leaves {ref}", lambda ref=ref: leaves_of(store, ref)),  # type: ignore[misc]
+            (f"files {ref}", lambda ref=ref: files_of(store, ref)),  # type: ignore[misc]
             (f"load {ref}", lambda ref=ref: store.load(ref)),  # type: ignore[misc]
             (f"map {ref}", lambda ref=ref: store.load(ref, mmap=True)),  # type: ignore[misc]
             (f"checkout {ref}", lambda ref=ref: store.checkout(ref, out / ref.replace("@", "-"))),  # type: ignore[misc]

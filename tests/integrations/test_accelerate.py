@@ -16,6 +16,7 @@ from ckstore import CkstoreWarning, Store
 from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_accelerate import train
 from tests.support.damage import flip
+from tests.support.look import directory_of
 from tests.support.requirements import require
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ def test_a_loop_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bi
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert [info.step for info in store.checkpoints()] == [0, 1]
     (largest, *_) = sorted(
-        (path for path in (store.directory_of(1) / "blobs").iterdir() if path.stat().st_nlink == 2),
+        (path for path in (directory_of(store, 1) / "blobs").iterdir() if path.stat().st_nlink == 2),
         key=lambda path: -path.stat().st_size,
     )
     flip(largest)

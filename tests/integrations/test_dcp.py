@@ -42,6 +42,7 @@ from tests.format import reader
 from tests.integrations.dcp_cases import PLACED, digest, whole
 from tests.support.damage import flip
 from tests.support.gloo import TIMEOUT_S, Group
+from tests.support.look import directory_of
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 
@@ -479,7 +480,7 @@ def test_latest_valid_goes_back_past_what_turns_out_to_be_damaged_unless_that_le
         dcp.save(store, {"w": torch.full((300,), float(step)), **more}, step)
 
     def damage(step: int) -> None:
-        (blob,) = (store.directory_of(step) / "blobs").iterdir()
+        (blob,) = (directory_of(store, step) / "blobs").iterdir()
         flip(blob, blob.stat().st_size // 2, keep_time=True)  # only who reads it finds it
 
     damage(3)
@@ -503,14 +504,14 @@ def test_latest_valid_goes_back_where_a_store_is_given_by_its_path_and_so_no_dam
     for step in (1, 2, 3):
         dcp.save(store, {"w": torch.full((300,), float(step))}, step)
     for step in (3, 2):
-        (blob,) = (store.directory_of(step) / "blobs").iterdir()
+        (blob,) = (directory_of(store, step) / "blobs").iterdir()
         flip(blob, blob.stat().st_size // 2, keep_time=True)  # only who reads it finds it
     state = {"w": torch.zeros(300)}
 
     with pytest.warns(ckstore.CkstoreWarning, match=r"restoring main@[21], since newer checkpoints are damaged"):
         assert dcp.load(store.path, state, "latest-valid").info.step == 1
     assert set(state["w"].tolist()) == {1.0}
-    (blob,) = (store.directory_of(1) / "blobs").iterdir()
+    (blob,) = (directory_of(store, 1) / "blobs").iterdir()
     flip(blob, blob.stat().st_size // 2, keep_time=True)
     with (
         pytest.warns(ckstore.CkstoreWarning, match="since newer checkpoints are damaged"),

@@ -12,6 +12,7 @@ import pytest
 
 from ckstore import Store
 from tests.support.damage import blobs_by_size, flip
+from tests.support.look import files_of
 from tests.support.requirements import require
 
 _PROGRAM = """
@@ -112,5 +113,5 @@ def test_the_example_with_the_real_engine_is_killed_in_a_save_and_goes_on_past_a
     assert resumed.stdout.count("ENDED") == 2
     with Store.open(tmp_path / "store") as store:
         assert [info.step for info in store.checkpoints()] == [2, 4, 6]
-        files = {file.path for file in store.files(6)}
+        files = {file.path for file in files_of(store, 6)}
     assert {f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)} <= {Path(path).name for path in files}

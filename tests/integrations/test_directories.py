@@ -16,6 +16,7 @@ from ckstore import BadInput, CkstoreWarning, InUse, Store
 from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact, remove
 from ckstore.training import Conditions
 from tests.support.damage import flip
+from tests.support.look import directory_of
 
 
 @pytest.fixture
@@ -123,7 +124,7 @@ def test_a_resume_from_a_store_that_is_open_for_reading_only_passes_over_what_is
     for step in (1, 2):
         (folder / "model.bin").write_bytes(bytes([step]) * 3000)
         commit_directory(store, folder, step, None, metrics={}, conditions=Conditions())
-    own = [blob for blob in (store.directory_of(2) / "blobs").iterdir() if blob.stat().st_nlink == 2]
+    own = [blob for blob in (directory_of(store, 2) / "blobs").iterdir() if blob.stat().st_nlink == 2]
     for blob in own:
         flip(blob, blob.stat().st_size // 2, keep_time=True)
     reader = Store.open(store.path, readonly=True)

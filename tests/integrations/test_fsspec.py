@@ -32,6 +32,7 @@ from ckstore.fs.new_tree import NewTree
 from ckstore.integrations.fsspec import CkstoreFileSystem
 from tests.support.damage import flip
 from tests.support.descriptors import open_below
+from tests.support.look import directory_of, files_of
 
 ROOT = Path(__file__).parents[2]
 SEGMENT = st.sampled_from(["a", "b c", "model.bin", "[x]*", "é", ".hidden"])
@@ -163,7 +164,7 @@ def test_a_store_that_is_reached_through_a_symlink_is_listed_under_the_path_that
     with fs.transaction:
         write(fs, f"ckstore://{top}/main/6/one")
         write(fs, url(store, "main", 6, "two"))
-    assert [file.path for file in store.files(6)] == ["one", "two"]
+    assert [file.path for file in files_of(store, 6)] == ["one", "two"]
 
 
 def test_what_is_damaged_is_not_said_to_be_absent(tmp_path: Path, store: Store, fs: Any) -> None:
@@ -174,7 +175,7 @@ def test_what_is_damaged_is_not_said_to_be_absent(tmp_path: Path, store: Store, 
     assert (fs.exists(url(store)), fs.isfile(url(store)), fs.isdir(url(store, "main"))) == (True, False, True)
     for nothing in (place + "2", url(store, "main", 6), f"ckstore://{tmp_path}/elsewhere"):
         assert (fs.exists(nothing), fs.isfile(nothing), fs.isdir(nothing)) == (False, False, False)
-    flip(store.directory_of(5) / "manifest.json", 60)
+    flip(directory_of(store, 5) / "manifest.json", 60)
 
     for ask in (fs.exists, fs.isfile, fs.isdir, fs.lexists):
         with pytest.raises(DamagedBlob):
@@ -197,7 +198,7 @@ def test_any_program_finds_it_by_the_url(tmp_path: Path, store: Store) -> None:
 def test_damage_is_found_when_it_is_read(tmp_path: Path, store: Store, fs: Any) -> None:
     (tmp_path / "f").write_bytes(bytes(3 * 2**20))
     store.commit(tmp_path / "f", 1)
-    (blob,) = (store.directory_of(1) / "blobs").iterdir()
+    (blob,) = (directory_of(store, 1) / "blobs").iterdir()
     flip(blob, 0)
 
     with fs.open(url(store, "main", 1, "f")) as file, pytest.raises(DamagedBlob):
@@ -221,7 +222,7 @@ def test_what_a_transaction_wrote_is_one_checkpoint_when_it_ends(store: Store, f
 
     assert [info.name for info in store.checkpoints()] == ["gpt@3"]
     assert fs.last.id == store.info("gpt@3").id
-    files = {file.path: (file.kind, file.nbytes) for file in store.files(3)}
+    files = {file.path: (file.kind, file.nbytes) for file in files_of(store, 3)}
     assert files == {
         "empty": ("directory", 0),
         "sub": ("directory", 0),
@@ -321,7 +322,7 @@ def test_threads_write_one_checkpoint(store: Store, fs: Any, monkeypatch: pytest
     with fs.transaction, ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda name: write(fs, url(store, "main", 1, name)), ("one", "two")))
 
-    assert [file.path for file in store.files(1)] == ["one", "two"]
+    assert [file.path for file in files_of(store, 1)] == ["one", "two"]
     assert os.listdir(store.path.parent) == ["store"]
 
 

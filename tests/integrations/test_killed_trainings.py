@@ -18,6 +18,7 @@ from tests.integrations import tiny_accelerate, tiny_trainer
 from tests.integrations.marks import TRAINS
 from tests.support.damage import blobs_by_size, flip
 from tests.support.forked_ranks import ForkedRanks
+from tests.support.look import files_of
 from tests.support.once import once
 from tests.support.requirements import CRASH_FULL, require_transformers
 from tests.support.states import assert_same
@@ -123,7 +124,7 @@ def test_each_step_is_committed_once_with_the_random_states_of_both(whole: tuple
     framework, store = whole
 
     assert steps_of(store) == [*framework.steps]
-    files = {file.path for file in store.files("latest")}
+    files = {file.path for file in files_of(store, "latest")}
     kept = {
         "trainer": {"rng_state_0.pth", "rng_state_1.pth"} <= files,
         "accelerate": {"random_states_0.pkl", "random_states_1.pkl"} <= files,

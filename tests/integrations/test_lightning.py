@@ -21,6 +21,7 @@ from ckstore.fs.inside import Where
 from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip
+from tests.support.look import directory_of
 from tests.support.requirements import require
 from tests.support.states import assert_same
 
@@ -51,7 +52,7 @@ def test_a_run_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert [info.step for info in store.checkpoints()] == [2, 4]
     assert len(list((tmp_path / "two" / "ckpt").glob("*.ckpt"))) == 2
-    (blob,) = [path for path in (store.directory_of(4) / "blobs").iterdir() if path.stat().st_nlink == 2]
+    (blob,) = [path for path in (directory_of(store, 4) / "blobs").iterdir() if path.stat().st_nlink == 2]
     flip(blob, 0)
 
     with pytest.warns(CkstoreWarning, match="main@4"):

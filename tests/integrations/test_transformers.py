@@ -17,6 +17,7 @@ from tests.integrations import tiny_trainer
 from tests.integrations.marks import TRAINS
 from tests.support.damage import flip
 from tests.support.docblocks import blocks
+from tests.support.look import directory_of, files_of
 from tests.support.requirements import require_transformers
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +92,7 @@ def test_a_resume_passes_over_a_damaged_newest_and_replaces_it(tmp_path: Path, t
     for step in (2, 4, 6):
         source.checkout(f"whole@{step}", tmp_path / str(step))
         store.commit(tmp_path / str(step), step)
-    blobs = [blob for blob in (store.directory_of(6) / "blobs").iterdir() if blob.stat().st_nlink == 2]
+    blobs = [blob for blob in (directory_of(store, 6) / "blobs").iterdir() if blob.stat().st_nlink == 2]
     largest = max(blobs, key=lambda blob: blob.stat().st_size)
     flip(largest, largest.stat().st_size // 2)
     again = tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "out", store)
@@ -236,7 +237,7 @@ def test_the_save_on_sigterm_is_committed(tmp_path: Path) -> None:
 
     (info,) = store.checkpoints()
     assert info.step == 0  # it came before the first step of the optimizer
-    assert "checkpoint-is-incomplete.txt" not in [file.path for file in store.files(info)]
+    assert "checkpoint-is-incomplete.txt" not in [file.path for file in files_of(store, info)]
 
 
 def test_an_adapter_of_peft_goes_on_and_its_base_is_not_in_the_store(tmp_path: Path) -> None:
@@ -254,5 +255,5 @@ def test_an_adapter_of_peft_goes_on_and_its_base_is_not_in_the_store(tmp_path: P
     again = tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "out", store, made=adapted())
     again.train(resume_from_checkpoint="ckstore:4")
 
-    assert "adapter_model.safetensors" in [file.path for file in store.files(6)]
+    assert "adapter_model.safetensors" in [file.path for file in files_of(store, 6)]
     assert all(torch.equal(tensor, again.model.state_dict()[name]) for name, tensor in weights.items())

@@ -75,7 +75,7 @@ def live_with(root: Path, limit: SetLimit) -> None:
     assert used_bytes(root) < before - 3 * MIB
     limit(0)
     before = used_bytes(root)
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    store.prune(RetentionPolicy(keep_last=1))
     with Store.open(root, run="r") as again:  # as the command line does
         again.gc()
     assert used_bytes(root) < before - 3 * MIB

@@ -221,7 +221,7 @@ acts = {
     "delete": lambda: store.delete(1),
     "gc": lambda: list(store.gc().trash_left),
     "verify": lambda: [(report := store.verify()).ok, [one.what for one in report.findings if one.kind == "closed"]],
-    "prune": lambda: [info.name for info in store.gc(RetentionPolicy(keep_last=2)).retention.dropped],
+    "prune": lambda: [info.name for info in store.prune(RetentionPolicy(keep_last=2)).dropped],
     "reindex": lambda: bool(store.reindex()),
     "list again": names,
 }

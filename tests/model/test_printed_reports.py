@@ -31,16 +31,18 @@ from ckstore import (
     NextToFree,
     PlainChange,
     PlannedBlob,
+    Ranks,
     RetentionPolicy,
     Store,
     StoreSettings,
     training,
 )
 from ckstore.model.sizes import size_text
+from ckstore.ops.free.retain import carry_out
 from ckstore.training.history import ImportReport
 from ckstore.training.restore import ResumeReport
 
-GIVEN = {RetentionPolicy, StoreSettings}
+GIVEN = {Ranks, RetentionPolicy, StoreSettings}
 """What a caller writes, or fixed when a store was made: printed as it is written in Python."""
 EXPORTED = {name: getattr(ckstore, name) for name in ckstore.__all__}
 REPORTS = [one for one in EXPORTED.values() if isinstance(one, type) and is_dataclass(one) and one not in GIVEN]
@@ -204,7 +206,7 @@ def test_a_long_difference_is_cut_short(store: Store) -> None:
 
 def test_a_plan_and_what_became_of_it_say_which_checkpoints_go(store: Store) -> None:
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
-    done = store.apply(plan)
+    done = carry_out(store._context, plan)
 
     assert str(plan).split("\n") == [
         "exp@100 dropped because it is not the newest",

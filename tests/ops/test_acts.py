@@ -39,10 +39,10 @@ def no_setting(name: str, store: Store) -> None:
 NESTED: dict[str, Callable[[Store], object]] = {
     "save": lambda store: store.save({"x": 1}, run="inner"),
     "save_async": lambda store: store.save_async({"x": 1}, run="inner"),
-    "wait": lambda store: store.wait(),
-    "flush": lambda store: store.flush(1),
-    "staging_bytes": lambda store: store.staging_bytes({"x": 1}),
-    "prewarm": lambda store: store.prewarm(),
+    "wait": lambda store: store.background.wait(),
+    "flush": lambda store: store.background.flush(1),
+    "staging_bytes": lambda store: store.background.staging_bytes({"x": 1}),
+    "prewarm": lambda store: store.background.prewarm(),
     "write_metrics": lambda store: store.write_metrics(store.path.parent / "metrics"),
     "commit": lambda store: store.commit(__file__, step=9),
     "load": lambda store: store.load(1),
@@ -53,9 +53,6 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "runs": lambda store: store.runs(),
     "follow": lambda store: next(store.follow(timeout_s=0)),
     "open_checkpoint": lambda store: store.open_checkpoint(1),
-    "leaves": lambda store: store.leaves(1),
-    "files": lambda store: store.files(1),
-    "directory_of": lambda store: store.directory_of(1),
     "delete": lambda store: store.delete(1),
     "verify": lambda store: store.verify(),
     "reindex": lambda store: store.reindex(),
@@ -64,7 +61,6 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "why": lambda store: store.why("abcdef"),
     "plan_gc": lambda store: store.plan_gc(),
     "gc": lambda store: store.gc(),
-    "leaks": lambda store: store.leaks(),
     "savers": lambda store: store.savers(),
     "doctor": lambda store: store.doctor(),
     "tag": lambda store: store.tag("best", 1),
@@ -76,7 +72,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "annotate": lambda store: store.annotate(1, note="a note"),
     **{f"config.{name}": partial(setting, name) for name in SETTINGS},
     **{f"del config.{name}": partial(no_setting, name) for name in SETTINGS},
-    "set_retention": lambda store: store.set_retention(None),
+    "prune": lambda store: store.prune(RetentionPolicy(keep_last=1)),
     "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
     "checkout": lambda store: store.checkout(1, "out"),
     "export": lambda store: store.export(1, "out.pt", format="torch"),
@@ -127,16 +123,16 @@ def test_every_act_in_the_middle_of_a_save_is_refused_at_once(
 
 
 def test_every_public_method_is_an_act() -> None:
-    # Nothing, or the acts of opening and making; `set_retention` is that of `config.retention`.
-    without = {"close", "config", "init", "open", "open_or_init", "set_retention"}
+    # Nothing, or the acts of opening and making.
+    without = {"close", "config", "init", "open", "open_or_init"}
     methods = {name: method for name, method in vars(Store).items() if not name.startswith("_")}
-    quick = {"warnings", "settings", "should_stop", "stop_on_signals"}
+    quick = {"warnings", "settings"}
 
     for name, method in methods.items():
         function = method.fget if isinstance(method, property) else method
         if name not in without | quick:
             assert getattr(function, "__wrapped__", None) is not None, name
-    assert NESTED.keys() >= methods.keys() - without - quick - {"apply"}
+    assert NESTED.keys() >= methods.keys() - without - quick
 
 
 def test_acts_of_another_thread_and_of_another_store_go_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,6 +439,7 @@ thread.join()
 def test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent(tmp_path: Path) -> None:
     text = """
 from ckstore.ops.save import write
+from tests.support.look import directory_of, files_of, leaves_of
 children = []
 
 def handler(*_):

@@ -62,12 +62,6 @@ def test_a_misspelt_setting_is_an_error(store: Store) -> None:
     assert not (store.path / "config.json").exists()
 
 
-def test_set_retention_sets_the_same(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=5))
-
-    assert store.config.retention == RetentionPolicy(keep_last=5)
-
-
 @pytest.mark.parametrize("name", OTHER_VALUES)
 def test_a_store_that_was_opened_for_reading_gives_its_settings_and_takes_none(store: Store, name: str) -> None:
     reader = Store.open(store.path, readonly=True)

@@ -107,7 +107,7 @@ store.save(state(1, 9), step=1, metrics={"loss": 2.0}, tags=["best"])
 store.save(state(2, 9), step=2)
 store.save(state(3, 9), step=3)
 store.pin(2, "mine")
-store.set_retention(RetentionPolicy(keep_last=8))
+store.config.retention = RetentionPolicy(keep_last=8)
 store.annotate(1, metrics={"score": 0.5})
 """)
 
@@ -121,7 +121,7 @@ store.tag("best", 4)
 (pin,) = store.pins()
 store.unpin(pin.name)
 store.pin(3, "yours")
-store.set_retention(RetentionPolicy(keep_last=7))
+store.config.retention = RetentionPolicy(keep_last=7)
 said += [store.verify().ok, told()]
 tell(*said)
 """)
@@ -346,7 +346,7 @@ def test_everything_that_one_member_leaves_can_be_read_and_replaced_by_the_other
     one, _ = both
     one.do("""
 store.save(state(1), step=1, tags=["a"]); store.pin(1, "x"); store.annotate(1, metrics={"m": 1.0})
-store.set_retention(RetentionPolicy(keep_last=5)); store.verify()
+store.config.retention = RetentionPolicy(keep_last=5); store.verify()
 """)
 
     for folder, names, files in os.walk(one.store):
@@ -382,7 +382,7 @@ def test_the_sticky_bit_keeps_members_from_what_others_saved_by_one_clear_error(
         folder.chmod(0o3770)
     code = """
 store.save(state(1), step=1)
-store.set_retention(RetentionPolicy(keep_last=5))
+store.config.retention = RetentionPolicy(keep_last=5)
 from ckstore.objects.staging import Staging
 Staging.create(store._context.layout, "main", 5)
 open(sys.argv[1] + "/blobs/.try-0123456789ab", "w")
@@ -399,7 +399,7 @@ store.annotate(1, metrics={"m": 1.0})
 for act in (
     lambda: store.delete(1),
     lambda: store.save(state(3), step=1, if_exists="replace"),
-    lambda: store.set_retention(RetentionPolicy(keep_last=6)),
+    lambda: setattr(store.config, "retention", RetentionPolicy(keep_last=6)),
 ):
     try:
         act()

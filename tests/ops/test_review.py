@@ -19,6 +19,7 @@ from ckstore.fs import locks
 from ckstore.fs.inside import Inside
 from ckstore.objects import blobs
 from ckstore.objects.staging import Staging
+from tests.support.look import directory_of
 
 MIB = 2**20
 
@@ -40,7 +41,7 @@ def test_small_tensors_and_a_chunk_with_the_bytes_of_their_pack_do_not_undo_each
 
         loaded = store.load(step + 1)
         assert all(np.array_equal(loaded[name], state[name]) for name in state)
-        assert len(os.listdir(store.directory_of(step + 1) / "blobs")) >= 1
+        assert len(os.listdir(directory_of(store, step + 1) / "blobs")) >= 1
 
 
 def test_a_tail_of_a_large_tensor_may_equal_a_small_one(store: Store) -> None:
@@ -109,7 +110,7 @@ def test_a_checkpoint_that_is_busy_is_not_taken_for_damaged(store: Store, monkey
     store.save({"a": 1}, step=1)
     real = locks.lock_shared
     monkeypatch.setattr(locks, "lock_shared", lambda path, *, timeout_s=0.05: real(path, timeout_s=0.05))
-    with locks.lock_exclusive(store.directory_of(1), timeout_s=1), pytest.raises((InUse, StepExists)):
+    with locks.lock_exclusive(directory_of(store, 1), timeout_s=1), pytest.raises((InUse, StepExists)):
         store.save({"a": 2}, step=1)
 
     assert store.load(1) == {"a": 1}
@@ -117,7 +118,7 @@ def test_a_checkpoint_that_is_busy_is_not_taken_for_damaged(store: Store, monkey
 
 def test_a_checkpoint_that_was_moved_by_hand_is_not_replaced(store: Store) -> None:
     store.save({"a": 3}, step=3)
-    folder = store.directory_of(3)
+    folder = directory_of(store, 3)
     folder.rename(folder.parent / "4")
 
     with pytest.raises(StepExists, match="holds the checkpoint main@3, not main@4"):
@@ -152,7 +153,7 @@ def test_a_store_may_be_reached_through_a_symlink(store: Store, tmp_path: Path) 
 def test_the_same_content_is_not_acknowledged_over_a_damaged_copy(store: Store) -> None:
     state = {"w": drawn(2 * MIB, 0)}
     store.save(state, step=1)
-    blob = max((store.directory_of(1) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob = max((directory_of(store, 1) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     data = bytearray(blob.read_bytes())
     data[5] ^= 1
     blob.unlink()
@@ -176,8 +177,8 @@ def test_what_others_put_into_the_store_is_neither_followed_nor_in_the_way(store
     store.save({"w": drawn(MIB, 0)}, step=1)
     store.save({"w": drawn(MIB, 1)}, step=2)
     (tmp_path / "thesis.tex").write_text("all of it")
-    (store.directory_of(1) / "notes" / "deep").mkdir(parents=True)
-    (store.directory_of(1) / "notes" / "deep" / "a.txt").touch()
+    (directory_of(store, 1) / "notes" / "deep").mkdir(parents=True)
+    (directory_of(store, 1) / "notes" / "deep" / "a.txt").touch()
     (store.path / "staging" / "x").mkdir()
     (store.path / "staging" / "x" / "blobs").symlink_to(tmp_path)
 

@@ -185,7 +185,7 @@ def test_nothing_is_freed_at_once_unless_the_user_says_that_no_other_host_is_at_
     assert blob_bytes(one) == before
     would = store.gc(dry_run=True)
     assert store.gc().freed_bytes == 0
-    assert store.gc(RetentionPolicy(keep_last=1)).freed_bytes == 0
+    assert store.prune(RetentionPolicy(keep_last=1)).freed_bytes == 0
     assert blob_bytes(one) == before
 
     report = store.gc(exclusive=True)
@@ -258,7 +258,7 @@ staging.lock.release()
 
 def test_retention_drops_and_says_once_that_the_bytes_stay(hosts: Hosts) -> None:
     one, _ = hosts
-    one.do("store.set_retention(RetentionPolicy(keep_last=1))")
+    one.do("store.config.retention = RetentionPolicy(keep_last=1)")
     store = one.open()
 
     warned = [store.save(state(step), step=step).warnings for step in range(4)]
@@ -383,7 +383,7 @@ def test_the_command_line_frees_only_with_exclusive(tmp_path: Path) -> None:
         with Store.open(shared / "store") as store:
             for step in (1, 2, 3):
                 store.save(state(step), step=step)
-        removed, would = ckstore("rm", "1"), ckstore("gc", "--dry-run")
+        removed, would = ckstore("delete", "1"), ckstore("gc", "--dry-run")
         kept = ckstore("gc", "--keep-last", "1")
         left = [info.step for info in store.checkpoints()]
         done = ckstore("gc", "--keep-last", "1", "--exclusive")

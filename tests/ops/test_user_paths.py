@@ -27,6 +27,7 @@ from ckstore.model.names import expanded
 from ckstore.training import Conditions, import_history, provenance
 from ckstore_cli.app import app
 from tests.support.damage import flip
+from tests.support.look import directory_of
 from tests.support.trees import look
 
 TRIED_HERE = {
@@ -165,7 +166,7 @@ def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.M
     run("checkout", "main@5", "~/back")
     run("export", "main@1", "~/exported", "--format", "pretrained", "--add", "~/config.json")
     shutil.copytree(home / "out", home / "backup")
-    for blob in Store.open("~/store").directory_of("main@5").glob("blobs/*"):
+    for blob in directory_of(Store.open("~/store"), "main@5").glob("blobs/*"):
         flip(blob, 1000)
     repaired = json.loads(run("verify", "--repair", "--repair-from", "~/backup", "--json"))
 

@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 
 import ckstore
-from ckstore import Store
+from ckstore import Ranks, Store
 from ckstore.objects import publish
 from ckstore.ranks import work
 from ckstore.ranks.by_files import FilesMeeting
@@ -75,9 +75,8 @@ def main() -> None:
         answer: dict[str, object]
         try:
             rank, step = given["rank"], given["step"]
-            options = {"rank": rank, "world_size": given["world_size"], "timeout": given["timeout"]}
-            options["attempt"] = given["attempt"]
-            options |= given.get("options", {})
+            ranks = Ranks(rank, given["world_size"], given["attempt"], given["timeout"])
+            options = {"ranks": ranks, **given.get("options", {})}
             work.GRACE_LEAST_S = given.get("grace_s", GRACE_LEAST_S)
             with stop_at(given.get("stop_at", "")):
                 if given.get("files"):

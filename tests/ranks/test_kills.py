@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import Store
+from ckstore import Ranks, Store
 from tests.ranks.racers import state_of
 from tests.ranks.racing import Racers
 from tests.support.crashing import run_and_kill
@@ -25,7 +25,7 @@ STATE = {"w": np.arange(300)}
 
 
 def save(store: Store, attempt: str) -> Any:
-    return store.save(STATE, 5, rank=0, world_size=1, attempt=attempt, timeout=60.0)
+    return store.save(STATE, 5, ranks=Ranks(0, 1, attempt, timeout_s=60.0))
 
 
 @pytest.mark.crash
@@ -62,7 +62,7 @@ def test_a_kill_of_one_of_two_leaves_all_or_nothing_and_the_other_knows_which(tm
             racers.say(0, **common, rank=1, attempt="first", timeout=PATIENCE_S)
             run_and_kill(
                 lambda store=store: store.save(  # type: ignore[misc]
-                    state_of(0, 5), 5, rank=0, world_size=2, attempt="first", timeout=PATIENCE_S
+                    state_of(0, 5), 5, ranks=Ranks(0, 2, "first", timeout_s=PATIENCE_S)
                 ),
                 at=at,
                 before=True,
@@ -78,7 +78,7 @@ def test_a_kill_of_one_of_two_leaves_all_or_nothing_and_the_other_knows_which(tm
                 assert answer["error"] in ("MissingRanks", "RankFailed"), (at, answer)
                 assert "rank 0" in answer["message"], (at, answer)
                 racers.say(0, **common, rank=1, attempt="second", timeout=PATIENT_S)
-                info = again.save(state_of(0, 5), 5, rank=0, world_size=2, attempt="second", timeout=PATIENT_S)
+                info = again.save(state_of(0, 5), 5, ranks=Ranks(0, 2, "second", timeout_s=PATIENT_S))
                 assert racers.answer(0) == {"id": info.id}
                 assert_whole(again)
             again.gc()

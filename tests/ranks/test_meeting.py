@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckstore import CannotStore, DamagedBlob, MissingRanks, RankFailed, Store
+from ckstore import CannotStore, DamagedBlob, MissingRanks, RankFailed, Ranks, Store
 from ckstore.fs import files
 from ckstore.ops.save.save import save_staged
 from ckstore.ranks import work
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def save(store: Store, rank: int, world_size: int, *, state: Any = 1, timeout: float = TIMEOUT_S) -> Any:
-    return store.save({"state": state}, 1, rank=rank, world_size=world_size, attempt="a", timeout=timeout)
+    return store.save({"state": state}, 1, ranks=Ranks(rank, world_size, "a", timeout_s=timeout))
 
 
 def test_however_many_ranks_fail_at_length_the_others_learn_all_of_it(store: Store) -> None:

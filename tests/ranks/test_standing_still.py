@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import RankFailed, Store
+from ckstore import RankFailed, Ranks, Store
 from ckstore.ops.free import reclaim
 from ckstore.ranks import work
 from tests.ranks.racing import Racers
@@ -192,7 +192,7 @@ def test_a_rank_whose_disk_hangs_when_all_is_decided_says_what_was_decided(
 
     def save(rank: int) -> None:
         opened = Store.open(store.path)
-        infos[rank] = opened.save({"r": rank}, 5, rank=rank, world_size=3, attempt="a", timeout=SHORT_S)
+        infos[rank] = opened.save({"r": rank}, 5, ranks=Ranks(rank, 3, "a", timeout_s=SHORT_S))
 
     begun = time.monotonic()
     threads = [threading.Thread(target=save, args=(rank,)) for rank in range(3)]
@@ -243,7 +243,7 @@ def test_on_a_disk_that_is_frozen_each_wait_ends_at_its_deadline(
 
         def save(rank: int) -> None:
             try:
-                store.save({"r": rank}, 5, rank=rank, world_size=2, attempt="a", timeout=SHORT_S)
+                store.save({"r": rank}, 5, ranks=Ranks(rank, 2, "a", timeout_s=SHORT_S))
             except BaseException as error:
                 caught.append(error)
 
@@ -268,7 +268,7 @@ def test_on_a_disk_that_is_frozen_each_wait_ends_at_its_deadline(
         infos: list[Any] = []
 
         def again(rank: int) -> None:
-            infos.append(store.save({"r": rank}, 5, rank=rank, world_size=2, attempt="b", timeout=PATIENT_S))
+            infos.append(store.save({"r": rank}, 5, ranks=Ranks(rank, 2, "b", timeout_s=PATIENT_S)))
 
         threads = [threading.Thread(target=again, args=(rank,)) for rank in (0, 1)]
         for one in threads:

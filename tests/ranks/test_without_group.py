@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ckstore import BadInput, NoSuchRef, RankMismatch, StepExists, Store
+from ckstore import BadInput, NoSuchRef, RankMismatch, Ranks, StepExists, Store
 from ckstore_cli.app import app
 from tests.ranks.racers import state_of
 from tests.ranks.racing import Racers
@@ -252,18 +252,18 @@ def test_a_rank_with_a_state_and_one_with_files_are_told_and_neither_is_lost_in_
 def test_arguments_that_make_no_rank_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, world_size in ((2, 2), (0, None), (None, 2), (0, 0)):
         with pytest.raises(BadInput):
-            store.save({}, 1, attempt="a", rank=rank, world_size=world_size)
+            store.save({}, 1, ranks=Ranks(rank, world_size, "a"))  # type: ignore[arg-type]
     for wrong_timeout in (0, -1, True):
         with pytest.raises(BadInput, match="timeout"):
-            store.save({}, 1, attempt="a", rank=0, world_size=1, timeout=wrong_timeout)
+            store.save({}, 1, ranks=Ranks(0, 1, "a", timeout_s=wrong_timeout))
     with pytest.raises(BadInput, match="step"):
-        store.save({}, attempt="a", rank=0, world_size=1)
+        store.save({}, ranks=Ranks(0, 1, "a"))
     with pytest.raises(BadInput, match="name for this try"):
-        store.save({}, 1, rank=0, world_size=1)
+        store.save({}, 1, ranks=Ranks(0, 1))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
-    assert store.save({"a": 1}, 1, rank=0, world_size=1).step == 1
+    assert store.save({"a": 1}, 1, ranks=Ranks(0, 1)).step == 1
     with pytest.raises(RankMismatch, match="already"):
-        store.save({"a": 1}, 1, rank=0, world_size=1)
+        store.save({"a": 1}, 1, ranks=Ranks(0, 1))
 
 
 def test_a_rank_that_saves_on_its_own_what_another_saved_is_told_what_to_do(
@@ -276,7 +276,7 @@ def test_a_rank_that_saves_on_its_own_what_another_saved_is_told_what_to_do(
     with pytest.raises(StepExists) as caught:
         store.save({"rank": 1}, 1)
     assert "rank 1 of 4" in caught.value.hint
-    assert "rank=" in caught.value.hint
+    assert "ranks=Ranks(" in caught.value.hint
 
 
 def test_the_command_commits_as_a_rank(store: Store, tmp_path: Path) -> None:

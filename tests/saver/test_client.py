@@ -96,7 +96,7 @@ def test_saves_whose_saver_cannot_be_replaced_end_with_the_cause(
             patched.setattr(wire, "pair", no_descriptors)
         else:
             patched.setattr(threading.Thread, "start", no_threads)
-        pid = store._client().pid()
+        pid = store.background._client().pid()
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(SaveFailed, match=r"could not be started: .*(open files|new thread)"):
@@ -117,7 +117,7 @@ def test_a_child_that_was_forked_while_a_thread_looked_at_the_savers_can_look_it
 def test_a_saver_that_closes_a_file_while_it_is_looked_at_is_listed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.prewarm()
+    store.background.prewarm()
     wait_for(store.savers, "the saver has opened its page")
     readlink = Path.readlink
     closed: list[Path] = []
@@ -129,7 +129,7 @@ def test_a_saver_that_closes_a_file_while_it_is_looked_at_is_listed(
         return readlink(path)
 
     monkeypatch.setattr(Path, "readlink", first_is_closed)
-    assert [one.pid for one in savers.savers_of(str(store.path))] == [store._client().pid()]
+    assert [one.pid for one in savers.savers_of(str(store.path))] == [store.background._client().pid()]
     assert closed
 
 
@@ -144,7 +144,7 @@ def test_two_threads_that_begin_at_once_have_the_same_saves_under_way(
         begin(client)
 
     monkeypatch.setattr(Client, "_begin", slow)
-    threads = [threading.Thread(target=lambda: used.append(store._client())) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: used.append(store.background._client())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -154,6 +154,6 @@ def test_two_threads_that_begin_at_once_have_the_same_saves_under_way(
 
     assert len(used) == 2
     assert used[0] is used[1]
-    assert used[0] is store._client()
-    assert store.wait(DEADLINE_S)
+    assert used[0] is store.background._client()
+    assert store.background.wait(DEADLINE_S)
     assert is_state(store.load(0), 0)

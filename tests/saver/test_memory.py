@@ -29,7 +29,7 @@ def test_a_saver_keeps_no_snapshot(store: Store) -> None:
         state = {"large": np.full(700_000 * (n + 1), n, np.float32), "small": [np.full(5, n)], "long": "x" * 5000}
         store.save_async(state).result(DEADLINE_S)
 
-    maps = Path(f"/proc/{store._client().pid()}/maps")
+    maps = Path(f"/proc/{store.background._client().pid()}/maps")
     wait_for(lambda: "ckstore-snapshot" not in maps.read_text(), "the saver has no snapshot mapped")
 
 
@@ -45,9 +45,9 @@ def test_no_more_savers_are_started_while_the_disk_holds_those_that_were_killed(
         with pytest.raises(SaveFailed, match=r"4 savers of .* have not ended"):
             store.save_async({"n": 4}, 4)
     monkeypatch.setattr(module, "ENTRY", "ckstore.saver.server.main")
-    for process in store._client().given_up():
+    for process in store.background._client().given_up():
         os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: all(process.ended(0) for process in store._client().given_up()), "they have ended")
+    wait_for(lambda: all(process.ended(0) for process in store.background._client().given_up()), "they have ended")
 
     assert store.save_async({"n": 5}, 5).result(DEADLINE_S).step == 5
 

@@ -26,8 +26,8 @@ for step in range(1, 4):
     pending = store.save_async(state, tags=["last"], max_in_flight=2)
     pending.wait_staged(120)
 pending.result(120)
-store.wait(120)
-store.flush(120)
+store.background.wait(120)
+store.background.flush(120)
 store.close()
 os.access("/ends-here", os.F_OK)
 """

@@ -78,7 +78,7 @@ def test_what_is_saved_is_the_state_at_the_call_with_all_that_was_said_of_it(sto
 
 
 def test_each_checkpoint_is_of_one_step_though_the_state_changes_right_after_the_call(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=3))
+    store.config.retention = RetentionPolicy(keep_last=3)
     state = state_of(0)
     for number in range(ROUNDS):
         state["w"][:] = number
@@ -90,14 +90,14 @@ def test_each_checkpoint_is_of_one_step_though_the_state_changes_right_after_the
         if number % 7 == 0:
             assert pending.result(DEADLINE_S).warnings == ()
             assert is_state(store.load(number), number)
-    assert store.wait(DEADLINE_S)
+    assert store.background.wait(DEADLINE_S)
     assert [info.step for info in store.checkpoints()] == [ROUNDS - 3, ROUNDS - 2, ROUNDS - 1]
     for info in store.checkpoints():
         assert is_state(store.load(info), info.step)
 
 
 def test_many_saves_leave_nothing_behind(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=3))
+    store.config.retention = RetentionPolicy(keep_last=3)
     w = np.zeros(300_000, np.float32)
 
     def save(number: int) -> None:
@@ -175,11 +175,11 @@ def test_an_error_comes_from_the_result_and_else_from_the_next_call(store: Store
     read = store.save_async(state_of(1), step=0)
     with pytest.raises(StepExists):
         read.result(DEADLINE_S)
-    assert store.wait(DEADLINE_S)
+    assert store.background.wait(DEADLINE_S)
 
     store.save_async(state_of(1), step=0)
     with pytest.raises(StepExists):
-        store.wait(DEADLINE_S)
+        store.background.wait(DEADLINE_S)
 
     store.save_async(state_of(1), step=0)
     assert _client(store).wait(DEADLINE_S)
@@ -198,7 +198,7 @@ def test_when_as_many_as_may_be_are_under_way(store: Store, strike: Any) -> None
         store.save_async(state_of(1), step=1, when_busy="error")
     with pytest.raises(InUse, match=r"after 0\.01 s"):
         store.save_async(state_of(1), step=1, timeout_s=0.01)
-    assert not store.wait(0.01)
+    assert not store.background.wait(0.01)
     with pytest.raises(TimeoutError, match="main@0"):
         first.result(0.01)
 
@@ -213,14 +213,14 @@ def test_a_cancelled_save_is_not_published(store: Store, strike: Any) -> None:
     pending = store.save_async(state_of(0), step=0)
     wait_for((folder / "struck-0").exists, "it is hashing")
 
-    assert not store.flush(0.01)
+    assert not store.background.flush(0.01)
     (folder / "go-0").touch()
 
     with pytest.raises(SaveAbandoned):
         pending.result(DEADLINE_S)
     assert store.checkpoints() == []
     assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
-    assert store.flush(DEADLINE_S)
+    assert store.background.flush(DEADLINE_S)
     assert not pending.cancel()
     assert os.listdir(store.path / "staging") == []
 
@@ -252,7 +252,7 @@ def test_what_a_saver_may_have_published_before_it_died_is_not_said_to_have_fail
         published = environment(Fault("kill-after", 1, families=Family.NAME), store.path / "checkpoints" / "main")
         for name, value in published.items():
             first.setenv(name, value)
-        store.prewarm()
+        store.background.prewarm()
 
     pending = store.save_async(state_of(1), step=1, stall_timeout_s=DEADLINE_S)
     if what == "stop":
@@ -363,10 +363,10 @@ def test_a_process_that_only_looks_like_a_saver_is_not_listed(store: Store, said
 
 def test_the_memory_of_a_saver_is_known_and_can_be_made_before(store: Store) -> None:
     state = state_of(0)
-    nbytes = store.staging_bytes(state)
+    nbytes = store.background.staging_bytes(state)
     assert nbytes >= state["w"].nbytes
 
-    store.prewarm(state)
+    store.background.prewarm(state)
     pid = _client(store).pid()
     assert pid is not None
     assert store.save_async(state).result(DEADLINE_S).step == 0
@@ -419,17 +419,6 @@ def test_a_closed_handle_lets_its_saver_end_and_can_save_again(store: Store) -> 
     assert store.save_async(state_of(1)).result(DEADLINE_S).step == 1
 
 
-def test_a_signal_sets_a_flag_if_that_is_asked_for(store: Store) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    try:
-        store.stop_on_signals(signal.SIGUSR1)
-        assert not store.should_stop()
-        os.kill(os.getpid(), signal.SIGUSR1)
-        assert store.should_stop()
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def test_a_store_that_has_gone_is_told(store: Store, tmp_path: Path) -> None:
     store.path.rename(tmp_path / "elsewhere")
     try:
@@ -446,4 +435,4 @@ def _kill_saver(store: Store) -> None:
 
 
 def _client(store: Store) -> Client:
-    return store._client()
+    return store.background._client()

@@ -71,7 +71,8 @@ def _try(store: Store, state: str, what: str, strike: Callable[..., Path]) -> No
             (folder / "go-0").touch()
             error = pending.exception(DEADLINE_S)
         wait_for(
-            lambda: process.stuck_count() <= before + (store._client().pid() is not None), "what was killed has ended"
+            lambda: process.stuck_count() <= before + (store.background._client().pid() is not None),
+            "what was killed has ended",
         )
     else:
         error = pending.exception(DEADLINE_S)

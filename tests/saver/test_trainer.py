@@ -36,7 +36,7 @@ if how == "with a child":
     if not children[0]:
         sys.stdin.read()
         os._exit(0)
-print(store._client().pid(), flush=True)
+print(store.background._client().pid(), flush=True)
 if how.startswith("go"):
     sys.stdin.readline()
     print("ends", flush=True)

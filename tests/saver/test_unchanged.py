@@ -107,7 +107,7 @@ def test_a_checkpoint_before_that_is_gone_is_told_and_the_next_save_copies_every
 def test_another_saver_goes_on_with_what_is_unchanged(store: Store, strike: Callable[..., Path]) -> None:
     saved(store, 0).result(DEADLINE_S)
     store.close()
-    wait_for(lambda: store._client().pid() is None, "the saver has ended")
+    wait_for(lambda: store.background._client().pid() is None, "the saver has ended")
     strike("writing", "kill", 1)
     saved(store, 1).result(DEADLINE_S)
     assert is_state(store, 1)
@@ -124,7 +124,7 @@ def test_every_chunk_is_compared_in_its_turn(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr(module, "IN_SAVES", 4)
     for number in range(6):
         saved(store, number).result(DEADLINE_S)
-    compared = store._client()._queue.bases._compared["main"]
+    compared = store.background._client()._queue.bases._compared["main"]
     assert {start for _, start in compared} == {0, 2**20, 2 * 2**20, 3 * 2**20}
 
 
@@ -168,7 +168,7 @@ def test_what_has_another_form_is_copied(store: Store) -> None:
 
 
 def test_retention_and_gc_between_two_saves_leave_what_the_next_takes(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=1))
+    store.config.retention = RetentionPolicy(keep_last=1)
     for number in range(4):
         saved(store, number).result(DEADLINE_S)
         store.gc()

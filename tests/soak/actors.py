@@ -71,7 +71,7 @@ def collector(store: Store, seed: int) -> Callable[[Counter[str]], None]:
     draw = random.Random(seed)
 
     def act(done: Counter[str]) -> None:
-        report = store.gc(RetentionPolicy(keep_last=KEEP_LAST))
+        report = store.prune(RetentionPolicy(keep_last=KEEP_LAST))
         done["gcs"] += 1
         done["freed"] += report.freed_count
         done["held"] += len(report.held)

@@ -64,7 +64,7 @@ def test_keeping_the_last_three_for_long_leaks_nothing_and_needs_no_more_space(
 ) -> None:
     place = make_filesystem("ext4", DISK_MIB)
     store = Store.init(place / "store", chunk_bytes=MIB)
-    store.set_retention(RetentionPolicy(keep_last=KEPT))
+    store.config.retention = RetentionPolicy(keep_last=KEPT)
     data = np.random.default_rng(0).integers(0, 256, SAVED_BYTES, dtype=np.uint8)
     watch = Watch(place)
     for step in range(SAVES):
@@ -75,7 +75,7 @@ def test_keeping_the_last_three_for_long_leaks_nothing_and_needs_no_more_space(
     print(f"\n{watch}")
     assert [info.step for info in store.checkpoints()] == [SAVES - 3, SAVES - 2, SAVES - 1]
     assert set(watch.descriptors[KEPT:]) == {watch.descriptors[KEPT]}
-    assert store.leaks() == []
+    assert store.doctor().leaks == ()
     assert max(watch.used_bytes[KEPT:]) - min(watch.used_bytes[KEPT:]) <= MIB
     assert max(watch.catalog_bytes) < 2 * MIB
     assert disk_bytes(store.path) == KEPT * SAVED_BYTES
@@ -104,7 +104,7 @@ def test_the_writer_of_problem_1_fills_the_same_disk_with_unseen_files(
             (place / f"step-{step - KEPT}").unlink(missing_ok=True)
 
         seen = sum(path.stat().st_size for path in place.glob("step-*"))
-        leaks = store.leaks()
+        leaks = store.doctor().leaks
         print(f"\nthe peer: {error} at save {step}, {len(leaks)} deleted files open, {seen // MIB} MiB to be seen")
         assert error is not None
         assert error.errno == errno.ENOSPC

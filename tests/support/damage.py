@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.look import directory_of
+
 if TYPE_CHECKING:
     from ckstore import Store
 
@@ -33,7 +35,7 @@ def same_state(one: Any, other: Any) -> bool:
 
 def blobs_by_size(store: Store, ref: Any) -> list[Path]:
     """Return the blobs of a checkpoint, the smallest first."""
-    return sorted((store.directory_of(ref) / "blobs").iterdir(), key=lambda path: (path.stat().st_size, path.name))
+    return sorted((directory_of(store, ref) / "blobs").iterdir(), key=lambda path: (path.stat().st_size, path.name))
 
 
 def cut(path: Path, nbytes: int) -> None:

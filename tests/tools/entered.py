@@ -46,7 +46,7 @@ def _gc(path: Path) -> Act:
     store = ckstore.Store.init(path)
     for step in (1, 2):
         store.save(_state(float(step)), step=step)
-    store.apply(store.plan_retention(ckstore.RetentionPolicy(keep_last=1)))
+    store.prune(ckstore.RetentionPolicy(keep_last=1))
     return store.gc
 
 

@@ -1,7 +1,7 @@
 """A plugin of pytest: tell the processor time of each test (``-p tests.tools.processor``), in the JUnit report too.
 
 A test is charged with what its process and all that descend from it used meanwhile: wall time would charge it with
-the work of others, and with its sleep. Servers that several tests share are charged as they are used.
+the work of other processes, and with its sleep. Servers that several tests share are charged as they are used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Keep the difference; a child that nobody waited for is lost to it."""
+    """Keep the difference; a child that was not waited for is lost to it."""
     try:
         return (yield)
     finally:

@@ -22,6 +22,7 @@ from ckstore.fs import files, inside
 from ckstore.fs.inside import Where
 from ckstore.training import import_history
 from ckstore.training.history import find_checkpoints
+from tests.support.look import files_of
 from tests.support.requirements import CRASH_FULL
 from tests.support.trees import look
 
@@ -130,7 +131,7 @@ def test_a_log_that_is_a_symlink_gives_no_metrics_and_is_kept_as_a_symlink(folde
     import_history(store, folder)
 
     assert store.info(500).metrics == {}
-    assert {file.path: file.kind for file in store.files(500)}["trainer_state.json"] == "symlink"
+    assert {file.path: file.kind for file in files_of(store, 500)}["trainer_state.json"] == "symlink"
 
 
 @pytest.mark.parametrize("name", ["trainer_state.json", "a/pipe"])

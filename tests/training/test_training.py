@@ -21,6 +21,7 @@ from ckstore import BadInput, CkstoreWarning, DoesNotFit, Store
 from ckstore.training import Conditions, capture, provenance, restore
 from ckstore.training.conditions import differences
 from tests.support.damage import flip
+from tests.support.look import directory_of
 from tests.support.requirements import require
 
 
@@ -147,7 +148,7 @@ def test_a_damaged_newest_is_passed_over(store: Store) -> None:
     before = run.values()
     run.epochs(1)
     info = store.save(capture(**run.parts), step=2)
-    newest = store.directory_of(info)
+    newest = directory_of(store, info)
     largest = max(
         (blob for blob in (newest / "blobs").iterdir() if blob.stat().st_nlink == 2),
         key=lambda blob: blob.stat().st_size,
@@ -168,7 +169,7 @@ def test_a_damaged_newest_is_passed_over_by_a_rank_that_may_only_read_and_so_mar
         run.epochs(1)
         store.save(capture(**run.parts), step=step)
     for step in (3, 2):
-        for blob in (store.directory_of(step) / "blobs").iterdir():
+        for blob in (directory_of(store, step) / "blobs").iterdir():
             if blob.stat().st_nlink == 2:
                 flip(blob, blob.stat().st_size // 2, keep_time=True)  # only a read finds it
         reader = Store.open(store.path, readonly=True)
@@ -183,7 +184,7 @@ def test_a_part_of_a_damaged_checkpoint_does_not_pass_for_what_was_there(strict:
     store.save(capture(optimizer=run.optimizer), step=1)
     run.epochs(1)
     info = store.save(capture(model=run.model, optimizer=run.optimizer), step=2)
-    for blob in (store.directory_of(info) / "blobs").iterdir():
+    for blob in (directory_of(store, info) / "blobs").iterdir():
         if blob.stat().st_nlink == 2:
             flip(blob, blob.stat().st_size // 2, keep_time=True)  # only a read finds it
     again = Run()

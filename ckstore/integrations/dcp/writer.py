@@ -30,6 +30,7 @@ from ckstore.model.names import check_run, check_step
 from ckstore.objects.checkpoints import look
 from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
+from ckstore.ops.save.options import SaveOptions, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.join import shards_of
 from ckstore.ranks.meeting import check_agreement, why
@@ -92,9 +93,15 @@ class CkstoreWriter(StorageWriter):
         self.run = check_run(run)
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None
-        self._about = metrics, metadata, message, parent
-        self._tags = (tags,) if isinstance(tags, str) else tuple(tags)
-        self._if_exists, self._force = if_exists, force
+        self._options = SaveOptions(
+            metrics=metrics,
+            metadata=metadata,
+            message=message,
+            tags=(tags,) if isinstance(tags, str) else tuple(tags),
+            parent=parent,
+            if_exists=if_exists,
+            force=force,
+        )
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.timeout_s = math.inf
@@ -141,7 +148,7 @@ class CkstoreWriter(StorageWriter):
         del is_coordinator, args
         if not kwargs.get("use_collectives", True):
             msg = "use_collectives=False: without them the ranks cannot agree on one checkpoint"
-            raise BadInput(msg, hint="leave it out; store.save(state, rank=…, world_size=…) needs no process group")
+            raise BadInput(msg, hint="leave it out; store.save(state, ranks=Ranks(…)) needs no process group")
         self.close()
         self.info = None
         self._rank = kwargs.get("rank", 0)
@@ -199,10 +206,7 @@ class CkstoreWriter(StorageWriter):
 
     def request(self) -> Any:
         """Return what `Store.save` would make of the arguments."""
-        description = self.store._description(*self._about)  # noqa: SLF001
-        return self.store._request(  # noqa: SLF001
-            self.run, self.step, description, self._tags, self._if_exists, force=self._force
-        )
+        return request_of(self.store._context, self.run, self.step, self._options, None)  # noqa: SLF001
 
     def with_news(self, info: CheckpointInfo) -> CheckpointInfo:
         """Return what was published, with a warning if it is at its place no more: this rank may have stood still."""

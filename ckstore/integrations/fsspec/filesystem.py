@@ -272,7 +272,8 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if staging is not None:
             return staging.entries(top)
         info = self._checkpoint(place)
-        return entries(self.store_at(place.store).files(info), top, id=info.id)
+        with self.store_at(place.store).open_checkpoint(info) as checkpoint:
+            return entries(checkpoint.files(), top, id=info.id)
 
     def _checkpoint(self, place: Place) -> CheckpointInfo:
         """Return the checkpoint that a place is, or is in; where there is no such ref, the step in its name.

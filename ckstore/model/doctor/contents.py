@@ -116,14 +116,14 @@ class PinFacts:
 def check_pins(facts: PinFacts) -> DoctorFinding:
     """Return what is to be said of the pins."""
     if facts.problem:
-        do = "remove that pin with ckstore unpin, then pin again: until then no checkpoint is dropped"
+        do = "remove that pin with ckstore pin -d, then pin again: until then no checkpoint is dropped"
         return DoctorFinding("warning", "pins", facts.problem, do)
     if facts.expired:
         told = f"expired, so it protects nothing now: {_listed(facts.expired)}"
-        return DoctorFinding("note", "pins", told, f"ckstore unpin {facts.expired[0]}, or pin again for longer")
+        return DoctorFinding("note", "pins", told, f"ckstore pin -d {facts.expired[0]}, or pin again for longer")
     if facts.dangling:
         told = f"for a checkpoint that is gone or was replaced: {_listed(facts.dangling)}"
-        return DoctorFinding("note", "pins", told, f"ckstore unpin {facts.dangling[0]}")
+        return DoctorFinding("note", "pins", told, f"ckstore pin -d {facts.dangling[0]}")
     return ok("pins", _count(facts.count, "pin"))
 
 
@@ -175,7 +175,7 @@ def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
 def check_order(problems: Sequence[str]) -> DoctorFinding:
     """Return what is to be said of checkpoints whose sequence numbers do not count."""
     if problems:
-        do = "save their content again under another step, or delete them: ckstore rm RUN@STEP"
+        do = "save their content again under another step, or delete them: ckstore delete RUN@STEP"
         return DoctorFinding("warning", "order of commits", _listed(list(problems)), do)
     return ok("order of commits", "every sequence number counts")
 

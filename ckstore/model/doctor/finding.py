@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from ckstore.model.brief import brief
 from ckstore.model.words import printable
+
+if TYPE_CHECKING:
+    from ckstore.model.reports.held import DeletedFile
 
 Level = Literal["ok", "note", "warning", "error"]
 """``ok``; ``note``: good to know; ``warning``: something costs, or will go wrong; ``error``: a promise is not kept."""
@@ -51,9 +54,12 @@ class DoctorReport:
 
     Attributes:
         findings: Everything that was looked at, in a fixed order.
+        leaks: The deleted files that still take space on the store's filesystem, largest first, and who has them.
+            Files of other programs are among them. As root all processes are seen, otherwise your own.
     """
 
     findings: tuple[DoctorFinding, ...]
+    leaks: tuple[DeletedFile, ...] = ()
 
     @property
     def worst(self) -> Level:

@@ -38,7 +38,7 @@ class ExportReport:
     """What `ckstore.Store.export` or `ckstore.Store.export_safetensors` wrote.
 
     Attributes:
-        checkpoint: Full ref of the checkpoint, ``RUN@STEP``.
+        name: Full ref of the checkpoint, ``RUN@STEP``.
         checkpoint_id: Its id.
         destination: The directory, or the torch file.
         files: What is in it: the tensors first, in the order of the shards.
@@ -50,7 +50,7 @@ class ExportReport:
             loads with ``weights_only=False``, or after ``torch.serialization.add_safe_globals``.
     """
 
-    checkpoint: str
+    name: str
     checkpoint_id: str
     destination: Path
     files: tuple[ExportedFile, ...]
@@ -87,4 +87,4 @@ def lines(report: ExportReport, destination: Path) -> Iterator[str]:
         has = some_of(report.unsafe_globals)
         yield printable(f"torch.load reads it only with weights_only=False, since it has: {has}")
     what = f"{counted(report.tensor_count, 'tensor')}, {counted(len(report.files), 'file')}, {size_text(report.nbytes)}"
-    yield printable(f"exported {report.checkpoint} to {destination}: {what}")
+    yield printable(f"exported {report.name} to {destination}: {what}")

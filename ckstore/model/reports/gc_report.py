@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckstore.model.brief import brief
 from ckstore.model.reports.held import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, first_of, printable, some_of
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.reports.retention_report import Skipped
 
 
 @brief()
@@ -118,6 +123,16 @@ class GcReport:
     waits_for_grace: bool = False
     plan: GcPlan | None = None
     differences: tuple[str, ...] = ()
+
+    @property
+    def dropped(self) -> tuple[CheckpointInfo, ...]:
+        """The checkpoints that a policy dropped before."""
+        return () if self.retention is None else self.retention.dropped
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Those that it would have dropped, and something spoke against it."""
+        return () if self.retention is None else self.retention.skipped
 
     @property
     def held_bytes(self) -> int:

@@ -26,12 +26,12 @@ class Incomplete:
     problem: str
 
     @property
-    def checkpoint(self) -> str:
+    def name(self) -> str:
         """The full ref, ``RUN@STEP``."""
         return f"{self.run}@{self.step}"
 
     def __str__(self) -> str:
-        return printable(f"{self.checkpoint}  {self.problem}")
+        return printable(f"{self.name}  {self.problem}")
 
 
 @brief()

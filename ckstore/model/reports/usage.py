@@ -131,9 +131,9 @@ class Use:
     names: tuple[str, ...]
 
     @property
-    def checkpoint(self) -> str:
+    def name(self) -> str:
         """The full ref, ``RUN@STEP``."""
         return f"{self.run}@{self.step}"
 
     def __str__(self) -> str:
-        return printable(f"{self.checkpoint}: {some_of([named(name) for name in self.names] or [DEAD_PART])}")
+        return printable(f"{self.name}: {some_of([named(name) for name in self.names] or [DEAD_PART])}")

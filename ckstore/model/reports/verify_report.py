@@ -56,7 +56,7 @@ class Damage:
     files: tuple[str, ...] = ()
 
     @property
-    def checkpoint(self) -> str:
+    def name(self) -> str:
         """The full ref of the checkpoint, ``RUN@STEP``."""
         return f"{self.run}@{self.step}"
 
@@ -64,7 +64,7 @@ class Damage:
         known = [*self.names, *(path for path in self.files if path not in self.names)]
         listed = f"{some_of([named(name) for name in known], _NAMES_SHOWN)}: " if known and self.affects else ""
         aside = "" if self.affects else " (in a part that this checkpoint does not use)"
-        return printable(f"{self.checkpoint}  {listed}{self.what}{aside}")
+        return printable(f"{self.name}  {listed}{self.what}{aside}")
 
 
 @brief()
@@ -201,7 +201,7 @@ def summary(report: VerifyReport) -> Iterator[str]:
     """Say how much was read, how much of it is whole, and what to do."""
     checkpoints = counted(report.checkpoint_count, "checkpoint")
     if report.damage:
-        whole = report.checkpoint_count - len({found.checkpoint for found in report.damage if found.affects})
+        whole = report.checkpoint_count - len({found.name for found in report.damage if found.affects})
         yield f"{whole} of {checkpoints} whole, as far as was read"
     if report.healable:
         blobs = counted(len(report.healable), "damaged blob")
@@ -212,7 +212,7 @@ def summary(report: VerifyReport) -> Iterator[str]:
         read += f" ({report.read_count} of {report.blob_count} blobs{'' if report.in_time else ', then time was up'})"
     elif report.mode == "quick":
         read = f"{checkpoints}, no data read"
-    bad_count = len({damage.checkpoint for damage in report.damage})
+    bad_count = len({damage.name for damage in report.damage})
     yield f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
 
 

@@ -21,7 +21,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
 from ckstore.model.reports.gc_report import GcReport
@@ -43,6 +43,7 @@ from ckstore.ops.refs.listing import fill_dead
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from ckstore.model.names import CheckpointKey
     from ckstore.model.reports.gc_report import GcPlan
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.objects.shared.grace import Grace
@@ -59,29 +60,20 @@ _QUIET_S = 0.1
 _OWN_WRITES_BYTES = 2**20
 
 
-def gc(
-    context: Context,
-    policy: RetentionPolicy | None = None,
-    run: str | None = None,
-    *,
-    dry_run: bool = False,
-    exclusive: bool = False,
+def prune(
+    context: Context, policy: RetentionPolicy | None, run: str | None, *, dry_run: bool, exclusive: bool
 ) -> GcReport:
-    """Drop what a policy does not keep, if there is one, then `collect`; in a dry run say what both would do."""
-    if policy is None and run is not None:
-        msg = f"run={run!r} limits a retention policy to one run, and there is no policy"
-        raise BadInput(
-            msg,
-            hint="give a policy, or leave run out",
-            command_hint="give a rule, such as --keep-last 3, or leave --run out",
-        )
-    plan = None if policy is None else retain.plan_asked(context, policy, run)
+    """Drop what a policy does not keep, then `collect`; in a dry run say what both would do."""
+    plan = retain.plan_asked(context, policy, run)
     if dry_run:
-        dropping = [] if plan is None else [entry.info.key for entry in plan.dropped]
-        report = replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
-        return replace(report, retention=None if plan is None else RetentionReport(plan))
-    done = None if plan is None else retain.carry_out(context, plan)
+        return replace(gc_dry(context, [entry.info.key for entry in plan.dropped]), retention=RetentionReport(plan))
+    done = retain.carry_out(context, plan)
     return replace(collect(context, exclusive=exclusive), retention=done)
+
+
+def gc_dry(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcReport:
+    """Say what `collect` would free now, or when some checkpoints are dropped."""
+    return replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
 
 
 def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -> GcReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,8 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     held: list[LastName] = []
     free: list[LastName] = []
     for last in lasts:
-        (held if judge.is_held(last, seen) else free).append(last)
+        with suppress(FileNotFoundError):  # an opener swept it to trash meanwhile: the next gc looks at it there
+            (held if judge.is_held(last, seen) else free).append(last)
     linked = linked_elsewhere(context, going.linked(unused), dropping)
     idle = not (free or held or linked)
     return replace(
@@ -110,7 +112,10 @@ def _why_not(context: Context, digest: str, done: Collected) -> str:
         return done.held[digest].reason
     if not context.catalog.without_use({digest}):
         return "a checkpoint uses it again"
-    canonical = peek.find(context.layout.blob(digest))
+    try:
+        canonical = peek.find(context.layout.blob(digest))
+    except PermissionError:
+        return "it is in a directory of another user"
     if canonical is None:
         return "it is gone already"
     return "it has another name by now" if canonical.st_nlink > 1 else "it appeared again, and the next gc looks at it"

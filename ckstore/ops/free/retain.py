@@ -17,7 +17,6 @@ from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.context import annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
-from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.os_errors import describe_os_error
@@ -172,14 +171,6 @@ def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo
         )
         for info in looked_at
     }
-
-
-def apply(context: Context, to_do: RetentionPlan) -> RetentionReport:
-    """As `carry_out`; where the bytes stay until other hosts are not at work, it is said once, as a warning."""
-    report = carry_out(context, to_do)
-    if report.dropped:
-        warn_unfreed(context)
-    return report
 
 
 def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:

@@ -121,7 +121,8 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
         wanted = {r.path for r in records if any(_fits(r.path, glob) for glob in only)}
         if not wanted:
             msg = f"{manifest.name} has no file that matches {', '.join(only)}"
-            raise NoSuchRef(msg, hint="store.files(ref) lists the files; * in a pattern also stands for slashes")
+            hint = "store.open_checkpoint(ref).files() lists the files; * in a pattern also stands for slashes"
+            raise NoSuchRef(msg, hint=hint)
         for path in list(wanted):
             while path := parent_of(path):
                 wanted.add(path)

@@ -102,7 +102,7 @@ def export_open(
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
         tree.publish()
     return ExportReport(
-        checkpoint=directory.manifest.name,
+        name=directory.manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),

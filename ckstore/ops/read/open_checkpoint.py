@@ -138,6 +138,12 @@ class OpenCheckpoint:
         written = self._names.written
         return [_summary(leaf, self._directory, written[name]) for name, leaf in self._names.leaves.items()]
 
+    @property
+    def directory(self) -> Path:
+        """Where it lies; a copy of this directory (``cp -r``) is a complete checkpoint."""
+        where = self._directory.path
+        return where.path if isinstance(where, Inside) else Path(where)
+
     def files(self) -> list[FileSummary]:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
         return summaries(self._directory.manifest)

@@ -51,5 +51,5 @@ def damaged_tag(name: str, problem: str) -> DamagedBlob:
 def way_out(name: str) -> str:
     """Return in words what to do about such an entry."""
     if not is_tag(name):
-        return f"`ckstore untag {shown(name)}` removes it"
-    return f"`ckstore tag {name} REF` points it to a checkpoint again, `ckstore untag {name}` removes it"
+        return f"`ckstore tag -d {shown(name)}` removes it"
+    return f"`ckstore tag {name} REF` points it to a checkpoint again, `ckstore tag -d {name}` removes it"

@@ -36,12 +36,12 @@ def check_unprotected(
     name = f"{key[0]}@{key[1]}"
     tags = [tag for tag in tags_by_checkpoint(context.layout).get(key, ()) if tag not in moving]
     if tags:
-        untag = f"ckstore untag {tags[0]}"
+        untag = f"ckstore tag -d {tags[0]}"
         raise _protected(f"{name} has the tag {', '.join(tags)}", "remove the tag first", untag, replacing=replacing)
     pins = pins_by_checkpoint(context, datetime.now(UTC)).get(key)
     if pins:
         message = f"{name} is pinned: {'; '.join(map(str, pins))}"
-        raise _protected(message, "unpin it first", f"ckstore unpin {name}", replacing=replacing)
+        raise _protected(message, "unpin it first", f"ckstore pin -d {name}", replacing=replacing)
 
 
 def _protected(message: str, hint: str, command: str, *, replacing: bool) -> Protected:

@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, UnsafePlace
@@ -27,24 +28,28 @@ from ckstore.ops.refs.listing import infos, misplaced, order_problem
 from ckstore.ops.refs.pins import pins
 
 if TYPE_CHECKING:
+    from ckstore.model.reports.held import DeletedFile
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
 Findings = Iterator[DoctorFinding]
+Look = tuple[str, Callable[["Context"], Findings]]
 
 
 def examine_all(context: Context) -> DoctorReport:
     """Look at everything; what cannot be looked at is a finding of its own."""
     findings: list[DoctorFinding] = []
+    leaks: list[DeletedFile] = []
+    looks: tuple[Look, ...] = (*_LOOKS, ("leaked files", partial(_leaks, leaks)))
     # Each by itself: a directory that is closed to this user must not hide the other findings.
-    for subject, look in _LOOKS:
+    for subject, look in looks:
         try:
             findings += look(context)
         except (CkstoreError, OSError) as error:
             found = why_of(error)
             do = "run doctor as the owner of the store, or as root"
             findings.append(DoctorFinding("warning", subject, f"could not be checked: {found}", do))
-    return DoctorReport(tuple(findings))
+    return DoctorReport(tuple(findings), tuple(leaks))
 
 
 def _place(context: Context) -> Findings:
@@ -204,11 +209,12 @@ def _hashes(context: Context) -> Findings:
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
 
 
-def _leaks(context: Context) -> Findings:
-    yield contents.check_leaks(deleted_but_open(os.stat(context.layout.path).st_dev))
+def _leaks(found: list[DeletedFile], context: Context) -> Findings:
+    found += deleted_but_open(os.stat(context.layout.path).st_dev)
+    yield contents.check_leaks(found)
 
 
-_LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (
+_LOOKS: tuple[Look, ...] = (
     ("filesystem", _place),
     ("links", _abilities),
     ("free space", _space),
@@ -224,5 +230,4 @@ _LOOKS: tuple[tuple[str, Callable[[Context], Findings]], ...] = (
     ("damage", _damage),
     ("last readings", _readings),
     ("hash", _hashes),
-    ("leaked files", _leaks),
 )

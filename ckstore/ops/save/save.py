@@ -137,7 +137,7 @@ def _hint_for_ranks() -> str:
         return ""
     return (
         f"this is rank {rank} of {world_size}: if all have the same state, save on rank 0 only; "
-        "if each has its own, give rank= and world_size="
+        "if each has its own, give ranks=Ranks(rank, world_size)"
     )
 
 

@@ -54,7 +54,7 @@ class SaverKeeper:
             # With a deadline: a saver that a frozen disk holds never ends.
             if not self._queue.changed.wait(self._queue.terms.timeout_s):
                 msg = "the saver that was closed has not ended yet"
-                raise InUse(msg, hint="wait for its saves: store.wait()")
+                raise InUse(msg, hint="wait for its saves: store.background.wait()")
         if self.process is None:
             self._start()
 

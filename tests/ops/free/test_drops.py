@@ -75,7 +75,7 @@ def test_those_that_stay_for_their_step_are_not_looked_at(store: Store, monkeypa
         return found
 
     monkeypatch.setattr(retain, "infos", looking)
-    store.set_retention(RetentionPolicy(keep_last=1, keep_every=2))
+    store.config.retention = RetentionPolicy(keep_last=1, keep_every=2)
 
     store.save(state(62), 62)
 

@@ -109,7 +109,7 @@ def test_with_a_policy_the_dry_run_reports_what_the_run_frees(store: Store, keep
         store.save(state(step, step + 1, 10), step=step)
     policy = RetentionPolicy(keep_last=keep_last)
 
-    would, report = store.gc(policy, dry_run=True), store.gc(policy)
+    would, report = store.prune(policy, dry_run=True), store.prune(policy)
 
     assert [info.step for info in store.checkpoints()] == list(range(4 - keep_last, 4))
     assert (would.freed_bytes, would.freed_count) == (report.freed_bytes, report.freed_count)
@@ -384,10 +384,10 @@ def test_what_a_dry_run_plans_is_exactly_what_goes(  # noqa: PLR0917
         store._context.catalog.forget(list(digests), timeout_s=5.0)
     there = blob_names(store)
 
-    would = store.gc(policy, dry_run=True)
+    would = store.prune(policy, dry_run=True) if policy else store.gc(dry_run=True)
     dropping = [entry.info.key for entry in would.retention.plan.dropped] if would.retention else []
     plan = plan_gc(store._context, dropping)
-    report = store.gc(policy)
+    report = store.prune(policy) if policy else store.gc()
 
     assert (would.freed_count, would.freed_bytes) == (report.freed_count, report.freed_bytes)
     assert {blob.digest for blob in plan.blobs} == there - blob_names(store)
@@ -451,7 +451,7 @@ def test_a_gc_that_is_killed_at_any_change_is_continued(tmp_path: Path, before: 
             report = store.gc()
             assert [one.digest for one in report.held] == ([held] if held else [])
             assert blob is None or blob.exists()
-            assert not [leak for leak in store.leaks() if str(store.path) in leak.holders[0].target]
+            assert not [leak for leak in store.doctor().leaks if str(store.path) in leak.holders[0].target]
         if held:
             assert store.gc().freed_count == 1
         assert blobs_of(store) == used_by(store)

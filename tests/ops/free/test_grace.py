@@ -127,7 +127,7 @@ def test_a_lock_service_that_fails_is_not_another_gc(one: Store, monkeypatch: py
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_a_lock_service_that_fails_after_a_save_is_said(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    one.set_retention(RetentionPolicy(keep_last=1))
+    one.config.retention = RetentionPolicy(keep_last=1)
     refuse_lock(monkeypatch, "trash")
 
     info = one.save(state(3), step=3)
@@ -140,7 +140,7 @@ def test_a_lock_service_that_fails_after_a_save_is_said(one: Store, monkeypatch:
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_a_gc_of_another_host_is_one(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckstore.ops.free.gc._START_TIMEOUT_S", 0.05)
-    one.set_retention(RetentionPolicy(keep_last=1))
+    one.config.retention = RetentionPolicy(keep_last=1)
     lock = LockFile.take(one._context.layout.locks / "trash", exclusive=True, timeout_s=0.0)
 
     with pytest.raises(InUse, match="another gc is running"):
@@ -455,7 +455,7 @@ def test_hosts_that_rotate_free_what_they_drop(lacks: str, tmp_path: Path, monke
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {name}"))
             stores.append(Store.open_or_init(place / "store", chunk_bytes=MIB))
         stores[0].config.grace_s = 0
-        stores[0].set_retention(RetentionPolicy(keep_last=3))
+        stores[0].config.retention = RetentionPolicy(keep_last=3)
         for step in range(6):
             for seed, (mine, other) in enumerate((stores, stores[::-1])):
                 run = f"of-{seed}"

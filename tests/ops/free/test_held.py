@@ -103,7 +103,7 @@ def check_kept(store: Store, blob: Path, report: GcReport) -> None:
     assert [(held.digest, held.nbytes) for held in report.held] == [(blob.name, MIB)]
     assert (report.freed_count, report.held_bytes) == (0, MIB)
     assert blob.stat().st_size == MIB
-    assert not [leak for leak in store.leaks() if any(str(store.path) in one.target for one in leak.holders)]
+    assert not [leak for leak in store.doctor().leaks if any(str(store.path) in one.target for one in leak.holders)]
 
 
 def check_freed(store: Store, blob: Path, report: GcReport) -> None:

@@ -15,6 +15,7 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace
 from ckstore.ops.free import make_room
+from ckstore.ops.free.retain import carry_out
 from tests.support.filling import empty, free_bytes, leave_bytes, leave_inodes, prepare
 from tests.support.loopfs import loop_filesystem
 from tests.support.stores import check_store
@@ -53,7 +54,7 @@ def names(store: Store) -> list[str]:
 def test_the_refusal_says_what_would_free_how_much_and_that_is_what_it_frees(small_store: Store, mount: Path) -> None:
     store = small_store
     store.delete("b@0")
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run="a"))  # a@1 waits for gc
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1), run="a"))  # a@1 waits for gc
     leave_bytes(mount, 2 * MIB)
 
     with pytest.raises(InsufficientSpace) as excinfo:
@@ -65,7 +66,7 @@ def test_the_refusal_says_what_would_free_how_much_and_that_is_what_it_frees(sma
     assert abs((error.free_bytes or 0) - 2 * MIB) < 64 * 1024
     assert re.search(r"needs \d+ bytes, \d+ are free", error.message)
     assert "ckstore gc would free 3.0 MiB, ckstore prune --keep-last 1 and then gc would free 6.0 MiB" in error.hint
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
     assert store.gc().freed_bytes == 6 * MIB
 
 
@@ -77,7 +78,7 @@ def test_a_disk_that_cannot_hold_it_whatever_is_dropped_is_told_so(small_store: 
 
 
 def test_without_a_policy_nothing_is_dropped(small_store: Store, mount: Path) -> None:
-    small_store.set_retention(RetentionPolicy(keep_last=1))  # it is for after a save
+    small_store.config.retention = RetentionPolicy(keep_last=1)  # it is for after a save
     leave_bytes(mount, MIB)
     before = names(small_store)
 
@@ -102,7 +103,7 @@ def test_the_oldest_go_and_no_more_than_the_save_lacks(small_store: Store, mount
 
 def test_what_gc_alone_can_free_drops_nothing(small_store: Store, mount: Path) -> None:
     store = small_store
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
     store.config.make_room = RetentionPolicy(keep_last=1)
     leave_bytes(mount, 2 * MIB)
     before = names(store)

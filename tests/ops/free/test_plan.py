@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from ckstore import GcPlan, RetentionPolicy, Store
 from ckstore.fs import locks
+from ckstore.objects import trash
+from ckstore.objects.last_names import Judge
 from ckstore.objects.staging import Staging
 from ckstore.ops.free import gc, gc_plan, reclaim
 from tests.support.examples import examples
@@ -138,8 +140,8 @@ def test_a_dry_run_is_the_plan_that_the_run_carries_out(dropped: Store) -> None:
     dropped.save(state(4), step=3)
     policy = RetentionPolicy(keep_last=1)
 
-    would = dropped.gc(policy, dry_run=True)
-    report = dropped.gc(policy)
+    would = dropped.prune(policy, dry_run=True)
+    report = dropped.prune(policy)
 
     assert isinstance(would.plan, GcPlan)
     assert report.plan is not None
@@ -245,6 +247,25 @@ def test_a_reader_in_trash_and_a_save_at_work_are_said(
     assert (report.freed_count, report.swept_stagings) == (0, 0)
     for lock in held:
         lock.release()
+
+
+def test_a_dead_save_that_an_opener_sweeps_while_the_plan_is_made_stops_no_gc(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = Staging.create(store._context.layout, "main", 9)
+    (Path(str(staging.path)) / "blobs" / f"xxh3-{'0' * 32}").write_bytes(b"1")
+    staging.lock.release()
+    is_held = Judge.is_held
+
+    def swept_before(judge: Judge, last: Any, seen: Any) -> bool:
+        trash.sweep_staging(store._context.layout)
+        return is_held(judge, last, seen)
+
+    monkeypatch.setattr(Judge, "is_held", swept_before)
+    report = store.gc()
+
+    assert report.differences == (f"staging/{Path(str(staging.path)).name} stays: its save is at work, or it is gone",)
+    assert store.gc().freed_count == 1
 
 
 def test_a_gc_after_a_save_asks_of_no_blob_twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

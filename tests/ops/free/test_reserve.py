@@ -1,4 +1,4 @@
-"""Gc, rm and prune work where not one byte and not one inode is free: the reserve is given up for them."""
+"""Gc, delete and prune work where not one byte and not one inode is free: the reserve is given up for them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError
 from ckstore.fs import files
 from ckstore.objects import reserve
+from ckstore.ops.free.retain import carry_out
 from tests.support.filling import fill_bytes, fill_inodes, free_bytes, prepare
 from tests.support.loopfs import Kind, loop_filesystem
 from tests.support.requirements import CRASH_FULL
@@ -34,7 +35,7 @@ Full = Literal["bytes", "inodes", "both"]
 KINDS: list[Kind] = ["ext4", "xfs"]
 _EVERY = [(kind, full) for kind in KINDS for full in ("bytes", "inodes", "both")]
 FILLED = pytest.mark.parametrize("kind, full", _EVERY if CRASH_FULL else [("ext4", "both"), ("xfs", "inodes")])
-COMMANDS = [("rm", "main@0"), ("prune", "--keep-last", "1"), ("gc", "--keep-last", "1")]
+COMMANDS = [("delete", "main@0"), ("prune", "--keep-last", "1"), ("gc", "--keep-last", "1")]
 
 
 def state(seed: int) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def test_gc_frees_space_on_a_filesystem_without_a_free_byte_or_inode(kind: Kind,
         store = Store.init(mount / "store", chunk_bytes=MIB)
         for step in range(3):
             store.save(state(step), step=step)
-        store.apply(store.plan_retention(RetentionPolicy(keep_last=2)))
+        carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=2)))
         fill(mount, full)
 
         report = Store.open(store.path).gc()

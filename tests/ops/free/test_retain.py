@@ -15,7 +15,9 @@ import pytest
 from ckstore import Best, RetentionPolicy, Store
 from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, NoSuchRef, SaveFailed
 from ckstore.fs import files, links
+from ckstore.ops.free.retain import carry_out
 from tests.support.crashing import run_and_kill
+from tests.support.look import directory_of
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, disk_bytes, references_of_catalog, references_of_manifests
@@ -44,7 +46,7 @@ def test_what_the_plan_drops_is_dropped_and_the_rest_loads(store: Store) -> None
     policy = RetentionPolicy(keep_last=2, keep_every=3)
 
     plan = store.plan_retention(policy)
-    report = store.apply(plan)
+    report = carry_out(store._context, plan)
 
     assert [info.step for info in report.dropped] == [entry.step for entry in plan.dropped] == [1, 2]
     assert report.skipped == ()
@@ -66,7 +68,7 @@ def test_what_is_no_policy_is_refused(store: Store) -> None:
     fill(store, range(2))
     keep: Any = 3
 
-    for act in (store.gc, store.plan_retention):
+    for act in (store.prune, store.plan_retention):
         with pytest.raises(BadInput, match="policy must be a RetentionPolicy or None, got 3"):
             act(keep)
 
@@ -75,10 +77,10 @@ def test_each_run_is_looked_at_by_itself(store: Store) -> None:
     fill(store, range(3), "a")
     fill(store, range(10, 12), "b")
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
     assert (steps(store, "a"), steps(store, "b")) == ([2], [10, 11])
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
     assert (steps(store, "a"), steps(store, "b")) == ([2], [11])
 
 
@@ -86,7 +88,7 @@ def test_dropping_unlinks_nothing_until_gc(store: Store) -> None:
     fill(store, range(3))
     before = disk_bytes(store.path)
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=1)))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
 
     assert disk_bytes(store.path) == before
     check_links(store.path)
@@ -102,7 +104,7 @@ def test_tags_pins_and_readers_keep_and_say_so(store: Store) -> None:
 
     with store.open_checkpoint(3):
         plan = store.plan_retention(RetentionPolicy(keep_last=1))
-        report = store.apply(plan)
+        report = carry_out(store._context, plan)
 
     said = {entry.step: str(entry) for entry in plan.entries}
     assert "it has the tag paper" in said[0]
@@ -120,7 +122,7 @@ def test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped(store: Store
     store.pin(1, "figure 3")
 
     with store.open_checkpoint(2):
-        report = store.apply(plan)
+        report = carry_out(store._context, plan)
 
     assert [info.step for info in report.dropped] == [3]
     reasons = {skipped.info.step: skipped.reason for skipped in report.skipped}
@@ -134,7 +136,7 @@ def test_a_step_that_was_saved_again_since_the_plan_is_another_checkpoint(store:
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
     store.save(state(77), 0, if_exists="replace")
 
-    report = store.apply(plan)
+    report = carry_out(store._context, plan)
 
     assert [info.step for info in report.dropped] == [1]
     assert "no longer there" in report.skipped[0].reason
@@ -146,7 +148,7 @@ def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
     store.delete(2)
 
-    report = store.apply(plan)
+    report = carry_out(store._context, plan)
 
     assert report.dropped == ()
     assert all("still there and valid" in skipped.reason for skipped in report.skipped)
@@ -155,7 +157,7 @@ def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
 
 def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> None:
     fill(store, range(4))
-    blob = max((store.directory_of(3) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob = max((directory_of(store, 3) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     os.utime(blob, ns=(1, 1))  # as a program that writes into it would
 
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
@@ -169,13 +171,13 @@ def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> No
 
 def test_what_turned_out_valid_and_newest_since_the_plan_stays(store: Store) -> None:
     fill(store, range(3))
-    blob = max((store.directory_of(2) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob = max((directory_of(store, 2) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     os.utime(blob, ns=(1, 1))
     plan = store.plan_retention(RetentionPolicy(keep_every=1000))
     assert [entry.step for entry in plan.dropped] == [2]
     os.utime(blob, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
 
-    report = store.apply(plan)
+    report = carry_out(store._context, plan)
 
     assert report.dropped == ()
     assert "newest valid checkpoint" in report.skipped[0].reason
@@ -186,14 +188,14 @@ def test_the_best_by_an_annotated_metric_stays(store: Store) -> None:
     store.annotate(1, metrics={"bleu": 40.0})
     store.annotate(2, metrics={"bleu": 30.0})
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
 
     assert steps(store) == [1, 3]
 
 
 def test_a_checkpoint_whose_annotations_cannot_be_read_stays(store: Store) -> None:
     fill(store, range(3))
-    (store.directory_of(0) / "annotations.json").write_text("{")
+    (directory_of(store, 0) / "annotations.json").write_text("{")
 
     plan = store.plan_retention(RetentionPolicy(keep_last=1))
 
@@ -219,7 +221,7 @@ def test_a_disk_that_does_not_say_whether_there_are_annotations_is_no_answer(
     with pytest.raises(CkstoreError, match="Stale file handle"):
         store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max")))
     monkeypatch.undo()
-    store.apply(store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
+    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
     assert steps(store) == [1, 3]
 
 
@@ -232,7 +234,7 @@ def test_an_unreadable_pin_stops_every_drop(store: Store) -> None:
     with pytest.raises(BadInput, match=f"unpin\\('{pin.name}'\\) removes the pin"):
         store.plan_retention(RetentionPolicy(keep_last=1))
     with pytest.raises(BadInput):
-        store.apply(plan)
+        carry_out(store._context, plan)
     with pytest.raises(BadInput):
         store.delete(1)
     assert steps(store) == [0, 1, 2]
@@ -248,7 +250,7 @@ def test_a_store_opened_for_reading_plans_but_does_not_drop(store: Store) -> Non
     plan = readonly.plan_retention(RetentionPolicy(keep_last=1))
 
     with pytest.raises(SaveFailed, match="reading only"):
-        readonly.apply(plan)
+        carry_out(readonly._context, plan)
 
 
 # ------------------------------------------------------------------------------------- the policy of a store
@@ -259,21 +261,21 @@ def test_a_policy_is_kept_in_the_store_and_applied_after_each_save(store: Store)
     policy = RetentionPolicy(keep_last=2, keep_best=[Best("loss"), Best("acc", "max", 2)], keep_within=0.000001)
     assert Store.open(store.path).config.retention is None
 
-    store.set_retention(policy)
+    store.config.retention = policy
 
     assert Store.open(store.path).config.retention == store.config.retention == policy
     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
         info = Store.open(store.path).save(state(step), step, metrics={"loss": loss, "acc": -loss})
         assert info.warnings == ()
     assert steps(store) == [1, 2, 3, 4]
-    store.set_retention(None)
+    store.config.retention = None
     fill(store, [5])
     assert Store.open(store.path).config.retention is None
     assert steps(store) == [1, 2, 3, 4, 5]
 
 
 def test_a_policy_with_a_metric_that_no_checkpoint_has_drops_nothing_and_each_save_says_so(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=1, keep_best=Best("los")))
+    store.config.retention = RetentionPolicy(keep_last=1, keep_best=Best("los"))
 
     for step in range(3):
         info = store.save(state(step), step, metrics={"loss": 1.0})
@@ -313,7 +315,7 @@ def test_a_plan_by_a_metric_that_no_checkpoint_has_is_refused(store: Store) -> N
     with pytest.raises(BadInput, match="the run other has the metric loss"):
         store.plan_retention(RetentionPolicy(keep_best=Best("loss")), "other")
     with pytest.raises(BadInput, match="the metric los"):
-        store.gc(policy)
+        store.prune(policy)
     assert len(store.plan_retention(RetentionPolicy(keep_best=Best("loss"))).kept) == 2
 
 
@@ -326,7 +328,7 @@ def test_a_plan_for_a_run_that_is_not_there_is_refused(store: Store) -> None:
 
 
 def test_what_a_save_drops_is_freed(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=1))
+    store.config.retention = RetentionPolicy(keep_last=1)
 
     sizes = []
     for step in range(5):
@@ -343,7 +345,7 @@ def test_other_settings_and_runs_stay_when_a_policy_is_set(store: Store) -> None
     )
     fill(store, range(2), "other")
 
-    store.set_retention(RetentionPolicy(keep_last=1))
+    store.config.retention = RetentionPolicy(keep_last=1)
     fill(store, range(2))
 
     kept = json.loads((store.path / "config.json").read_text())
@@ -379,7 +381,7 @@ def test_a_failure_of_retention_does_not_fail_the_save_and_is_said_until_it_work
     store: Store, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     fill(store, range(2))
-    store.set_retention(RetentionPolicy(keep_last=1))
+    store.config.retention = RetentionPolicy(keep_last=1)
     module: Any = files if call == "sync_directory" else links
     original = getattr(module, call)
 
@@ -405,7 +407,7 @@ def test_a_failure_of_retention_does_not_fail_the_save_and_is_said_until_it_work
 
 def test_a_save_with_a_step_below_the_others_stays_and_is_the_newest(store: Store) -> None:
     fill(store, [900, 1000, 1100])
-    store.set_retention(RetentionPolicy(keep_last=2))
+    store.config.retention = RetentionPolicy(keep_last=2)
 
     fill(store, [100])
 
@@ -454,7 +456,7 @@ def test_a_kill_at_any_change_of_a_save_with_retention_loses_nothing_that_is_to_
         store = Store.init(root, chunk_bytes=MIB)
         fill(store, range(3))
         store.tag("good", 0)
-        store.set_retention(RetentionPolicy(keep_last=1))
+        store.config.retention = RetentionPolicy(keep_last=1)
 
         died = run_and_kill(functools.partial(store.save, state(3), 3), at=at, before=True)
 
@@ -472,14 +474,13 @@ def test_a_kill_at_any_change_of_a_save_with_retention_loses_nothing_that_is_to_
 
 def test_errors_of_the_system_are_errors_of_ckstore(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, range(2))
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
 
     def failing(path: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
     monkeypatch.setattr(files, "sync_directory", failing)
-    with pytest.raises(CkstoreError, match="apply failed: Input/output error"):
-        store.apply(plan)
+    with pytest.raises(CkstoreError, match="prune failed: Input/output error"):
+        store.prune(RetentionPolicy(keep_last=1))
     monkeypatch.undo()
 
     assert steps(store) == [0, 1]

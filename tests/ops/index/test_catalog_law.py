@@ -79,12 +79,10 @@ def filled(path: Path, saves: list[Saved], extras: list[Extra]) -> None:
 
 def act_on(store: Store, act: str, policy: RetentionPolicy) -> None:
     if act == "save":
-        store.set_retention(policy)
+        store.config.retention = policy
         store.save(state(99), None, "main", metrics={"loss": 1.0})
-    elif act == "prune":
-        store.apply(store.plan_retention(policy))
-    elif act == "gc":
-        store.gc(policy)
+    elif act in {"prune", "gc"}:
+        store.prune(policy)
 
 
 def left(store: Store) -> Left:

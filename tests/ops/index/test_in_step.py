@@ -218,7 +218,7 @@ def test_directories_of_runs_are_not_listed_to_free_one_checkpoint(
 
     monkeypatch.setattr(Layout, "published", watched)
 
-    assert store.gc(RetentionPolicy(keep_last=2, keep_every=2)).freed_count == 1
+    assert store.prune(RetentionPolicy(keep_last=2, keep_every=2)).freed_count == 1
     store.delete(23)
     assert store.gc().freed_count == 0
 
@@ -281,7 +281,7 @@ def damage_table(catalog: Path, table: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_a_catalog_that_can_only_be_read_is_rebuilt_by_the_next_gc(store: Store) -> None:
-    store.set_retention(RetentionPolicy(keep_last=2))
+    store.config.retention = RetentionPolicy(keep_last=2)
     for step in range(3):
         store.save(state(step), step)
     damage_table(store.path / "catalog.db", "uses")

@@ -18,9 +18,11 @@ from ckstore.catalog import Catalog
 from ckstore.model.manifest.parse import parse_facts, parse_manifest
 from ckstore.ops.check import validity
 from ckstore.ops.free.gc_plan import freed_in_turn, next_to_free
+from ckstore.ops.free.retain import carry_out
 from ckstore_cli.app import app
 from tests.support.catalog_rows import change, flipped, forge_stamps, values_of
 from tests.support.examples import examples
+from tests.support.look import directory_of
 
 BEST = RetentionPolicy(keep_last=1, keep_best=Best("loss"))
 
@@ -48,7 +50,7 @@ def test_retention_keeps_the_best_whatever_the_metrics_of_a_row_are(
 ) -> None:
     fill(store)
     change(store.path, "checkpoints", "metrics", metrics, where=f"step = {step}", forged=forged)
-    store.set_retention(BEST)
+    store.config.retention = BEST
 
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -101,13 +103,13 @@ def test_what_a_ref_names_is_opened_whatever_id_its_row_has(store: Store, ref: s
 
 def test_what_has_no_readable_manifest_is_not_dropped(store: Store) -> None:
     fill(store)
-    path = store.directory_of(0) / "manifest.json"
+    path = directory_of(store, 0) / "manifest.json"
     right = path.read_bytes()
     change_in_place(path, right.replace(b'"loss":3.0', b'"loss":7.0'))
     forge_stamps(store.path / "catalog.db", path.parent, where="step = 0")  # as rot leaves the times
 
     plan = Store.open(store.path).plan_retention(RetentionPolicy(keep_last=1))
-    store.apply(plan)
+    carry_out(store._context, plan)
 
     assert [entry.step for entry in plan.kept] == [0, 3]
     assert "its manifest cannot be read" in str(plan.entries[0])
@@ -126,7 +128,7 @@ def test_a_newest_that_a_row_hides_lets_more_be_kept(store: Store, hidden: int) 
     policy = RetentionPolicy(keep_last=2, keep_every=10)
     for step in (1, 2, 3, 4, 20):
         store.save(state(step), step)
-    store.set_retention(policy)
+    store.config.retention = policy
     change(store.path, "checkpoints", "sequence", hidden, where="step = 20", forged=True)
 
     store.save(state(30), 30)
@@ -148,7 +150,7 @@ def test_a_save_with_a_policy_reads_each_manifest_once(store: Store, monkeypatch
     monkeypatch.setattr("ckstore.model.manifest.parse.parse_facts", watched(parse_facts))
     monkeypatch.setattr(validity, "parse_manifest", watched(parse_manifest))
     with Store.open(store.path) as opened:
-        opened.set_retention(RetentionPolicy(keep_last=2))
+        opened.config.retention = RetentionPolicy(keep_last=2)
         for step in range(10, 15):
             opened.save(state(step), step)
 

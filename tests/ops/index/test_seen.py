@@ -20,6 +20,7 @@ from ckstore.ops import manifest_cache
 from ckstore.ops.check import validity
 from ckstore.ops.check.validity import why_not_valid
 from tests.support.examples import examples
+from tests.support.look import directory_of
 
 if TYPE_CHECKING:
     from ckstore import Store
@@ -53,7 +54,7 @@ def test_what_was_saved_or_read_here_is_not_read_again(store: Store, reads: list
 
 def test_a_manifest_that_was_written_into_or_replaced_is_read_again(store: Store) -> None:
     info = store.save({"w": np.arange(10)}, 1)
-    path = store.directory_of(1) / "manifest.json"
+    path = directory_of(store, 1) / "manifest.json"
     good = path.read_bytes()
 
     os.chmod(path, 0o644)
@@ -67,7 +68,7 @@ def test_a_manifest_that_was_written_into_or_replaced_is_read_again(store: Store
 
 def test_blobs_and_marks_are_looked_at_each_time(store: Store) -> None:
     info = store.save({"w": np.arange(10)}, 1)
-    (blob,) = (store.directory_of(1) / "blobs").iterdir()
+    (blob,) = (directory_of(store, 1) / "blobs").iterdir()
     bytes_of_blob, status = blob.read_bytes(), blob.stat()
 
     blob.unlink()
@@ -220,7 +221,7 @@ def test_marks_are_looked_for_again_after_this_process_found_damage(store: Store
     state = {"w": np.arange(10)}
     store.save(state, 1)
     store._context.marks_duty._rests_until_s = math.inf  # as after a look at very many
-    blob = next((store.directory_of(1) / "blobs").iterdir())
+    blob = next((directory_of(store, 1) / "blobs").iterdir())
     blob.unlink()
     assert not store.verify(1).ok
 

@@ -11,6 +11,7 @@ import pytest
 import ckstore
 from ckstore import Store
 from ckstore.errors import DamagedBlob, NoSuchRef, StepExists
+from tests.support.look import directory_of
 
 STATE = {"w": b"x" * 9000, "n": 3}
 HASHES = ("xxh3_128", "blake3")
@@ -57,7 +58,7 @@ def test_verify_and_doctor_say_it_and_leave_no_mark(mixed: Path) -> None:
         report = store.verify()
         found = [finding for finding in store.doctor().findings if finding.what == "hash"]
 
-    assert [(damage.checkpoint, "another hash" in damage.what) for damage in report.damage] == [("main@2", True)]
+    assert [(damage.name, "another hash" in damage.what) for damage in report.damage] == [("main@2", True)]
     assert report.whole == ("main@1",)
     assert [finding.level for finding in found] == ["warning"]
     assert "main@2" in found[0].found
@@ -101,9 +102,9 @@ def test_a_store_json_of_another_hash_than_its_checkpoints_makes_each_of_them_on
 def test_a_manifest_that_mixes_algorithms_is_damaged(tmp_path: Path) -> None:
     with Store.init(tmp_path / "store") as store:
         store.save(STATE, step=1)
-        path = store.directory_of(1) / "manifest.json"
+        path = directory_of(store, 1) / "manifest.json"
         body = path.read_bytes().partition(b'"manifest":')[2][:-2]
-        blob = next((store.directory_of(1) / "blobs").iterdir()).name.encode()
+        blob = next((directory_of(store, 1) / "blobs").iterdir()).name.encode()
         body = body.replace(blob, b"blake3-" + b"0" * 64)
         digest = store.settings.algorithm.digest(body).encode()
         path.chmod(0o600)

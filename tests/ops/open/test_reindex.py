@@ -28,6 +28,7 @@ from ckstore_migrations import VERSION
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
 from tests.support.in_full import in_full
+from tests.support.look import directory_of, files_of, leaves_of
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store, references_of_catalog, references_of_manifests
@@ -107,7 +108,7 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
     everything = {
         "log": store.checkpoints(),
         "show": [
-            (replace(store.info(info), oldest_reading=""), store.leaves(info), store.files(info))
+            (replace(store.info(info), oldest_reading=""), leaves_of(store, info), files_of(store, info))
             for info in store.checkpoints()
         ],
         "latest": [store.latest(run) for run in ("main", "b")],
@@ -163,10 +164,10 @@ def test_it_says_what_is_there_and_what_is_wrong(store: Store) -> None:
         store.save(state(0, step), step, tags=[f"t{step}"])
     store.pin(1, "keep")
     store.annotate(1, note="x")
-    annotations = store.directory_of(1) / "annotations.json"
+    annotations = directory_of(store, 1) / "annotations.json"
     whole = annotations.read_bytes()
     annotations.write_bytes(b"{")
-    (store.directory_of(2) / "manifest.json").unlink()
+    (directory_of(store, 2) / "manifest.json").unlink()
     (store.path / "blobs" / "00").mkdir(exist_ok=True)
     orphan = store.path / "blobs" / "00" / ("xxh3-00" + "0" * 30)
     orphan.write_bytes(b"x" * 77)
@@ -175,13 +176,11 @@ def test_it_says_what_is_there_and_what_is_wrong(store: Store) -> None:
     report = unrecovered(store).reindex()
 
     assert (report.checkpoint_count, report.tag_count, report.pin_count) == (3, 4, 1)
-    named = {path.name for step in (0, 1, 3) for path in (store.directory_of(step) / "blobs").iterdir()}
+    named = {path.name for step in (0, 1, 3) for path in (directory_of(store, step) / "blobs").iterdir()}
     unnamed = [path for path in store.path.glob("blobs/*/*") if path.name not in named]
     assert orphan in unnamed
     assert (report.orphan_count, report.orphan_bytes) == (len(unnamed), sum(path.stat().st_size for path in unnamed))
-    assert [(one.checkpoint, "manifest.json is missing" in one.problem) for one in report.incomplete] == [
-        ("main@2", True)
-    ]
+    assert [(one.name, "manifest.json is missing" in one.problem) for one in report.incomplete] == [("main@2", True)]
     assert not report.ok
     assert report.problems[0] == "the tag t2 names main@2, which does not exist"
     assert "main@1" in report.problems[1]
@@ -189,7 +188,7 @@ def test_it_says_what_is_there_and_what_is_wrong(store: Store) -> None:
     assert store.gc().freed_count == 1, "what the incomplete one names has a name in its directory"
 
     annotations.write_bytes(whole)
-    shutil.rmtree(store.directory_of(1).parent / "2")
+    shutil.rmtree(directory_of(store, 1).parent / "2")
     store.untag("t2")
 
 
@@ -208,7 +207,7 @@ def test_a_blob_that_lost_its_canonical_name_has_it_again_and_is_found_by_saves(
 def test_a_blob_that_a_program_wrote_into_does_not_get_a_canonical_name(store: Store) -> None:
     store.save(state(0), 1)
     lost = max(store.path.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
-    flip(next((store.directory_of(1) / "blobs").glob(lost.name)))
+    flip(next((directory_of(store, 1) / "blobs").glob(lost.name)))
     lost.unlink()
 
     assert unrecovered(store).reindex().restored_count == 0
@@ -222,7 +221,7 @@ def test_blobs_that_a_power_cut_brought_back_are_freed_by_the_next_gc(store: Sto
     kept = store.path.parent / "kept"
     kept.mkdir()
     store.save(state(1, 5), 2)
-    for path in (store.directory_of(2) / "blobs").iterdir():
+    for path in (directory_of(store, 2) / "blobs").iterdir():
         shutil.copy2(path, kept)
     store.delete(2)
     for path in kept.iterdir():

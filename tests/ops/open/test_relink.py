@@ -27,6 +27,7 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.reindex_report import RelinkReport
 from ckstore.objects import blobs
 from tests.support.damage import flip
+from tests.support.look import directory_of
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, disk_bytes
 
@@ -155,7 +156,7 @@ def inflict(path: Path, fate: str) -> None:
 def test_a_copy_that_is_open_or_mapped_is_kept_until_its_reader_is_done(tmp_path: Path) -> None:
     copy = copied(filled(tmp_path / "store"), "cp -rp")
     copy.reindex()
-    blob = max((copy.directory_of(1) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob = max((directory_of(copy, 1) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     wanted = blob.read_bytes()
     with blob.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         relinked(copy)
@@ -181,14 +182,14 @@ def test_a_checkpoint_that_is_open_is_read_to_its_end(tmp_path: Path) -> None:
 
 def test_a_mark_goes_with_the_damage_that_another_file_heals(tmp_path: Path) -> None:
     copy = copied(filled(tmp_path / "store"), "cp -rp")
-    flip(max((copy.directory_of(1) / "blobs").iterdir(), key=lambda path: path.stat().st_size), keep_time=True)
+    flip(max((directory_of(copy, 1) / "blobs").iterdir(), key=lambda path: path.stat().st_size), keep_time=True)
     assert not copy.verify(1).ok
-    assert (copy.directory_of(1) / "damaged.json").exists()
+    assert (directory_of(copy, 1) / "damaged.json").exists()
 
     report = relinked(copy)
 
     assert report.damaged == ()
-    assert not (copy.directory_of(1) / "damaged.json").exists()
+    assert not (directory_of(copy, 1) / "damaged.json").exists()
     assert copy.verify().ok
     assert same(copy.load(1), state(0, 1))
 

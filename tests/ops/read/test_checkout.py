@@ -34,6 +34,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader
 from ckstore.ops.call_threads import Workers
 from tests.support.crashing import KILLED
+from tests.support.look import directory_of
 from tests.support.requirements import CRASH_FULL
 from tests.support.trees import look
 
@@ -147,7 +148,7 @@ def test_the_newest_valid_one_is_checked_out_with_a_warning(store: Store, source
     store.commit(source)
     (source / "blob").write_bytes(np.random.default_rng(7).bytes(MIB))
     newest = store.commit(source, step=4)
-    for blob in (store.directory_of(newest) / "blobs").iterdir():
+    for blob in (directory_of(store, newest) / "blobs").iterdir():
         if blob.read_bytes() == (source / "blob").read_bytes():
             blob.chmod(0o644)
             os.truncate(blob, 0)
@@ -209,7 +210,7 @@ def test_reflink_is_refused_where_the_filesystem_cannot(journaled_tmp_path: Path
 
 def test_damage_is_named_by_file_and_nothing_is_left(store: Store, source: Path, tmp_path: Path) -> None:
     info = store.commit(source)
-    for blob in (store.directory_of(info) / "blobs").iterdir():
+    for blob in (directory_of(store, info) / "blobs").iterdir():
         if blob.read_bytes() == (source / "blob").read_bytes():
             blob.chmod(0o644)
             with blob.open("r+b") as file:

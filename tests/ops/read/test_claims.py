@@ -19,6 +19,7 @@ from ckstore.model.manifest.manifest import BlobRecord, Manifest, StorageRecord
 from ckstore.objects.blob_check import Checked
 from ckstore.ops.check.verifier import Teller
 from tests.hostile.archives_manifests import digest, dumps, framed, members_of, named, tensor, text
+from tests.support.look import directory_of
 
 MIB = 2**20
 ZEROS = bytes(MIB)
@@ -57,7 +58,7 @@ def test_a_tensor_of_zeros_is_loaded_however_few_bytes_it_takes(tmp_path: Path) 
 
         assert not store.load(1)["w"].any()
         assert not store.load(1, mmap=True)["w"].any()
-        assert sum(path.stat().st_size for path in (store.directory_of(1) / "blobs").iterdir()) == MIB
+        assert sum(path.stat().st_size for path in (directory_of(store, 1) / "blobs").iterdir()) == MIB
 
 
 @pytest.mark.parametrize(

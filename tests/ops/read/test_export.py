@@ -489,7 +489,7 @@ def test_latest_valid_passes_over_what_turns_out_to_be_damaged(store: Store, tmp
     with pytest.warns(CkstoreWarning, match="main@2"):
         report = store.export_safetensors("latest-valid", tmp_path / "out")
 
-    assert report.checkpoint == "main@1"
+    assert report.name == "main@1"
     store.save({"w": np.ones(5 * MIB, np.uint8)}, step=2)
 
 

@@ -18,6 +18,7 @@ from ckstore.fs import mapping
 from ckstore.objects.layout import ANNOTATIONS
 from ckstore.ops.read import open_checkpoint
 from tests.support.descriptors import open_below
+from tests.support.look import directory_of
 
 OPENINGS: dict[str, Callable[[Store, Path], object]] = {
     "info_of": lambda store, _: store.open_checkpoint(1),
@@ -35,7 +36,7 @@ def test_what_could_not_be_opened_whole_is_not_held(
     store: Store, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     store.save({"w": np.arange(10)}, step=1)
-    path = store.directory_of(1)
+    path = directory_of(store, 1)
 
     with monkeypatch.context() as patch:
         patch.setattr(open_checkpoint, refused, failing)
@@ -51,7 +52,7 @@ def test_what_could_not_be_opened_whole_is_not_held(
 
 def test_a_warning_that_is_made_an_error_leaves_nothing_open(store: Store) -> None:
     store.save({"w": np.arange(10)}, step=1)
-    path = store.directory_of(1)
+    path = directory_of(store, 1)
     (path / ANNOTATIONS).write_text("no annotations")
 
     with pytest.raises(CkstoreWarning, match="ignored the annotations") as caught:

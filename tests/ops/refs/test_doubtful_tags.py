@@ -14,7 +14,9 @@ import pytest
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.objects.layout import Layout
+from ckstore.ops.free.retain import carry_out
 from ckstore.ops.refs.doubtful import doubtful_tags
+from tests.support.look import directory_of
 
 POLICY = RetentionPolicy(keep_last=1)
 NAMED_ONCE = "../checkpoints/main/{}"
@@ -70,12 +72,12 @@ def test_while_a_tag_cannot_be_read_nothing_is_dropped(tagged: Store, harm: Call
     plan = tagged.plan_retention(POLICY)
     harm(tagged)
 
-    with pytest.raises(DamagedBlob, match="`ckstore untag good` removes it"):
+    with pytest.raises(DamagedBlob, match="`ckstore tag -d good` removes it"):
         tagged.plan_retention(POLICY)
     with pytest.raises(DamagedBlob, match="`ckstore tag good REF` points it to a checkpoint again"):
-        tagged.apply(plan)
+        carry_out(tagged._context, plan)
     with pytest.raises(DamagedBlob):
-        tagged.gc(POLICY)
+        tagged.prune(POLICY)
     with pytest.raises(DamagedBlob):
         tagged.delete(1)
     assert steps(tagged) == [0, 1, 2, 3]
@@ -83,12 +85,12 @@ def test_while_a_tag_cannot_be_read_nothing_is_dropped(tagged: Store, harm: Call
 
 @HARMS
 def test_a_save_with_a_policy_keeps_everything_and_warns(tagged: Store, harm: Callable[[Store], None]) -> None:
-    tagged.set_retention(POLICY)
+    tagged.config.retention = POLICY
     harm(tagged)
 
     info = tagged.save(state(4), 4)
 
-    assert any("`ckstore untag good`" in warning for warning in info.warnings)
+    assert any("`ckstore tag -d good`" in warning for warning in info.warnings)
     assert steps(tagged) == [0, 1, 2, 3, 4]
 
 
@@ -97,7 +99,7 @@ def test_a_tag_that_is_written_again_protects_again(tagged: Store, harm: Callabl
     harm(tagged)
 
     tagged.tag("good", 0)
-    tagged.apply(tagged.plan_retention(POLICY))
+    tagged.prune(POLICY)
 
     assert steps(tagged) == [0, 3]
     assert tagged.load("good")["w"][0] == 0
@@ -109,7 +111,7 @@ def test_a_tag_that_is_removed_protects_nothing(tagged: Store, harm: Callable[[S
     harm(tagged)
 
     tagged.untag("good")
-    tagged.apply(tagged.plan_retention(POLICY))
+    tagged.prune(POLICY)
 
     assert steps(tagged) == [3]
 
@@ -127,7 +129,7 @@ def test_the_list_of_tags_warns_of_one_that_cannot_be_read(tagged: Store, harm: 
     tagged.tag("other", 1)
     harm(tagged)
 
-    with pytest.warns(CkstoreWarning, match="`ckstore untag good`"):
+    with pytest.warns(CkstoreWarning, match="`ckstore tag -d good`"):
         found = tagged.tags()
 
     assert [tag.name for tag in found] == ["other"]
@@ -142,15 +144,15 @@ def test_verify_doctor_and_reindex_say_what_to_do(tagged: Store, harm: Callable[
     problems = tagged.reindex().problems
 
     assert (finding.kind, finding.subject, finding.harmful) == ("tag", "refs/good", True)
-    assert "`ckstore untag good`" in finding.what
-    assert (told.level, "`ckstore untag good`" in told.do) == ("warning", True)
-    assert any("`ckstore untag good`" in problem for problem in problems)
+    assert "`ckstore tag -d good`" in finding.what
+    assert (told.level, "`ckstore tag -d good`" in told.do) == ("warning", True)
+    assert any("`ckstore tag -d good`" in problem for problem in problems)
 
 
 def test_a_checkpoint_that_was_removed_by_hand_holds_up_nothing(tagged: Store) -> None:
-    shutil.rmtree(tagged.directory_of(0))
+    shutil.rmtree(directory_of(tagged, 0))
     with Store.open(tagged.path) as store:
-        store.apply(store.plan_retention(POLICY))
+        store.prune(POLICY)
 
         assert steps(store) == [3]
         assert [tag.dangling for tag in store.tags()] == [True]
@@ -162,7 +164,7 @@ def test_a_tag_of_an_older_ckstore_protects_as_ever_and_can_be_renewed(tagged: S
 
     assert (finding.kind, finding.harmful) == ("tag", False)
     assert tagged.info("good").step == 0
-    tagged.apply(tagged.plan_retention(POLICY))
+    tagged.prune(POLICY)
     assert steps(tagged) == [0, 3]
 
     tagged.tag("good", "good")
@@ -175,7 +177,7 @@ def test_a_tag_of_an_older_ckstore_protects_as_ever_and_can_be_renewed(tagged: S
 def test_an_entry_that_no_tag_can_have_as_its_name_can_be_removed(tagged: Store, name: str) -> None:
     point(tagged, NAMED_ONCE.format(1), name)
 
-    with pytest.raises(DamagedBlob, match=f"untag '{name}'`"):
+    with pytest.raises(DamagedBlob, match=f"tag -d '{name}'`"):
         tagged.plan_retention(POLICY)
 
     tagged.untag(name)
@@ -185,7 +187,7 @@ def test_an_entry_that_no_tag_can_have_as_its_name_can_be_removed(tagged: Store,
 def test_a_directory_among_the_tags_is_not_removed(tagged: Store) -> None:
     """As copying a store with the symlinks followed makes them."""
     (tagged.path / "refs" / "good").unlink()
-    shutil.copytree(tagged.directory_of(0), tagged.path / "refs" / "good")
+    shutil.copytree(directory_of(tagged, 0), tagged.path / "refs" / "good")
 
     with pytest.raises(DamagedBlob):
         tagged.plan_retention(POLICY)
@@ -197,7 +199,7 @@ def test_a_directory_among_the_tags_is_not_removed(tagged: Store) -> None:
 def test_a_temporary_name_of_a_tag_holds_up_nothing(tagged: Store) -> None:
     point(tagged, "torn", ".best.0123456789ab")
 
-    tagged.apply(tagged.plan_retention(POLICY))
+    tagged.prune(POLICY)
 
     assert steps(tagged) == [0, 3]
 
@@ -228,7 +230,7 @@ def test_no_act_of_the_store_leaves_a_tag_without_its_checkpoint(tagged: Store) 
     with pytest.raises(InUse, match="has the tag good"):
         tagged.delete(0)
     tagged.save(state(9), 0, if_exists="replace", force=True)
-    tagged.gc(POLICY)
+    tagged.prune(POLICY)
 
     assert not any(tag.dangling for tag in tagged.tags())
     assert tagged.load("good")["w"][0] == 9

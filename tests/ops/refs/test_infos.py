@@ -19,6 +19,7 @@ from ckstore.ops import context
 from ckstore.ops.index import catalog_place
 from ckstore.ops.open import opening
 from ckstore.ops.read import open_checkpoint as opened
+from tests.support.look import directory_of
 
 
 def facts(kind: str) -> object:
@@ -69,7 +70,7 @@ def test_every_way_to_get_an_info_gives_the_same(kind: str, tmp_path: Path) -> N
     assert again.tags == ("best", "paper")
     assert (noted.durable, noted.tags, again.notes) == (wanted.durable, ("best",), wanted.notes)
 
-    with open_checkpoint(store.directory_of(1)) as alone:  # which knows no store, and so no tags
+    with open_checkpoint(directory_of(store, 1)) as alone:  # which knows no store, and so no tags
         assert (alone.info.durable, alone.info.notes) == (wanted.durable, wanted.notes)
 
 

@@ -21,6 +21,7 @@ from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.objects.documents import marks
 from ckstore.ops.check.validity import why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
+from tests.support.look import directory_of
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ HARMS = [
 
 
 def harm(store: Store, ref: Any, how: str) -> None:
-    folder = store.directory_of(ref)
+    folder = directory_of(store, ref)
     if how == "flipped manifest":
         flip(folder / "manifest.json", at=(folder / "manifest.json").stat().st_size // 2)
     elif how == "no manifest":
@@ -113,7 +114,7 @@ def test_a_marked_checkpoint_is_replaced_by_another_state_without_a_word(left_da
     store.save(two_part_state(31), step=30)
 
     assert same_state(quietly(store), two_part_state(31))
-    assert not (store.directory_of(30) / "damaged.json").exists()
+    assert not (directory_of(store, 30) / "damaged.json").exists()
 
 
 def refuse_marks(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
@@ -174,7 +175,7 @@ def test_a_mark_that_is_there_and_cannot_be_read_is_one(
     left_damaged: Store, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     three_steps(left_damaged)
-    (left_damaged.directory_of(30) / "damaged.json").write_text("{}")
+    (directory_of(left_damaged, 30) / "damaged.json").write_text("{}")
     real = files.read_file
 
     def failing(path: Any, **options: Any) -> bytes:
@@ -198,7 +199,7 @@ def test_rotten_bytes_that_were_found_are_not_used_by_the_next_save(store: Store
 
     assert same_state(store.load(3), two_part_state(1))
     assert same_state(store.load(1), two_part_state(1)), "healed everywhere"
-    assert not (store.directory_of(2) / "damaged.json").exists(), "the mark goes with the damage"
+    assert not (directory_of(store, 2) / "damaged.json").exists(), "the mark goes with the damage"
     assert all(not why_not_valid(store._context, info) for info in store.checkpoints())
 
 
@@ -259,7 +260,7 @@ def test_a_store_that_is_opened_for_reading_marks_nothing(store: Store) -> None:
     with pytest.warns(CkstoreWarning, match="main@30"):
         assert same_state(reader.load("latest-valid"), two_part_state(20))
 
-    assert not (store.directory_of(30) / "damaged.json").exists()
+    assert not (directory_of(store, 30) / "damaged.json").exists()
     assert not why_not_valid(store._context, store.info(30))
     flip(blobs_by_size(store, 30)[-1], keep_time=True)
 
@@ -375,7 +376,7 @@ def test_a_checkpoint_that_was_replaced_or_is_gone_is_not_valid(store: Store) ->
 
 def test_training_resumes_from_the_one_before_and_retention_keeps_it(left_damaged: Store) -> None:
     store = left_damaged
-    store.set_retention(RetentionPolicy(keep_last=2))
+    store.config.retention = RetentionPolicy(keep_last=2)
 
     def train(model: torch.nn.Module, adam: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:

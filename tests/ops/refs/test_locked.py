@@ -17,6 +17,7 @@ from ckstore.fs import locks
 from ckstore.ops.refs import latest_valid
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture
+from tests.support.look import directory_of
 from tests.support.meanwhile import elsewhere
 
 _TIMEOUT_S = 30.0
@@ -35,7 +36,7 @@ class Holder:
 
     def __init__(self, store: Store, step: int) -> None:
         trash = store.path / "trash" / f"main@{step}.0123456789ab"
-        command = [sys.executable, "-c", HOLDER, str(store.directory_of(step)), str(trash)]
+        command = [sys.executable, "-c", HOLDER, str(directory_of(store, step)), str(trash)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
         assert self._process.stdout is not None

@@ -15,6 +15,7 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.fs.held import Held
+from ckstore.ops.free.retain import carry_out
 from ckstore.ops.index import proposal, sequence
 from tests.support.catalog_rows import change
 from tests.support.forging import forge_manifest
@@ -208,5 +209,5 @@ def test_a_plan_that_is_only_shown_is_not_applied(full: Store) -> None:
 
     assert [str(entry) for entry in shown.entries] == [str(e) for e in full.plan_retention(policy, "main").entries]
     with pytest.raises(BadInput, match="shown_only=True"):
-        full.apply(shown)
+        carry_out(full._context, shown)
     assert len(full.checkpoints("main")) == COUNT

@@ -24,6 +24,7 @@ from ckstore.fs import links, locks
 from ckstore.fs.locks import try_exclusive
 from ckstore.model.manifest.info import Note
 from tests.support.crashing import run_and_kill
+from tests.support.look import directory_of
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import require_program, require_root
 from tests.support.stores import check_store
@@ -74,7 +75,7 @@ def test_a_tag_outlives_the_catalog(store: Store) -> None:
 def test_a_tag_that_dangles_says_so_and_can_be_taken_away(store: Store) -> None:
     fill(store, 2)
     store.tag("good", 0)
-    shutil.rmtree(store.directory_of(0))
+    shutil.rmtree(directory_of(store, 0))
     again = Store.open(store.path)
 
     (tag,) = again.tags()
@@ -213,7 +214,7 @@ def test_metrics_and_notes_that_are_added_show_wherever_a_checkpoint_is_describe
 def test_annotations_outlive_the_catalog_and_go_with_a_copy(store: Store, tmp_path: Path) -> None:
     fill(store, 1)
     store.annotate(0, metrics={"bleu": 27.5})
-    directory = store.directory_of(0)
+    directory = directory_of(store, 0)
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
@@ -258,7 +259,7 @@ def test_what_cannot_be_said_is_refused(store: Store, words: dict[str, Any]) -> 
 
     with pytest.raises(BadInput):
         store.annotate(0, **words)
-    assert not (store.directory_of(0) / "annotations.json").exists()
+    assert not (directory_of(store, 0) / "annotations.json").exists()
 
 
 def test_a_number_that_json_lacks_comes_back(store: Store) -> None:
@@ -273,7 +274,7 @@ def test_a_number_that_json_lacks_comes_back(store: Store) -> None:
 
 def test_damaged_annotations_hide_nothing_else_and_are_not_overwritten(store: Store) -> None:
     fill(store, 2)
-    path = store.directory_of(0) / "annotations.json"
+    path = directory_of(store, 0) / "annotations.json"
     path.write_text("{")
 
     assert store.info(0).metrics == {"loss": 0.0}
@@ -366,7 +367,7 @@ def test_a_checkpoint_cannot_be_taken_apart_while_something_is_said_about_it(
     store: Store, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(store, 1)
-    path = store.directory_of(0)
+    path = directory_of(store, 0)
     asked = []
     original = links.rename
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ckstore import AmbiguousRef, BadInput, CheckpointInfo, RetentionPolicy, Store
+from tests.support.look import directory_of, files_of, leaves_of
 
 Act = Callable[[Store, str], Any]
 
@@ -33,9 +34,9 @@ READS: dict[str, Act] = {
     "load_into": lambda store, ref: store.load_into(value(0), ref),
     "info": lambda store, ref: store.info(ref),
     "open_checkpoint": lambda store, ref: store.open_checkpoint(ref).close(),
-    "leaves": lambda store, ref: store.leaves(ref),
-    "files": lambda store, ref: store.files(ref),
-    "directory_of": lambda store, ref: store.directory_of(ref),
+    "leaves": leaves_of,
+    "files": files_of,
+    "directory_of": directory_of,
     "diff": lambda store, ref: store.diff("gpt@1", ref),
     "verify": lambda store, ref: store.verify(ref),
     "delete": lambda store, ref: store.delete(ref),
@@ -103,7 +104,7 @@ def test_a_bound_handle_drops_only_in_its_run(path: Path) -> None:
     store = Store.open(path, run="gpt")
     policy = RetentionPolicy(keep_last=1)
     assert [entry.info.name for entry in store.plan_retention(policy).dropped] == ["gpt@1"]
-    store.gc(policy)
+    store.prune(policy)
     assert [info.name for info in Store.open(path).checkpoints()] == ["gpt@2", "other@9", "other@10", "other@11"]
 
 

@@ -20,6 +20,7 @@ from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.reports.usage import Usage, blob_uses
 from tests.support.damage import MIB, blobs_by_size, two_part_state
 from tests.support.examples import examples
+from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
 
 BIG = st.lists(st.integers(0, 3), max_size=3)
@@ -91,7 +92,7 @@ def test_the_catalog_and_the_directories_say_the_same(saves: Any) -> None:
         rows = {(place, digest): used for place, digest, _, used in store._context.catalog.pack_uses()}
 
         for info in store.checkpoints():
-            data = (store.directory_of(info) / "manifest.json").read_bytes()
+            data = (directory_of(store, info) / "manifest.json").read_bytes()
             for digest, use in blob_uses(parse_manifest(data, where="")[0]).items():
                 assert rows.get(((info.run, info.step), digest)) in (use.used_bytes, None)
         assert with_catalog.dead_bytes == dead_bytes
@@ -122,7 +123,7 @@ def test_blobs_without_a_use_and_names_outside_the_store_are_told_apart(store: S
     assert usage.checkpoints[0].shared_bytes == big.stat().st_size, "dropping it would not free these"
     assert usage.disk_bytes == disk_bytes(store.path)
     os.unlink(tmp_path / "alias")
-    shutil.rmtree(store.directory_of(1))
+    shutil.rmtree(directory_of(store, 1))
     assert Store(store.path).du().checkpoints == ()
     assert store.du().unused_bytes == disk_bytes(store.path) > 0
     store.save(two_part_state(1), step=1)
@@ -152,11 +153,11 @@ def test_why_names_every_checkpoint_and_tensor_that_uses_a_blob(store: Store) ->
     piece = store._context.algorithm.digest(small.tobytes())
 
     for opened in (store, without_catalog(store)):
-        assert [(use.checkpoint, use.names) for use in opened.why(digest)] == [
+        assert [(use.name, use.names) for use in opened.why(digest)] == [
             ("main@1", ("w",)),
             ("main@2", ("v[0]",)),
         ]
-        assert [(use.checkpoint, use.names) for use in opened.why(piece)] == [("main@1", ("x",)), ("b@3", ("y",))]
+        assert [(use.name, use.names) for use in opened.why(piece)] == [("main@1", ("x",)), ("b@3", ("y",))]
         assert opened.why(digest.partition("-")[2][:10]) == opened.why(digest[:20]) == opened.why(digest)
 
 
@@ -169,7 +170,7 @@ def test_why_finds_a_piece_that_is_a_blob_here_and_in_a_pack_there(store: Store)
 
     uses = store.why(piece)
 
-    assert [(use.checkpoint, use.names) for use in uses] == [("main@1", ("small",)), ("main@2", ("w",))]
+    assert [(use.name, use.names) for use in uses] == [("main@1", ("small",)), ("main@2", ("w",))]
 
 
 def test_why_names_all_tensors_of_a_pack(store: Store) -> None:
@@ -189,7 +190,7 @@ def test_why_refuses_what_is_unknown_and_tells_what_is_unused(store: Store) -> N
             store.why(wrong)
     with pytest.raises(NoSuchRef, match="no checkpoint uses"):
         store.why("0" * 32)
-    shutil.rmtree(store.directory_of(1))
+    shutil.rmtree(directory_of(store, 1))
 
     assert store.why(blob) == []
     store.save(two_part_state(1), step=1)

@@ -26,6 +26,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.save.gather import step_in_name
 from tests.support.crashing import run_and_kill
 from tests.support.examples import examples
+from tests.support.look import files_of, leaves_of
 from tests.support.stores import check_store, disk_bytes
 from tests.support.trees import Tree, look, make, trees
 
@@ -84,7 +85,7 @@ def test_a_checkpoint_directory_of_a_trainer_comes_back(store: Store, tmp_path: 
     store.checkout("first", tmp_path / "out")
     assert look(tmp_path / "out") == look(source)
     with store.open_checkpoint("first") as opened:
-        assert opened.files() == store.files("first")
+        assert opened.files() == files_of(store, "first")
         assert [file.path for file in opened.files() if file.kind == "file"] == [
             "config.json",
             "logs/events",
@@ -134,7 +135,7 @@ def test_a_file_that_is_one_tensor_is_found_by_its_own_name(store: Store, tmp_pa
 
     info = store.commit(tmp_path / "x.pt")
 
-    assert [leaf.name for leaf in store.leaves(info)] == ["x.pt"]
+    assert [leaf.name for leaf in leaves_of(store, info)] == ["x.pt"]
     assert torch.equal(store.load(info)["x.pt"], torch.arange(7))
 
 

@@ -15,6 +15,7 @@ from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import held, links
 from tests.support.damage import cut
+from tests.support.look import directory_of
 from tests.support.stores import check_store, names_by_inode
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def test_damage_is_reported_by_tensor_and_checkpoint(store: Store) -> None:
 
 def test_a_damaged_checkpoint_is_replaced_by_saving_the_step_again(store: Store) -> None:
     store.save(state(), step=3)
-    os.unlink(store.directory_of(3) / "blobs" / blobs_of(store)[-1].name)
+    os.unlink(directory_of(store, 3) / "blobs" / blobs_of(store)[-1].name)
     with pytest.raises(DamagedBlob, match="is missing"):
         store.load(3)
 
@@ -134,7 +135,7 @@ def test_a_damaged_checkpoint_is_replaced_by_saving_the_step_again(store: Store)
 
 def test_a_flipped_manifest_is_never_loaded(store: Store) -> None:
     store.save(state(), step=1)
-    manifest = store.directory_of(1) / "manifest.json"
+    manifest = directory_of(store, 1) / "manifest.json"
     data = bytearray(manifest.read_bytes())
     data[len(data) // 2] ^= 1
     os.chmod(manifest, 0o644)
@@ -147,7 +148,7 @@ def test_a_flipped_manifest_is_never_loaded(store: Store) -> None:
 
 def test_a_copied_checkpoint_is_complete_without_the_store(store: Store, tmp_path: Path) -> None:
     store.save(state(), step=5, metrics={"loss": 1.5})
-    shutil.copytree(store.directory_of(5), tmp_path / "copy")
+    shutil.copytree(directory_of(store, 5), tmp_path / "copy")
     aside = store.path.rename(tmp_path / "aside")
 
     with ckstore.open_checkpoint(tmp_path / "copy") as checkpoint:

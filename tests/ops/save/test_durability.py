@@ -13,6 +13,7 @@ from ckstore import Store
 from ckstore.errors import NoSuchRef, SaveFailed
 from ckstore.fs import files, links, locks
 from ckstore.ops.refs import tags
+from tests.support.look import directory_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,7 +145,7 @@ def test_a_hit_that_is_too_short_is_healed_though_its_time_is_right(store: Store
 def test_what_replaced_a_checkpoint_that_is_being_dropped_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A saver exchanges the directory between the lock on the old one and its rename to trash."""
     store.save(drawn(1), step=1)
-    place, fresh = store.directory_of(1), store.path / "staging" / "fresh"
+    place, fresh = directory_of(store, 1), store.path / "staging" / "fresh"
     fresh.mkdir()
     (fresh / "of another saver").touch()
     real = links.rename

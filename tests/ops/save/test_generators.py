@@ -25,7 +25,7 @@ def test_no_act_of_a_store_changes_the_global_generators(tmp_path: Path) -> None
             store.save({**state, "step": step}, step=step, metrics={"loss": step})
         store.load("latest-valid")
         store.load("latest", mmap=True)
-        store.set_retention(RetentionPolicy(keep_last=2))
+        store.config.retention = RetentionPolicy(keep_last=2)
         store.save(state, step=9)
         assert store.verify(sample=0.5).ok
         assert store.verify().ok

@@ -69,7 +69,7 @@ def test_it_takes_no_place_of_retention(store: Store) -> None:
     fill(store)
     forged(store, 1, sequence=FAR)
 
-    store.apply(store.plan_retention(RetentionPolicy(keep_last=2)))
+    store.prune(RetentionPolicy(keep_last=2))
 
     assert [info.step for info in store.checkpoints()] == [2, 3]
 

@@ -16,6 +16,7 @@ from ckstore.fs.inside import Inside
 from ckstore.objects import publish, trash
 from ckstore.ops.free import reclaim
 from tests.support import crashing
+from tests.support.look import directory_of
 from tests.support.requirements import CRASH_FULL
 
 _NEVER = 10**9
@@ -95,7 +96,7 @@ def test_an_acknowledged_repair_is_not_lost_when_another_of_the_same_step_dies(s
     """Two find a step damaged. The second comes while the first judges; the first may die at any later call."""
     for at in range(1, 100 if CRASH_FULL else 5):
         store.save(state(0), step=at)
-        for blob in (store.directory_of(at) / "blobs").iterdir():
+        for blob in (directory_of(store, at) / "blobs").iterdir():
             blob.unlink()
         (go, tell), (told, done) = os.pipe(), os.pipe()
         other = repair_when_told(store.path, at, go, done)

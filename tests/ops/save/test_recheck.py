@@ -22,6 +22,7 @@ from ckstore.model.settings.recheck import LEAST_BYTES, recheck_bytes
 from ckstore.model.times import text_of_time
 from ckstore.objects.documents import marks
 from tests.support.damage import blobs_by_size, flip, same_state, two_part_state
+from tests.support.look import directory_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,7 +128,7 @@ def test_rot_anywhere_in_a_frozen_base_is_healed_within_the_stated_number_of_sav
     store.save(base)
     for _ in range(3):  # a pass is under way
         store.save(base)
-    victims = sorted((store.directory_of(0) / "blobs").iterdir())
+    victims = sorted((directory_of(store, 0) / "blobs").iterdir())
     at = int(where * frozen_bytes)
     rot(victims[at // MIB], at % MIB)
 
@@ -142,7 +143,7 @@ def test_every_blob_of_a_frozen_base_is_read_again_though_each_save_is_of_anothe
     base = large(3)
     store.save(base)
     most = math.ceil(3 * MIB / LEAST_BYTES) + 2
-    for victim in sorted((store.directory_of(0) / "blobs").iterdir()):
+    for victim in sorted((directory_of(store, 0) / "blobs").iterdir()):
         rot(victim, MIB - 1)
 
     healed = sum(len(Store.open(store.path).save(base).warnings) for _ in range(most))
@@ -156,7 +157,7 @@ def test_a_save_that_cannot_read_the_share_reads_everything(store: Store, monkey
     state = large(60)
     store.config.recheck_share = 1
     store.save(state)
-    for victim in (store.directory_of(0) / "blobs").iterdir():
+    for victim in (directory_of(store, 0) / "blobs").iterdir():
         rot(victim)
     read = files.read_file
 

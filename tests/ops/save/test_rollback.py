@@ -12,6 +12,7 @@ import pytest
 
 from ckstore import CheckpointInfo, Store
 from ckstore.errors import StepExists
+from tests.support.look import files_of
 
 Saving = Callable[[Store, np.ndarray, int, dict[str, Any]], CheckpointInfo]
 LAST = 6
@@ -36,7 +37,7 @@ def commit(store: Store, w: np.ndarray, step: int, how: dict[str, Any]) -> Check
 def held(store: Store, ref: str | CheckpointInfo) -> tuple[float, int]:
     """Return what the checkpoint has, of either kind: the first weight and the step."""
     info = store.info(ref)
-    if not store.files(info):
+    if not files_of(store, info):
         state = store.load(info)
         return float(state["w"][0]), state["step"]
     with tempfile.TemporaryDirectory() as out:

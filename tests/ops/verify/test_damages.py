@@ -70,7 +70,7 @@ def template() -> Iterator[Path]:
     config = path / "config.json"
     from ckstore.model.settings.retention import RetentionPolicy
 
-    store.set_retention(RetentionPolicy(keep_last=50))
+    store.config.retention = RetentionPolicy(keep_last=50)
     assert config.exists()
     assert store.verify().findings == ()
     yield path
@@ -224,8 +224,8 @@ def check_blob_or_manifest(case: Case, store: Store, report: VerifyReport) -> li
     """Found, named by tensor and checkpoint; the others load; saving heals."""
     wrong = []
     wanted = states()
-    affected = {found.checkpoint for found in report.damage if found.affects}
-    told = {found.checkpoint for found in report.damage}
+    affected = {found.name for found in report.damage if found.affects}
+    told = {found.name for found in report.damage}
     hurt = case.hurt()
     canonical_only = case.file == "blob" and all(path.is_relative_to(case.root / "blobs") for path in case.paths)
     if not told <= hurt:
@@ -235,7 +235,7 @@ def check_blob_or_manifest(case: Case, store: Store, report: VerifyReport) -> li
     if not canonical_only and not case.same_content and told != hurt:
         wrong.append(f"told {told} of the harmed {hurt}")
     for ref, state in wanted.items():
-        names = {name for found in report.damage if found.checkpoint == ref for name in found.names}
+        names = {name for found in report.damage if found.name == ref for name in found.names}
         cannot = unreadable(store, ref)
         if cannot is None:
             if ref not in affected:
@@ -271,7 +271,7 @@ def heals_by_saving(case: Case, store: Store) -> list[str]:
         except CkstoreError as error:
             wrong.append(f"after healing {ref} does not load: {error}")
     report = store.verify(repair=True)  # what only a canonical name says, no save has to touch
-    wrong += [f"after healing there is {found.checkpoint}: {found.what}" for found in report.damage]
+    wrong += [f"after healing there is {found.name}: {found.what}" for found in report.damage]
     return wrong
 
 
@@ -287,7 +287,7 @@ def check_small_file(case: Case, before: list[Any]) -> list[str]:
             wrong.append(f"the error does not name what is damaged: {error}")
         return wrong
     report = store.verify()
-    wrong += [f"{found.checkpoint}: {found.what}" for found in report.damage]
+    wrong += [f"{found.name}: {found.what}" for found in report.damage]
     subjects = {str(path.relative_to(case.root)) for path in case.paths}
     told = {found.subject for found in report.findings}
     sealed = case.file in ("annotations", "pin", "config", "store", "ref") and case.way not in ("delete", "swap")

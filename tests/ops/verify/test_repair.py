@@ -21,6 +21,7 @@ from ckstore.model.reports.verify_report import VerifyReport
 from ckstore.objects import heal
 from ckstore.objects.documents import marks
 from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
+from tests.support.look import directory_of
 from tests.support.stores import check_store
 
 _FIBMAP = 1
@@ -58,7 +59,7 @@ def assert_all_well(store: Store) -> None:
     assert (report.ok, report.damage) == (True, ())
     for info in opened.checkpoints():
         assert same_state(opened.load(info), two_part_state(2 if info.run == "d" else 1))
-        assert not (opened.directory_of(info) / "damaged.json").exists()
+        assert not (directory_of(opened, info) / "damaged.json").exists()
     check_store(store.path)
 
 
@@ -116,7 +117,7 @@ def test_without_another_copy_the_damaged_one_is_put_aside_and_named(shared: Sto
     assert report.quarantined == (f"quarantine/{victim.name}.{inode}",)
     assert (shared.path / report.quarantined[0]).stat().st_ino == inode
     assert not canonical(shared, victim.name).exists(), "no save links it any more"
-    assert [found.checkpoint for found in report.damage] == ["a@1", "b@1", "c@1"]
+    assert [found.name for found in report.damage] == ["a@1", "b@1", "c@1"]
     assert report.whole == ("d@1",)
 
     shared.save(two_part_state(1), run="e", step=1)
@@ -229,8 +230,8 @@ def test_a_lack_of_means_is_the_reason_also_for_a_name_with_other_bytes(
 def test_a_lack_of_means_is_the_reason_also_for_a_manifest(
     shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup")
-    manifest = shared.directory_of("a@1") / "manifest.json"
+    shutil.copytree(directory_of(shared, "a@1"), tmp_path / "backup")
+    manifest = directory_of(shared, "a@1") / "manifest.json"
     flip(manifest, at=manifest.stat().st_size // 2)
     real = files.read_file
 
@@ -250,7 +251,7 @@ def test_a_lack_of_means_is_the_reason_also_for_a_manifest(
 def test_a_lack_of_means_is_the_reason_also_for_a_source(
     shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup" / "a")
+    shutil.copytree(directory_of(shared, "a@1"), tmp_path / "backup" / "a")
     victim = blobs_by_size(shared, "a@1")[-1]
     flip(victim, keep_time=True)
     real = os.scandir
@@ -276,7 +277,7 @@ def test_what_lacks_memory_to_look_for_right_copies_still_reports_the_damage(
 
     report = shared.verify()
 
-    assert [found.checkpoint for found in report.damage] == ["a@1", "b@1", "c@1"]
+    assert [found.name for found in report.damage] == ["a@1", "b@1", "c@1"]
     assert report.healable == ()
 
 
@@ -310,10 +311,10 @@ def test_right_bytes_come_from_elsewhere(shared: Store, tmp_path: Path, kind: st
         other = Store.init(source, chunk_bytes=MIB)
         other.save({"also": two_part_state(1)["big"], "and": two_part_state(1)}, run="x")
     elif kind == "copied checkpoint":
-        shutil.copytree(shared.directory_of("a@1"), source)
+        shutil.copytree(directory_of(shared, "a@1"), source)
     elif kind == "directory of copies":
-        shutil.copytree(shared.directory_of("d@1"), source / "old" / "d")
-        shutil.copytree(shared.directory_of("a@1"), source / "old" / "deep" / "a")
+        shutil.copytree(directory_of(shared, "d@1"), source / "old" / "d")
+        shutil.copytree(directory_of(shared, "a@1"), source / "old" / "deep" / "a")
     else:
         source.mkdir()
         for number, path in enumerate(blobs_by_size(shared, "a@1")):
@@ -332,8 +333,8 @@ def test_right_bytes_come_from_elsewhere(shared: Store, tmp_path: Path, kind: st
 
 
 def test_bytes_elsewhere_that_are_damaged_too_are_not_used(shared: Store, tmp_path: Path) -> None:
-    shutil.copytree(shared.directory_of("a@1"), tmp_path / "bad")
-    shutil.copytree(shared.directory_of("a@1"), tmp_path / "good")
+    shutil.copytree(directory_of(shared, "a@1"), tmp_path / "bad")
+    shutil.copytree(directory_of(shared, "a@1"), tmp_path / "good")
     victim = blobs_by_size(shared, "a@1")[-1]
     flip(victim, keep_time=True)
     flip(tmp_path / "bad" / "blobs" / victim.name, at=7, keep_time=True)
@@ -411,8 +412,8 @@ def test_a_short_pack_is_filled_up_and_a_piece_that_is_nowhere_is_not_made_up(ha
 
 def test_a_manifest_comes_back_from_a_copy_of_that_very_checkpoint(shared: Store, tmp_path: Path) -> None:
     for run in ("a", "d"):
-        shutil.copytree(shared.directory_of(f"{run}@1"), tmp_path / "backup" / run)
-    manifest = shared.directory_of("a@1") / "manifest.json"
+        shutil.copytree(directory_of(shared, f"{run}@1"), tmp_path / "backup" / run)
+    manifest = directory_of(shared, "a@1") / "manifest.json"
     flip(manifest, at=manifest.stat().st_size // 2)
     assert not shared.verify(repair=True).ok
 
@@ -426,7 +427,7 @@ def test_a_manifest_comes_back_from_a_copy_of_that_very_checkpoint(shared: Store
 def test_a_manifest_of_another_save_at_that_step_is_not_taken(shared: Store, tmp_path: Path) -> None:
     other = Store.init(tmp_path / "other", chunk_bytes=MIB)
     other.save(two_part_state(3), run="a", step=1)
-    (shared.directory_of("a@1") / "manifest.json").unlink()
+    (directory_of(shared, "a@1") / "manifest.json").unlink()
 
     report = shared.verify(repair_from=other.path)
 
@@ -443,7 +444,7 @@ def test_two_names_that_were_swapped_are_right_again_and_no_other_is_blamed(shar
 
     report = shared.verify()
 
-    assert {found.checkpoint for found in report.damage} == {"a@1"}
+    assert {found.name for found in report.damage} == {"a@1"}
     assert {path.stat().st_mtime_ns for path in blobs_by_size(shared, "b@1")} == {files.BLOB_MTIME_NS}
     fixed = shared.verify(repair=True)
     assert (fixed.ok, fixed.quarantined) == (True, ())
@@ -521,7 +522,7 @@ def test_a_marked_checkpoint_that_cannot_be_healed_does_not_fail_a_save(
     info = shared.save(two_part_state(1), run="e", step=1)
     monkeypatch.undo()
 
-    assert sorted(os.listdir(shared.directory_of(info))) == ["blobs", "manifest.json"]
+    assert sorted(os.listdir(directory_of(shared, info))) == ["blobs", "manifest.json"]
     with pytest.raises(DamagedBlob):
         shared.load("b@1")
     shared.save(two_part_state(1), run="f", step=1)
@@ -531,9 +532,9 @@ def test_a_marked_checkpoint_that_cannot_be_healed_does_not_fail_a_save(
 def test_a_mark_stays_when_what_was_put_right_could_not_be_made_durable(
     shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup")
+    shutil.copytree(directory_of(shared, "a@1"), tmp_path / "backup")
     flip(blobs_by_size(shared, "a@1")[-1], keep_time=True)  # one inode, of three checkpoints
-    names, mark = shared.directory_of("b@1") / "blobs", shared.directory_of("b@1") / "damaged.json"
+    names, mark = directory_of(shared, "b@1") / "blobs", directory_of(shared, "b@1") / "damaged.json"
     real = files.sync_directory
 
     def failing(path: Path) -> None:
@@ -560,7 +561,7 @@ def test_a_mark_stays_when_what_was_put_right_could_not_be_made_durable(
 def test_an_error_while_one_blob_is_repaired_is_told_and_the_others_are_repaired(
     shared: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup")
+    shutil.copytree(directory_of(shared, "a@1"), tmp_path / "backup")
     *_, one, other = blobs_by_size(shared, "a@1")
     for path in (one, other):
         flip(path, keep_time=True)
@@ -604,7 +605,7 @@ def test_a_source_that_is_not_a_directory_is_refused(shared: Store, tmp_path: Pa
 
 
 def test_a_reader_of_the_damaged_copy_keeps_what_it_has_open(shared: Store, tmp_path: Path) -> None:
-    shutil.copytree(shared.directory_of("a@1"), tmp_path / "backup")
+    shutil.copytree(directory_of(shared, "a@1"), tmp_path / "backup")
     flip(blobs_by_size(shared, "a@1")[-1], keep_time=True)
 
     with shared.open_checkpoint("a@1") as checkpoint:

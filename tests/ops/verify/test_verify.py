@@ -27,6 +27,7 @@ from ckstore.ops.check.validity import why_not_valid
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 from tests.support.descriptors import open_below
 from tests.support.examples import examples
+from tests.support.look import directory_of
 from tests.support.meanwhile import elsewhere
 from tests.support.stores import disk_bytes, names_by_inode
 
@@ -38,7 +39,7 @@ def harmed(tmp_path: Path) -> Store:
 
 
 def mark_of(store: Store, ref: Any) -> Path:
-    return store.directory_of(ref) / "damaged.json"
+    return directory_of(store, ref) / "damaged.json"
 
 
 def test_a_sound_store_is_read_once_and_nothing_changes(store: Store) -> None:
@@ -83,7 +84,7 @@ def test_any_changed_byte_is_found_whatever_the_time_says(data: st.DataObject) -
         for found in report.damage:
             mark = store.path / "checkpoints" / found.run / str(found.step) / "damaged.json"
             assert mark.exists() == found.affects
-            loads = _loads(store, found.checkpoint)
+            loads = _loads(store, found.name)
             assert loads != found.affects
         flip(path, at)
         assert store.verify().ok
@@ -108,7 +109,7 @@ def test_damage_is_named_by_every_checkpoint_and_tensor(harmed: Store) -> None:
     report = harmed.verify()
 
     assert not report.ok
-    assert [(found.checkpoint, found.names) for found in report.damage] == [("main@1", ("a",)), ("b@2", ("b.c",))]
+    assert [(found.name, found.names) for found in report.damage] == [("main@1", ("a",)), ("b@2", ("b.c",))]
     assert "the digest is" in report.damage[0].what
     assert report.damage[0].blob == report.damage[1].blob == blobs_by_size(harmed, 1)[-1].name
     mark = json.loads(mark_of(harmed, "b@2").read_bytes())
@@ -142,7 +143,7 @@ def test_only_the_tensors_in_the_damaged_part_of_a_pack_are_named(harmed: Store)
 def test_what_is_not_a_complete_checkpoint_is_damage(harmed: Store, how: str) -> None:
     harmed.save(two_part_state(1), step=1)
     harmed.save(two_part_state(2), step=2)
-    folder = harmed.directory_of(2)
+    folder = directory_of(harmed, 2)
     big = blobs_by_size(harmed, 2)[-1]
     if how == "empty directory":
         shutil.rmtree(folder)
@@ -184,7 +185,7 @@ def test_a_manifest_that_lies_about_its_pieces_is_found(harmed: Store) -> None:
     from ckstore.model.manifest.parse import parse_manifest
 
     harmed.save({f"t{i}": np.full(1000, i) for i in range(3)}, step=1)
-    path = harmed.directory_of(1) / "manifest.json"
+    path = directory_of(harmed, 1) / "manifest.json"
     manifest, _ = parse_manifest(path.read_bytes(), where="")
     one, two, *rest = manifest.storages
     storages = (one._replace(extents=(one.extents[0]._replace(offset=two.extents[0].offset),)), two, *rest)
@@ -223,7 +224,7 @@ def test_a_mark_that_says_nothing_marks_and_is_removed_by_a_verification(store: 
     assert store.verify().ok
 
     assert not why_not_valid(store._context, info)
-    assert sorted(path.name for path in store.directory_of(1).iterdir()) == ["blobs", "manifest.json"]
+    assert sorted(path.name for path in directory_of(store, 1).iterdir()) == ["blobs", "manifest.json"]
 
 
 def test_a_store_opened_for_reading_is_verified_and_left_as_it_is(harmed: Store) -> None:

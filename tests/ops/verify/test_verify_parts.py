@@ -19,6 +19,7 @@ from ckstore.fs import direct
 from ckstore.model.reports.verify_report import StoreFinding, VerifyReport
 from ckstore.ops import pace
 from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
+from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
 
 
@@ -156,7 +157,7 @@ def test_small_files_that_are_not_as_written_are_named(harmed: Store) -> None:
     pin = harmed.pin(1, "why")
     harmed.annotate(1, {"bleu": 1.5})
     harmed.annotate(1, {"bleu": 2.5})
-    for path in (harmed.path / "pins" / f"{pin.name}.json", harmed.directory_of(1) / "annotations.json"):
+    for path in (harmed.path / "pins" / f"{pin.name}.json", directory_of(harmed, 1) / "annotations.json"):
         data = path.read_bytes()
         path.write_bytes(data.replace(b"why", b"who").replace(b"2.5", b"9.5"))
     (harmed.path / "refs" / "gone").symlink_to("../checkpoints/main/7")
@@ -222,7 +223,7 @@ def test_repeated_budgets_find_any_damage_in_the_end(harmed: Store) -> None:
     assert all(report.checked_bytes == MIB and not report.in_time for report in reports), "one blob each"
     assert [damage.blob for damage in reports[-1].damage] == [victim.name]
     assert reports[-1].unread_count == 0
-    assert (harmed.directory_of(1) / "damaged.json").exists()
+    assert (directory_of(harmed, 1) / "damaged.json").exists()
     found = harmed.verify(quick=True).damage
     assert [(damage.blob, damage.names) for damage in found] == [(victim.name, ("w",))], "it is known by the mark"
 

@@ -105,7 +105,7 @@ def export_dcp(
         written.append(work.small(METADATA_NAME, [render_metadata(plan.paths, plan.tensors, work.placed)]))
         tree.publish()
     return ExportReport(
-        checkpoint=manifest.name,
+        name=manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),

@@ -91,7 +91,7 @@ def export_pretrained(
         _check_beside(plan, _FORMS[form][0], manifest.name)
         written = _write(directory, path, plan, progress)
     return ExportReport(
-        checkpoint=manifest.name,
+        name=manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),

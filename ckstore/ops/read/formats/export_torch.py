@@ -57,7 +57,7 @@ def export_torch(
         tree.publish_file(path.name)
     tensors = len({leaf._replace(name="") for leaf in chosen if leaf.kind == "torch"})
     return ExportReport(
-        checkpoint=manifest.name,
+        name=manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=(ExportedFile(path.name, nbytes, tensors),),

@@ -86,6 +86,10 @@ def commit(
       6  the disk is full
     """
     out = frame.output()
+    from ckstore.ranks.attempt import Ranks
+
+    # One of them alone is refused by what it lacks.
+    ranks = None if rank is None and world_size is None else Ranks(rank, world_size, attempt, timeout)  # type: ignore[arg-type]
     # A checkpoint that is older than this call was there already, with the same content.
     begun = text_of_time(datetime.now(UTC))
     with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:
@@ -100,10 +104,7 @@ def commit(
             force=force,
             times=times,
             allow_incomplete=allow_incomplete,
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            attempt=attempt,
+            ranks=ranks,
             progress=shown.at,
         )
     source = _source_of_step(step, paths)

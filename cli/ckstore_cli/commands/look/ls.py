@@ -50,9 +50,9 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
       4  there is no such store or checkpoint, several fit, or no name matches GLOB
     """
     out = frame.output()
-    with frame.reading() as store:
-        info = store.info(ref)
-        rows = [*map(_of_file, store.files(info)), *map(_of_leaf, store.leaves(info))]
+    with frame.reading() as store, store.open_checkpoint(ref) as checkpoint:
+        info = checkpoint.info
+        rows = [*map(_of_file, checkpoint.files()), *map(_of_leaf, checkpoint.leaves())]
     shown = rows if glob is None else _fitting(rows, glob) or _fitting(rows, plain(glob)) or _below(rows, glob)
     if glob is not None and not shown:
         raise NoSuchRef(

@@ -47,8 +47,9 @@ def show(frame: Frame, ref: str) -> None:
     out = frame.output()
     with frame.reading() as store:
         info = store.info(ref)
-        directory = store.directory_of(info)
-        file_count = sum(file.kind != "directory" for file in store.files(info))
+        with store.open_checkpoint(info) as checkpoint:
+            directory = checkpoint.directory
+            file_count = sum(file.kind != "directory" for file in checkpoint.files())
         parent = "" if out.as_json else _parent(store, info)
     share = info.reused_bytes / info.logical_bytes if info.logical_bytes else None
     out.document(

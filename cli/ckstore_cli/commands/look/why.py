@@ -39,5 +39,5 @@ def why(frame: Frame, blob: str) -> None:
     if not uses:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return
-    rows = [(use.checkpoint, named(name)) for use in uses for name in use.names or (DEAD_PART,)]
+    rows = [(use.name, named(name)) for use in uses for name in use.names or (DEAD_PART,)]
     out.table(columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width))

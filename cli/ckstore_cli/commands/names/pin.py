@@ -1,4 +1,4 @@
-"""``ckstore pin``: protect a checkpoint from deletion, or list what is protected."""
+"""``ckstore pin``: protect a checkpoint from deletion, end that, or list what is protected."""
 
 from __future__ import annotations
 
@@ -19,28 +19,48 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("ref", required=False, shell_complete=complete_ref)
+@click.option("--delete", "-d", is_flag=True, help="Remove the pin of that name, or all pins of the checkpoint REF.")
 @click.option("--reason", metavar="TEXT", help="Why; shown wherever the pin protects something.")
 @click.option("--expires", metavar="TIME", help="How long to protect it: 90m, 36h, 7d. Default: forever.")
 @store_option
 @json_option
 @pass_frame
-def pin(frame: Frame, ref: str | None, reason: str | None, expires: str | None) -> None:
+def pin(
+    frame: Frame,
+    ref: str | None,
+    delete: bool,  # noqa: FBT001 - click's
+    reason: str | None,
+    expires: str | None,
+) -> None:
     """Protect the checkpoint REF from being deleted, or list the pins.
+
+    With -d the pin of that name is removed, or all pins of the checkpoint REF.
 
     \b
     Example:
       ckstore pin
       ckstore pin best --reason 'in the paper'
       ckstore pin main@1200 --reason 'evaluation runs' --expires 36h
+      ckstore pin -d main@1200
+      ckstore pin -d pin-0a1b2c3d4e
 
     \b
     Exit status:
       0  done
       2  wrong usage, or TIME is not a valid time
-      4  there is no such store or checkpoint, or several fit
+      4  there is no such store, pin or checkpoint, several fit, or it has no pin
       5  another process is deleting that checkpoint
     """
     out = frame.output()
+    if delete:
+        if ref is None or reason is not None or expires is not None:
+            raise click.UsageError("-d needs the name of a pin, or the REF of its checkpoint, and nothing else")
+        with frame.writing() as store:
+            removed = store.unpin(ref)
+        out.document({"removed": removed})
+        for name in removed:
+            out.line(f"removed {name}")
+        return
     if ref is None:
         if reason is not None or expires is not None:
             raise click.UsageError("--reason and --expires need the REF of the checkpoint to pin")

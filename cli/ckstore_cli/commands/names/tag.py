@@ -1,4 +1,4 @@
-"""``ckstore tag``: give a checkpoint a name, or list the names."""
+"""``ckstore tag``: give a checkpoint a name, take one away, or list the names."""
 
 from __future__ import annotations
 
@@ -15,28 +15,39 @@ from ckstore_cli._refs import complete_ref, complete_tag
 @click.command()
 @click.argument("name", required=False, shell_complete=complete_tag)
 @click.argument("ref", required=False, shell_complete=complete_ref)
+@click.option("--delete", "-d", is_flag=True, help="Remove the tag NAME; its checkpoint stays.")
 @store_option
 @json_option
 @pass_frame
-def tag(frame: Frame, name: str | None, ref: str | None) -> None:
+def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None:  # noqa: FBT001 - click's
     """Name the checkpoint REF, show where NAME points, or list the tags.
 
     A tag that exists moves to REF. A checkpoint with a tag is never dropped.
+    With -d the tag NAME is removed.
 
     \b
     Example:
       ckstore tag
       ckstore tag best
       ckstore tag best main@1200
+      ckstore tag -d best
 
     \b
     Exit status:
       0  done
       2  wrong usage, or NAME cannot be a tag
-      4  there is no such store or checkpoint, or several fit
+      4  there is no such store, tag or checkpoint, or several fit
       5  another process is deleting that checkpoint
     """
     out = frame.output()
+    if delete:
+        if name is None or ref is not None:
+            raise click.UsageError("-d needs the NAME of the tag to remove, and nothing else")
+        with frame.writing() as store:
+            store.untag(name)
+        out.document({"name": name})
+        out.line(f"removed the tag {name}")
+        return
     if name is None:
         _list(frame, out)
         return

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
 import click
 
-from ckstore.model.reports.gc_report import lines
-from ckstore.model.reports.held import by_holder, held_size
-from ckstore.model.words import printable
-from ckstore_cli._documents import to_json
-from ckstore_cli._errors import HELD
-from ckstore_cli._format import columns, cut
+from ckstore.errors import BadInput
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._freed import print_freed
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import policy_of, print_outcome, print_plan, rule_options
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.held import HeldBlob
-
-_UNSEEN = "?"
+from ckstore_cli._retention import policy_of, rule_options
 
 
 @click.command()
@@ -47,8 +35,8 @@ def gc(  # noqa: PLR0917 - one for each option
 
     Run it at any time: saves and readers go on. A blob that a process has open
     is not freed; gc names the process, and a later gc frees the blob. With a
-    rule (--keep-last and the like) it first drops the checkpoints that no rule
-    keeps, as ckstore prune does.
+    rule (--keep-last and the like) it is ckstore prune, which first drops the
+    checkpoints that no rule keeps.
 
     On a shared filesystem (NFS, Lustre, FUSE ...) gc cannot see other hosts. There
     it frees what has not been touched for an hour; --exclusive frees at once and
@@ -70,31 +58,14 @@ def gc(  # noqa: PLR0917 - one for each option
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    if policy is None and run is not None:
+        msg = f"--run {run} limits a retention policy to one run, and there is no policy"
+        raise BadInput(msg, hint="give a rule, such as --keep-last 3, or leave --run out")
     out = frame.output()
     # The dry run opens the store as the real one does, which clears up what killed saves left: so both see the same.
     with frame.writing() as store:
-        report = store.gc(policy, run=run, dry_run=dry_run, exclusive=exclusive)
-    document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
-    if report.retention is not None:
-        document |= to_json(report.retention)
-        print_plan(out, report.retention.plan.entries)
-        print_outcome(out, report.retention, dry_run=dry_run)
-    measured = None if report.dry_run else report.filesystem_freed_bytes
-    out.document({**document, **to_json(report, filesystem_freed_bytes=measured)})
-    for line in lines(report, table=lambda held: [cut(row, out.width) for row in _holder_lines(held)]):
-        out.line(line)
-    return HELD if report.held else 0
-
-
-def _holder_lines(held: Sequence[HeldBlob]) -> list[str]:
-    rows = [
-        (
-            "  " + (_UNSEEN if pid is None else str(pid)),
-            held_size(blobs),
-            how,
-            printable(command),
-        )
-        for (pid, command), (how, blobs) in by_holder(held).items()
-    ]
-    head, *lines = columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")
-    return [head, *lines]
+        if policy is None:
+            report = store.gc(dry_run=dry_run, exclusive=exclusive)
+        else:
+            report = store.prune(policy, run, dry_run=dry_run, exclusive=exclusive)
+    return print_freed(out, report)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from ckstore.errors import BadInput
-from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._freed import print_freed
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import policy_of, print_outcome, print_plan, rule_options
+from ckstore_cli._retention import policy_of, rule_options
 
 
 @click.command()
@@ -16,7 +16,7 @@ from ckstore_cli._retention import policy_of, print_outcome, print_plan, rule_op
 @click.option(
     "--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: every run, each by itself."
 )
-@click.option("--dry-run", is_flag=True, help="Only print the plan.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
 @store_option
 @json_option
 @pass_frame
@@ -28,13 +28,13 @@ def prune(  # noqa: PLR0917 - one for each option
     keep_within: str | None,
     run: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
-) -> None:
-    """Drop the checkpoints that no rule keeps, and say why for each.
+) -> int:
+    """Drop the checkpoints that no rule keeps, say why for each, and free the space.
 
     A checkpoint stays if any rule keeps it. Whatever the rules say, a checkpoint
     that has a tag, is pinned or open, or is the newest whole one of its run is
-    never dropped. Without rules, the store's own policy applies. Run ckstore gc
-    afterwards to free the space.
+    never dropped. Without rules, the store's own policy applies. The space is freed
+    as ckstore gc does it; on a shared filesystem ckstore gc --exclusive frees at once.
 
     \b
     Example:
@@ -47,9 +47,9 @@ def prune(  # noqa: PLR0917 - one for each option
       0  done, also when there was nothing to drop
       2  wrong usage, or no rule
       4  there is no such store
+      5  another gc is running: nothing was freed
+      7  done, but a process has some bytes open, or only another user's gc can free them
     """
-    from ckstore.model.reports.retention_report import RetentionReport
-
     policy = policy_of(keep_last, keep_every, keep_best, keep_within)
     out = frame.output()
     # A plan needs no right to write, and must change nothing.
@@ -60,10 +60,5 @@ def prune(  # noqa: PLR0917 - one for each option
                 "no rule was given and the store has no policy: everything would be dropped",
                 hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",
             )
-        plan = store.plan_retention(policy, run, shown_only=dry_run)
-        print_plan(out, plan.entries)
-        done = RetentionReport(plan) if dry_run else store.apply(plan)
-    out.document({"dry_run": dry_run, **to_json(done)})
-    print_outcome(out, done, dry_run=dry_run)
-    if done.dropped:
-        out.note("run ckstore gc to free the space")
+        report = store.prune(policy, run, dry_run=dry_run)
+    return print_freed(out, report)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.fs.holders import deleted_but_open
 from ckstore.model.doctor.finding import MARGIN, summary
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
@@ -55,7 +56,7 @@ def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
     out = frame.output()
     with frame.reading() as store:
         if leaks:
-            _tell_leaks(out, store.leaks())
+            _tell_leaks(out, deleted_but_open(store.path.stat().st_dev))
             return
         report = store.doctor()
     _tell(out, report)

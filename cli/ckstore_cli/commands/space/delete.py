@@ -1,4 +1,4 @@
-"""``ckstore rm``: delete checkpoints."""
+"""``ckstore delete``: delete checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 @store_option
 @json_option
 @pass_frame
-def rm(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 - click's
+def delete(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 - click's
     """Delete the checkpoints REF, and free what only they used.
 
     A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
@@ -35,8 +35,8 @@ def rm(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT
 
     \b
     Example:
-      ckstore rm main@1200
-      ckstore rm 100 200 sweep-7@1000..5000 --dry-run
+      ckstore delete main@1200
+      ckstore delete 100 200 sweep-7@1000..5000 --dry-run
 
     \b
     Exit status:

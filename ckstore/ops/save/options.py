@@ -1,0 +1,91 @@
+"""What a caller says about a checkpoint beside its content: the same for a state, at once or later, and for files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
+
+from ckstore.errors import BadInput
+from ckstore.model.names import check_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.reports.progress import Progress
+    from ckstore.objects.publish import IfExists
+    from ckstore.ops.context import Context
+    from ckstore.ops.save.save import Request
+
+
+class SaveOptions(TypedDict, total=False):
+    """The options that `Store.save`, `Store.save_async` and `Store.commit` have in common; all are keywords.
+
+    Attributes:
+        metrics: Name -> number, shown by ``ckstore log``; none is read out of files.
+        metadata: JSON-like values.
+        message: Shown by ``ckstore log``.
+        tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
+            tags of what is returned, whose `warnings` say why: the checkpoint is saved.
+        parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
+            here, else the one of any run that was last loaded. In `save_async` the saver looks up what is no
+            `CheckpointInfo`.
+        if_exists: What to do when the run has another checkpoint at that step: raise (``error``, the default),
+            ``replace`` it, or ``keep`` it, so that nothing is saved. The same content again is no error, and a damaged
+            checkpoint is replaced.
+        force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
+            and `warnings` say so. A tag in `tags` moves in any case.
+    """
+
+    metrics: Mapping[str, Any] | None
+    metadata: Mapping[str, Any] | None
+    message: str
+    tags: Iterable[str]
+    parent: str | SupportsIndex | CheckpointInfo | None
+    if_exists: IfExists
+    force: bool
+
+
+def check_options(method: Callable[..., Any], options: SaveOptions) -> None:
+    """Refuse what is no option, as Python does where the names stand in the signature.
+
+    Raises:
+        TypeError: Something is not.
+    """
+    for word in options.keys() - SaveOptions.__annotations__.keys():
+        from ckstore.ops.acts import message_for  # seldom needed
+
+        raise TypeError(message_for(method, word, SaveOptions.__annotations__))
+
+
+def request_of(  # noqa: PLR0917 - as `Request` has them
+    context: Context, run: str, step: int | None, options: SaveOptions, progress: Progress | None, ref: str = ""
+) -> Request:
+    """Return what is to be done, checked as far as it can be without the filesystem.
+
+    Args:
+        context: The store.
+        run: Name of the run.
+        step: None: the next one.
+        options: What the caller said.
+        progress: Called now and then.
+        ref: The saver looks up this parent; empty: it is looked up here.
+    """
+    from ckstore.model.manifest.describe import describe
+    from ckstore.ops.refs.find import find
+    from ckstore.ops.save.save import Request
+
+    parent = None if ref else options.get("parent")
+    about = describe(
+        options.get("metrics"),
+        options.get("metadata"),
+        options.get("message", ""),
+        None if parent is None else find(context, parent).id,
+    )
+    tags = options.get("tags", ())
+    if isinstance(tags, str):
+        msg = f"tags must be a list of names, got the string {tags!r}"
+        raise BadInput(msg, hint=f"tags=[{tags!r}]")
+    if step is not None:
+        step = check_step(step)
+    rule, force = options.get("if_exists", "error"), options.get("force", False)
+    return Request(run, step, about, tuple(tags), rule, force=force, progress=progress)

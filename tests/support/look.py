@@ -1,0 +1,24 @@
+"""What an open checkpoint says of itself, in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckstore import FileSummary, LeafSummary, Store
+from ckstore.ops.refs.find import find
+from ckstore.store import RefLike
+
+
+def leaves_of(store: Store, ref: RefLike = "latest") -> list[LeafSummary]:
+    with store.open_checkpoint(ref) as checkpoint:
+        return checkpoint.leaves()
+
+
+def files_of(store: Store, ref: RefLike = "latest") -> list[FileSummary]:
+    with store.open_checkpoint(ref) as checkpoint:
+        return checkpoint.files()
+
+
+def directory_of(store: Store, ref: RefLike = "latest") -> Path:
+    """Also of a checkpoint that cannot be opened."""
+    return store._context.layout.checkpoint(*find(store._context, ref).key).path
