@@ -82,7 +82,7 @@ OPENED = {
     "integrations/trainer_state.py: path.read_bytes()": "a file that the Trainer has just written, in a new directory",
     "integrations/fsspec/transaction.py: local.open(mode)": "a file of this process's own transaction",
     'ops/report/metrics.py: open(fd, "wb")': "a descriptor",
-    'ranks/processes.py: Path(f"/proc/{pid}/stat").read_bytes()': "the kernel's",
+    'ranks/who.py: Path(f"/proc/{pid}/stat").read_bytes()': "the kernel's",
 }
 """Calls outside fs/ that open a file by its path and read it."""
 _OPENERS = frozenset({"open", "read_text", "read_bytes"})
