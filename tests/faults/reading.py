@@ -27,7 +27,7 @@ from ckstore.errors import CkstoreError
 from tests.faults.shim import Family, Fault, Preloaded
 from tests.support.descriptors import open_below
 from tests.support.in_full import in_full
-from tests.support.look import directory_of, files_of, leaves_of
+from tests.support.look import files_of, leaves_of
 
 STATE = {"w": np.arange(600_000, dtype=np.float32), "small": np.arange(9), "text": "x" * 5000, "n": 3}
 WAYS = {
@@ -100,7 +100,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "follow": lambda store: list(store.follow(timeout_s=0)),
     "leaves": lambda store: leaves_of(store, 1),
     "files": lambda store: files_of(store, 3),
-    "directory_of": lambda store: directory_of(store, 1),
+    "directory of an open one": _inside(lambda checkpoint: checkpoint.directory),
     "diff": lambda store: store.diff(1, 2, values=True),
     "du": lambda store: store.du(),
     "why": lambda store: store.why(_digest(store)),
