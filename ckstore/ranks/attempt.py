@@ -70,7 +70,7 @@ class AsRank:
         """
         ranks: object = self.ranks
         if not isinstance(ranks, Ranks):
-            raise BadInput(f"ranks must be a Ranks, got {ranks!r}", hint="ranks=Ranks(rank, world_size)")
+            raise BadInput(f"ranks must be a Ranks, got {ranks!r}", hint="give ckstore.Ranks(rank, world_size)")
         if type(ranks.world_size) is not int or not 1 <= ranks.world_size <= WORLD_SIZE_MOST:
             raise BadInput(f"world_size must be the number of ranks, at least 1, got {ranks.world_size!r}")
         if type(ranks.rank) is not int or not 0 <= ranks.rank < ranks.world_size:

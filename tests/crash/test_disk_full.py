@@ -28,7 +28,7 @@ from tests.support.requirements import CRASH_FULL
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
 MIB = 2**20
-_STEPS = 256 if CRASH_FULL else 8
+_STEPS = 256 if CRASH_FULL else 12
 _SHAPES = 16 if CRASH_FULL else 3
 """Of the saves that inodes are stepped for: one needs too few of them for so many steps."""
 _EARLIER = ("first", "small-0")

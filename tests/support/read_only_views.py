@@ -30,8 +30,6 @@ READING = (
     "latest",
     "checkpoints",
     "runs",
-    "leaves",
-    "files",
     "du",
     "why",
     "diff",
@@ -42,7 +40,7 @@ READING = (
 )
 """Methods of `Store` that change nothing, but for marks of damage that was found."""
 
-COMPARED = ("info", "latest", "checkpoints", "runs", "leaves", "files", "tags", "pins")
+COMPARED = ("info", "latest", "checkpoints", "runs", "tags", "pins")
 """Those whose values can be compared, and do not depend on what the process did before."""
 
 ONCE = frozenset({"progress", "repair", "repair_from", "rate_bytes_s"})

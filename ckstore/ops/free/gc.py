@@ -68,8 +68,19 @@ def prune(
     plan = retain.plan_asked(context, policy, run, sure=not dry_run)
     if dry_run:
         return replace(gc_dry(context, [entry.info.key for entry in plan.dropped]), retention=RetentionReport(plan))
+    # Before the first drop: settings that cannot be read must not be found out after it.
+    _grace_for(context, exclusive=exclusive)
     done = retain.carry_out(context, plan)
-    return replace(collect(context, exclusive=exclusive), retention=done)
+    try:
+        report = collect(context, exclusive=exclusive)
+    except CkstoreError as error:
+        if not done.dropped:
+            raise
+        # What was dropped is dropped: an error instead of the report would hide it from the caller.
+        names = ", ".join(info.name for info in done.dropped)
+        warn(f"dropped {names}; the space is not free yet, and the next gc frees it: {error}")
+        report = GcReport()
+    return replace(report, retention=done)
 
 
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcReport:

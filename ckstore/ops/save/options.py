@@ -84,7 +84,7 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
     tags = options.get("tags", ())
     if isinstance(tags, str):
         msg = f"tags must be a list of names, got the string {tags!r}"
-        raise BadInput(msg, hint=f"tags=[{tags!r}]")
+        raise BadInput(msg, hint=f"give a list with one name: [{tags!r}]")
     if step is not None:
         step = check_step(step)
     rule, force = options.get("if_exists", "error"), options.get("force", False)

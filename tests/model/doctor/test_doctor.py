@@ -263,8 +263,8 @@ def test_trash_that_stays_is_told() -> None:
 
 def test_pins_that_protect_nothing_are_told() -> None:
     assert contents.check_pins(contents.PinFacts(count=3)).level == "ok"
-    assert "unpin a" in contents.check_pins(contents.PinFacts(3, expired=("a", "b"))).do
-    assert "unpin c" in contents.check_pins(contents.PinFacts(3, dangling=("c",))).do
+    assert "pin -d a" in contents.check_pins(contents.PinFacts(3, expired=("a", "b"))).do
+    assert "pin -d c" in contents.check_pins(contents.PinFacts(3, dangling=("c",))).do
     assert contents.check_pins(contents.PinFacts(problem="x.json is damaged")).level == "warning"
 
 
