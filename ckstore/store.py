@@ -922,7 +922,7 @@ class Store:
     @act
     def prune(
         self,
-        policy: RetentionPolicy | None = None,
+        policy: RetentionPolicy | RetentionPlan | None = None,
         run: str | None = None,
         *,
         dry_run: bool = False,
@@ -933,8 +933,9 @@ class Store:
         Tags, pins, readers and the newest valid checkpoint are looked at again for each that is dropped.
 
         Args:
-            policy: None: the one that is kept in the store.
-            run: Only this one; None: that of `open`, else each run by itself.
+            policy: What to keep, or a plan of `plan_retention`, which is carried out and not made again. None: the
+                policy that is kept in the store.
+            run: Only this one; None: that of `open`, else each run by itself, or as the plan has it.
             dry_run: Change nothing; report what would be dropped and freed.
             exclusive: As in `gc`.
 
@@ -944,7 +945,8 @@ class Store:
         Raises:
             NoSuchRef: There is no checkpoint of that run.
             BadInput: There is no policy, no checkpoint has a metric that it names, or a tag or a pin cannot be read.
-            InUse: Another gc is at work: it was dropped, and nothing was freed.
+            InUse: Another gc is at work, and nothing was to be dropped. Else a `CkstoreWarning` says that the space of
+                what was dropped is not free yet.
             SaveFailed: The store cannot be written.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """

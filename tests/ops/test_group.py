@@ -212,7 +212,7 @@ def test_prune_by_one_member_drops_what_the_other_saved(both: Members) -> None:
     for step in range(4):
         one.do(f"store.save(state({step}), step={step})")
 
-    out = two.ckstore("prune", "--keep-last", "1", status=7)  # the kernel answers for the files of one's own only
+    out = two.ckstore("prune", "--keep-last", "1", status=7)  # the kernel answers for your own files only
 
     assert "main@0" in out
     assert two.do("tell(names())") == [["main@3"]]

@@ -153,7 +153,7 @@ def collector(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> C
         plan = store.plan_retention(policy)
         if plan.dropped:
             ledger.dropping([(entry.info.run, entry.info.step) for entry in plan.dropped])
-            ledger.did(dropped=len(store.prune(policy).dropped))
+            ledger.did(dropped=len(store.prune(plan).dropped))
         infos = store.checkpoints()
         newest = {info.run: info for info in infos}
         older = [info for info in infos if newest[info.run] is not info]

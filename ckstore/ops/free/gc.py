@@ -26,6 +26,7 @@ from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
 from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
@@ -61,11 +62,16 @@ _OWN_WRITES_BYTES = 2**20
 
 
 def prune(
-    context: Context, policy: RetentionPolicy | None, run: str | None, *, dry_run: bool, exclusive: bool
+    context: Context,
+    policy: RetentionPolicy | RetentionPlan | None,
+    run: str | None,
+    *,
+    dry_run: bool,
+    exclusive: bool,
 ) -> GcReport:
     """Drop what a policy does not keep, then `collect`; in a dry run say what both would do."""
     # What is only shown may go by the rows of the catalog (rule D): to read 20,000 manifests takes seconds.
-    plan = retain.plan_asked(context, policy, run, sure=not dry_run)
+    plan = policy if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run, sure=not dry_run)
     if dry_run:
         return replace(gc_dry(context, [entry.info.key for entry in plan.dropped]), retention=RetentionReport(plan))
     # Before the first drop: settings that cannot be read must not be found out after it.

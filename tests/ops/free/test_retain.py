@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from ckstore import Best, RetentionPolicy, Store
-from ckstore.errors import BadInput, CkstoreError, InUse, NewerFormat, NoSuchRef, SaveFailed
+from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, InUse, NewerFormat, NoSuchRef, SaveFailed
 from ckstore.fs import files, links
+from ckstore.objects import far_locks
+from ckstore.ops.free import gc
 from ckstore.ops.free.retain import carry_out
 from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
@@ -496,3 +498,30 @@ def test_the_clock_of_a_plan_is_the_present(store: Store) -> None:
     assert plan.dropped == ()
     with pytest.raises(BadInput, match="no retention policy"):
         store.plan_retention()
+
+
+def test_a_plan_that_was_looked_at_is_carried_out_as_it_was_made(store: Store) -> None:
+    fill(store, range(3))
+    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    fill(store, range(3, 5))
+
+    report = store.prune(plan)
+
+    assert [info.step for info in report.dropped] == [0, 1]
+    assert [info.step for info in store.checkpoints()] == [2, 3, 4]
+
+
+def test_what_was_dropped_is_said_although_another_gc_keeps_its_space(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, range(3))
+    monkeypatch.setattr(gc, "_START_TIMEOUT_S", 0.0)
+
+    with far_locks.try_trash(store._context.layout) or pytest.fail("no lock"):
+        with pytest.warns(CkstoreWarning, match=r"dropped main@0, main@1; the space is not free yet"):
+            report = store.prune(RetentionPolicy(keep_last=1))
+        with pytest.raises(InUse, match="another gc is running"):
+            store.prune(RetentionPolicy(keep_last=1))
+
+    assert [info.step for info in report.dropped] == [0, 1]
+    assert store.gc().freed_bytes > 2 * MIB
