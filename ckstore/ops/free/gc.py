@@ -59,6 +59,7 @@ _START_PAUSE_S = 0.01
 _SETTLE_S = 0.5
 _QUIET_S = 0.1
 _OWN_WRITES_BYTES = 2**20
+_NAMES_SHOWN = 10  # a run may drop thousands; the report names all
 
 
 def prune(
@@ -74,7 +75,8 @@ def prune(
     plan = policy if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run, sure=not dry_run)
     if dry_run:
         return replace(gc_dry(context, [entry.info.key for entry in plan.dropped]), retention=RetentionReport(plan))
-    # Before the first drop: settings that cannot be read must not be found out after it.
+    # Before the first drop: a store or settings that cannot be used must not be found out after it.
+    context.check_writable()
     _grace_for(context, exclusive=exclusive)
     done = retain.carry_out(context, plan)
     try:
@@ -83,8 +85,9 @@ def prune(
         if not done.dropped:
             raise
         # What was dropped is dropped: an error instead of the report would hide it from the caller.
-        names = ", ".join(info.name for info in done.dropped)
-        warn(f"dropped {names}; the space is not free yet, and the next gc frees it: {error}")
+        names = ", ".join(info.name for info in done.dropped[:_NAMES_SHOWN])
+        more = f" and {len(done.dropped) - _NAMES_SHOWN} more" if len(done.dropped) > _NAMES_SHOWN else ""
+        warn(f"dropped {names}{more}; the space is not free yet, and the next gc frees it: {error}")
         report = GcReport()
     return replace(report, retention=done)
 
