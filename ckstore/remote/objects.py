@@ -1,0 +1,63 @@
+"""What a place outside the store must do: a flat set of objects under keys, each replaced or made as a whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from datetime import datetime
+
+
+class Listed(NamedTuple):
+    """An object as its service lists it.
+
+    Attributes:
+        key: Its key below the target's prefix.
+        nbytes: Its length.
+        modified: By the server's clock, never by this machine's.
+        tag: The service's mark of this version of it (an ETag); "" if it gives none.
+    """
+
+    key: str
+    nbytes: int
+    modified: datetime
+    tag: str
+
+
+class Objects(Protocol):
+    """Objects of one target, below one prefix. Every call may be made by several threads, and ends by a deadline.
+
+    A call that fails raises `RemoteError` (a `CkstoreError`), whose text never holds a secret. A missing object is
+    `None` or `False` where the signature says so, else `RemoteError`.
+    """
+
+    def get(self, key: str, max_bytes: int) -> bytes | None:
+        """Return a whole small object; None if it is missing. More than `max_bytes` is refused before it is read."""
+
+    def read_into(self, key: str, offset: int, into: memoryview) -> bool:
+        """Fill `into` with the bytes of an object from an offset on; False if the object is missing.
+
+        Nothing is verified here: the caller compares digests.
+        """
+
+    def put(self, key: str, data: bytes | memoryview) -> Listed:
+        """Write an object, over what is there."""
+
+    def create(self, key: str, data: bytes | memoryview) -> bool:
+        """Write an object that is not there; False if there is one whose bytes differ or are not known to be these.
+
+        An object that holds exactly these bytes counts as made: the answer to an earlier try may have been lost.
+        """
+
+    def update(self, key: str, data: bytes | memoryview, expected: Listed) -> Listed | None:
+        """Write an object over that version of it alone; None if there is another version, or none."""
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        """Yield the objects whose keys begin with a prefix, by their keys."""
+
+    def head(self, key: str) -> Listed | None:
+        """Return what the service says of one object; None if it is missing."""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; those that are missing already are no error."""
