@@ -13,7 +13,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ckstore.catalog import queries, space
-from ckstore.catalog.connection import reading, unavailable, writing
+from ckstore.catalog.beside import unavailable
+from ckstore.catalog.connection import reading, writing
 from ckstore.catalog.values import Listing, Outline, Proposal
 from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey, step_of

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
-from ckstore.fs.inside import Where, at, close_quietly, open_at, open_descriptor, open_directory
+from ckstore.fs.inside import Where
+from ckstore.fs.peek import at, close_quietly, open_at, open_descriptor, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -301,7 +302,7 @@ def _opened_unnamed(directory: Where) -> Iterator[int]:
 
 @contextmanager
 def opened_directory(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
-    """As `inside.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
+    """As `peek.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
     fd = open_directory(path, dir_fd=dir_fd)
     try:
         yield fd

@@ -23,7 +23,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ckstore.fs.inside import Where, open_at
+from ckstore.fs.inside import Where
+from ckstore.fs.peek import open_at
 from ckstore.model.reports.held import DeletedFile, Holder
 
 Inode = tuple[int, int]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
 from ckstore.fs import files, links, peek
-from ckstore.fs.inside import open_at
+from ckstore.fs.peek import open_at
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside

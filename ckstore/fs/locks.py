@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
 from ckstore.fs.held import Held
-from ckstore.fs.inside import CLOSED, Inside, Where, at, open_directory
+from ckstore.fs.inside import CLOSED, Inside, Where
+from ckstore.fs.peek import at, open_directory
 
 if TYPE_CHECKING:
     from ckstore.fs.lock_files import LockFile

@@ -16,7 +16,8 @@ from typing import Literal
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
-from ckstore.fs.inside import Inside, at
+from ckstore.fs.inside import Inside
+from ckstore.fs.peek import at
 from ckstore.model.names import MOST_LEVELS
 
 Kind = Literal["file", "directory", "symlink"]
@@ -63,10 +64,12 @@ class Entry:
         Raises:
             StateChanged: It is not the file any more that was looked at.
         """
+        was = (self.inode, self.device, self.nbytes, self.mtime_ns, self.ctime_ns)
         try:
             with files.opened(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
                 # On the open descriptor, not by name: the file that is read is the one that is compared.
-                if not _same(self, os.fstat(fd)):
+                now = os.fstat(fd)
+                if was != (now.st_ino, now.st_dev, now.st_size, now.st_mtime_ns, now.st_ctime_ns):
                     raise changed(self.path)
                 done = 0
                 while done < len(out):
@@ -189,8 +192,3 @@ def files_below(top: Path) -> Iterator[Path]:
                 waiting.append(f"{folder}/{name}")
             else:
                 yield Path(folder, name)
-
-
-def _same(entry: Entry, status: os.stat_result) -> bool:
-    now = (status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return now == (entry.inode, entry.device, entry.nbytes, entry.mtime_ns, entry.ctime_ns)

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ckstore.fs import direct, files, peek
-from ckstore.fs.inside import at
+from ckstore.fs.peek import at
 from ckstore.model.digest import algorithm_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files, links, peek
-from ckstore.fs.inside import Inside, at
+from ckstore.fs.inside import Inside
+from ckstore.fs.peek import at
 from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
 from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign
