@@ -17,7 +17,7 @@ from typing import Literal
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
 from ckstore.fs.inside import Inside
-from ckstore.fs.peek import at
+from ckstore.fs.peek import at, open_at
 from ckstore.model.names import MOST_LEVELS
 
 Kind = Literal["file", "directory", "symlink"]
@@ -66,7 +66,8 @@ class Entry:
         """
         was = (self.inode, self.device, self.nbytes, self.mtime_ns, self.ctime_ns)
         try:
-            with files.opened(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            fd = open_at(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
                 # On the open descriptor, not by name: the file that is read is the one that is compared.
                 now = os.fstat(fd)
                 if was != (now.st_ino, now.st_dev, now.st_size, now.st_mtime_ns, now.st_ctime_ns):
@@ -78,6 +79,8 @@ class Entry:
                     if count == 0:
                         raise changed(self.path)
                     done += count
+            finally:
+                os.close(fd)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # gone, or a symlink in its place
                 raise changed(self.path) from error
