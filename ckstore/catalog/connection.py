@@ -113,11 +113,7 @@ class BoundedCursor(sqlite3.Cursor):
     """A cursor that gives no more rows and text than the file of its connection can hold."""
 
     def fetchall(self) -> list[Any]:
-        """Return all rows.
-
-        Raises:
-            NotOfItsForm: There are more than an honest file has.
-        """
+        """Return all rows."""
         connection = self.connection
         if not isinstance(connection, BoundedConnection):
             return super().fetchall()

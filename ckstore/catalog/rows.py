@@ -30,11 +30,7 @@ _DESCRIBED = (
 
 
 def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: Published | None) -> None:
-    """Make the rows of (run, step) say what `found` says; None: that there is no checkpoint.
-
-    Raises:
-        BadInput: `found` is another checkpoint.
-    """
+    """Make the rows of (run, step) say what `found` says; None: that there is no checkpoint."""
     if found is not None and (found.manifest.run, found.manifest.step) != (run, step):
         wrong = found.manifest.name
         raise BadInput(f"the manifest in the directory of {run}@{step} says that it is {wrong}")

@@ -48,11 +48,7 @@ def encode_metrics(metrics: Mapping[str, int | float]) -> str:
 
 
 def decode_metrics(texts: Sequence[str]) -> list[dict[str, int | float]]:
-    """Return metrics from what `encode_metrics` gave, many at once: one call takes a fifth of the time of many.
-
-    Raises:
-        forms.NotOfItsForm: One of them is not a JSON object, or has other values than numbers.
-    """
+    """Return metrics from what `encode_metrics` gave, many at once: one call takes a fifth of the time of many."""
     try:
         found: list[Any] = json.loads(f"[{','.join(texts)}]")
     except (ValueError, RecursionError) as error:

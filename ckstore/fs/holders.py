@@ -247,9 +247,6 @@ def holding_of(path: Where) -> Holding:
     """Return whether a process has the regular file `path` open or mapped at this moment.
 
     A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
-
-    Raises:
-        FileNotFoundError: There is no such file.
     """
     try:
         # O_RDONLY: the right to write is not needed for a write lease, and a blob has none.

@@ -60,11 +60,7 @@ class Inside:
         self.is_foreign = is_foreign
 
     def __truediv__(self, name: str) -> Inside:
-        """Return the place `name` in this directory.
-
-        Raises:
-            BadInput: `name` is more than one name, or none.
-        """
+        """Return the place `name` in this directory."""
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
             msg = f"{name!r} is not a valid name in {self}"
             raise BadInput(msg, hint="give one file name, without a slash, and not . or ..")
@@ -77,11 +73,7 @@ class Inside:
 
     @property
     def parent(self) -> Inside:
-        """The directory of this place.
-
-        Raises:
-            BadInput: It is the root, whose parent is outside the store.
-        """
+        """The directory of this place."""
         if not self.parts:
             msg = f"{self} is the root of a store or a directory held open, so its parent is not in the store"
             raise BadInput(msg)

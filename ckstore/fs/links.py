@@ -37,10 +37,6 @@ def link(source: Where, target: Where) -> None:
     """Give the file `source` the further name `target`; again from the root of the store if a handle was stale.
 
     On a shared filesystem this host's cache of a name may be out of date, since another host replaced it.
-
-    Raises:
-        FileExistsError: `target` exists.
-        FileNotFoundError: `source` or the parent of `target` does not.
     """
     for _ in range(_STALE_TRIES - 1):
         try:

@@ -179,12 +179,7 @@ def _device_of(where: Inside, fd: int) -> int | None:
 
 
 def _step(fd: int, where: Inside, level: int, device: int | None, *, how: int) -> int:
-    """Open the directory of that level on the way to a place, in the one above it, which is open.
-
-    Raises:
-        NotInStore: It is not a directory, or not on this device.
-        OSError: It cannot be opened; the file name is its path.
-    """
+    """Open the directory of that level on the way to a place, in the one above it, which is open."""
     try:
         return open_below(fd, where.parts[level - 1], how, device)
     except OSError as error:
@@ -193,11 +188,7 @@ def _step(fd: int, where: Inside, level: int, device: int | None, *, how: int) -
 
 
 def open_below(fd: int, name: str, how: int, device: int | None) -> int:
-    """Return a descriptor of a directory in the open one `fd`, if it is on this device; None: on any.
-
-    Raises:
-        NotInStore: It is not a directory, or on another filesystem.
-    """
+    """Return a descriptor of a directory in the open one `fd`, if it is on this device; None: on any."""
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     except OSError as error:
@@ -234,11 +225,7 @@ def close_quietly(fd: int) -> None:
 
 
 def status(where: Where, *, dir_fd: int | None = None) -> os.stat_result:
-    """Return the status of what is there; a symlink is not followed.
-
-    Raises:
-        FileNotFoundError: There is nothing.
-    """
+    """Return the status of what is there; a symlink is not followed."""
     with at(where, dir_fd) as (parent, name):
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
 
@@ -262,11 +249,7 @@ def found_in(folder: Inside, names: Sequence[str]) -> dict[str, os.stat_result]:
 
 
 def exists(where: Where, *, dir_fd: int | None = None) -> bool:
-    """Whether there is anything of that name, a symlink that points to nothing, too.
-
-    Raises:
-        NotADirectoryError: What should hold it is not a directory.
-    """
+    """Whether there is anything of that name, a symlink that points to nothing, too."""
     try:
         status(where, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -288,11 +271,7 @@ def may_write(where: Where) -> bool:
 
 
 def names(where: Where) -> list[str]:
-    """Return the names in a directory, in no order.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: There is no such directory.
-    """
+    """Return the names in a directory, in no order."""
     fd = open_directory(where)
     try:
         return os.listdir(fd)
@@ -312,16 +291,10 @@ def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
-    """Yield all but the directories below a directory, with its status; what vanishes meanwhile is left out.
+    """Yield all but the directories below a directory, with its status, and without what vanishes or is closed to us.
 
-    Nothing recurses, and one directory is open at a time. A store has at most five levels; it makes nothing deeper than
-    `MOST_LEVELS`.
-
-    Args:
-        top: The directory.
-        too_deep: Gets the directories that are not looked into for that reason.
-
-    A directory that is closed to this user is left out.
+    Nothing recurses, and one directory is open at a time. A store has at most five levels; directories deeper than
+    `MOST_LEVELS` are not looked into, and noted in `too_deep`.
     """
     waiting = [top]
     while waiting:

@@ -105,12 +105,7 @@ def foreign(path: str | os.PathLike[str]) -> Inside:
 
 
 def look_at(where: Inside, path: str) -> Entry:
-    """Return what is at `where`, to be kept as `path`.
-
-    Raises:
-        CannotStore: It is neither a file, nor a directory, nor a symlink.
-        FileNotFoundError: There is nothing.
-    """
+    """Return what is at `where`, to be kept as `path`."""
     with at(where) as (parent, name):
         return _entry(where, path, name, parent)
 

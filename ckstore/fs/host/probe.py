@@ -63,9 +63,6 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
         directories: All directories of it, see `misplaced`.
         staging: Where saves begin.
         linked: What is linked and renamed to from there; see `try_links`.
-
-    Raises:
-        UnsafePlace: The store cannot work here.
     """
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
@@ -87,9 +84,6 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
 
     It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers
     of a killed process differ from the trial of a living one (`remove_leftovers`).
-
-    Raises:
-        UnsafePlace: Something does not work; the message says what.
     """
     name, lock = _own_directory(staging)
     own = lock.inside
