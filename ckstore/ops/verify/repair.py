@@ -59,8 +59,8 @@ def repair(
 ) -> Repaired:
     """Repair what a verification found.
 
-    `canonical`: blobs whose canonical name gives other bytes, of a copy that no checkpoint has. `right`: device and inode
-    number of what is right under another name, so that only its name is wrong.
+    `canonical`: blobs whose canonical name gives other bytes, of a copy that no checkpoint has. `right`: device and
+    inode number of what is right under another name, so that only its name is wrong.
     """
     done = Repaired()
     copies = Copies(context, sources)
