@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
 from ckstore.catalog.forms import CHECKSUM, IS_RIGHT
-from ckstore.catalog.text import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
+from ckstore.catalog.values import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
 from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 
