@@ -78,7 +78,7 @@ def free_name(trash: Inside, name: str) -> Inside:
 
 
 def former_place(name: str) -> CheckpointKey | None:
-    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was none.
+    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was not one.
 
     A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
     """
