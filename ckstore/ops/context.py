@@ -118,7 +118,7 @@ class Context:
     # How often saves look for marks of damage in all checkpoints.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
-    @property
+    @cached_property
     def algorithm(self) -> Algorithm:
         """The hash algorithm of the store."""
         return algorithm_named(self.settings.hash)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.fs.buffers import prefer_huge_pages
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafKind
+
 
 # Two huge pages at least; huge ones everywhere were twice as slow where the host must give memory back (docs/adr/0007).
 _HUGE_FROM_BYTES = 4 * 2**20

@@ -90,3 +90,11 @@ def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return True
         reach += (size - 1) * stride
     return False
+
+
+@dataclass(slots=True)
+class StorageMemory:
+    """The bytes of one storage, to be filled before leaves are made of it."""
+
+    owner: object  # A flat uint8 tensor or array, or, for bytes and str, a buffer. Leaves keep it alive.
+    view: memoryview  # all of its bytes, writable

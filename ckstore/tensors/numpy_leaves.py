@@ -16,7 +16,7 @@ from ckstore.tensors.refusals import check_numbers
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
 
 Bytes = npt.NDArray[np.uint8]
 _GIL_KEPT_BYTES = 64 * 2**10

@@ -16,11 +16,10 @@ from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_key, join, tex
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.named import objects
 from ckstore.tensors.named.safe_classes import find
-from ckstore.tensors.numbers import unpack_numbers
-from ckstore.tensors.plain_values import value_of
+from ckstore.tensors.plain_values import unpack_numbers, value_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
@@ -164,6 +163,8 @@ class _Building:
             name = self._leaves[node[1]].name if tag == "leaf" else path
             if not self._keep(name):
                 return _ABSENT
+        if tag is None:
+            return node
         if tag == "leaf":
             return self._leaf(node[1])
         if tag == "enum":
@@ -194,7 +195,7 @@ class _Building:
         was_empty = True
         for own, node in pairs:
             was_empty = False
-            key = decode_key(own)
+            key = own if type(own) is str else decode_key(own)
             if self._keep is None:
                 out[key] = self.value(node, "")
                 continue

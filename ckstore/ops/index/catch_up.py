@@ -9,7 +9,7 @@ from ckstore.errors import CatalogUnavailable
 from ckstore.fs.host import machine
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.index import proposal, wrong_rows
+from ckstore.ops.index import proposal, reconcile
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
 from ckstore.ops.index.scan_blobs import list_blobs_after_boot
@@ -73,7 +73,7 @@ def _reconcile(context: Context, look: Look) -> list[str]:
         if known.listing.wrong_count:  # of which checkpoints they were is not known
             runs = None
         stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
-    notes = wrong_rows.remove(context) if known.listing.wrong_count else []
+    notes = reconcile.remove(context) if known.listing.wrong_count else []
     if context.shared or (look != "counts" and context.catalog_is_private):
         # Other users' catalogs do not tell this one of a replacement, and a new directory can have the inode of the
         # old one.

@@ -14,7 +14,7 @@ from ckstore.fs import files
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns
 from ckstore.ops.context import Context, annotated, annotation_problem
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import file_stamp
 
 if TYPE_CHECKING:

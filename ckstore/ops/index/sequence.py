@@ -10,7 +10,7 @@ from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
 from ckstore.ops.context import tell_passed_over
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.proposal import propose
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.index.reconcile import write_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

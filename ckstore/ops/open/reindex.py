@@ -25,7 +25,7 @@ from ckstore.ops.index.inventory import StoreInventory
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
 from ckstore.ops.open.recover import recover
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
+from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
 
 Select = str | Sequence[str] | Callable[[str], bool] | None
 """Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""

@@ -20,7 +20,7 @@ from ckstore.ops.read.unchanged import HeldExtents, unchanged
 from ckstore.ops.refs.find import open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.targets.advice import Load, advice
-from ckstore.tensors.targets.differences import Differences, LoadRules
+from ckstore.tensors.targets.comparison import Differences, LoadRules
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
 

@@ -27,10 +27,10 @@ from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
 from ckstore.ops.context import info_of
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_record
+from ckstore.ops.read.entries import TensorNames
 from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import check_room, read_memories
-from ckstore.ops.read.tensor_names import TensorNames
 from ckstore.ops.refs.find import open_directory
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import LeafMaker, build_with, is_empty, make_leaf

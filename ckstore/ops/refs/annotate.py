@@ -12,7 +12,7 @@ from ckstore.model.times import text_of_time
 from ckstore.objects.documents.annotations import add_annotations
 from ckstore.ops.context import annotated
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import gone, held
+from ckstore.ops.refs.protection import gone, held
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo

@@ -16,9 +16,9 @@ from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint, way_in
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps
-from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
 from ckstore.ops.refs.listing import infos, refuse_unfinished, settle
+from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,8 +19,8 @@ from ckstore.objects.shared import two_renames
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_passed_over, tell_unavailable, warn
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.proposal import propose
+from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
-from ckstore.ops.index.wrong_rows import write_again
 from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ckstore.model.times import expiry, text_of_time
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.pins import read_pins, remove_pin, write_pin
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import held
+from ckstore.ops.refs.protection import held
 
 if TYPE_CHECKING:
     from ckstore.model.names import CheckpointKey

@@ -11,9 +11,8 @@ from ckstore.fs import files, links
 from ckstore.model.checkpoint.tag import Tag, tag_text
 from ckstore.model.names import check_tag
 from ckstore.ops.context import warn
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import held
+from ckstore.ops.refs.protection import doubtful_tags, held, way_out
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo

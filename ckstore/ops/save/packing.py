@@ -39,7 +39,7 @@ ALIGNMENT = 64
 _FIRST_OFFSET_BYTES = GRAIN_BYTES
 """Room beyond the size of a pack for a piece of almost that size that begins at `ALIGNMENT`."""
 # No digest has it, so a key with a number is never taken for the name of a blob.
-_KEY_MARK = "#"
+KEY_MARK = "#"
 
 WriteBlob = Callable[[memoryview, bool], Callable[[], str]]
 """Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has.
@@ -80,7 +80,7 @@ class Packer:
         source.read_into(0, source.nbytes, piece)
         # Hashed where it lay, copied later: a tensor that changed in between would be stored under the digest of old
         # bytes.
-        if self._algorithm.digest(piece) != digest_of_key(key):
+        if self._algorithm.digest(piece) != key.partition(KEY_MARK)[0]:
             raise state_changed(source.name)
         # The buffer is used again: bytes of an earlier pack in the gap would change the digest of equal packs.
         self._pack[self._end : start] = bytes(start - self._end)
@@ -133,7 +133,7 @@ def place_small(
     # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
     # `compare`: equal digests do not prove equal bytes. Returns: The key of each source in order, where each piece is
     # by its key, and how many bytes of pieces were written. A key is the digest, or, of further bytes with the same
-    # digest, the digest and a number: `digest_of_key`.
+    # digest, the digest, `KEY_MARK` and a number.
     packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
@@ -170,13 +170,8 @@ def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str
     for number in itertools.count(1):
         if key not in seen or _read_again(context, source, digest) == _read_again(context, seen[key], digest):
             break
-        key = f"{digest}{_KEY_MARK}{number}"
+        key = f"{digest}{KEY_MARK}{number}"
     return key
-
-
-def digest_of_key(key: str) -> str:
-    """Return the digest of the piece that `place_small` gave this key."""
-    return key.partition(_KEY_MARK)[0]
 
 
 def _pack_bytes_for(small_bytes: int) -> int:

@@ -33,8 +33,7 @@ from ckstore.errors import (
 )
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
-from ckstore.model.manifest.counters import SaveCounters
-from ckstore.model.manifest.info import CheckpointInfo, Published
+from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters
 from ckstore.model.manifest.manifest import (
     MANIFEST_MAX_BYTES,
     NAMES_MOST_CHARS,
@@ -61,9 +60,8 @@ from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
 from ckstore.ops.os_errors import describe_os_error, why_of
-from ckstore.ops.refs.hold import held
 from ckstore.ops.refs.pins import pin_again
-from ckstore.ops.refs.protection import check_unprotected
+from ckstore.ops.refs.protection import check_unprotected, held
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed

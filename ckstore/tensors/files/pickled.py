@@ -15,7 +15,7 @@ from ckstore.errors import BadInput
 from ckstore.fs.mapping import reserve
 from ckstore.model.manifest.manifest import StorageRecord
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.torch_leaves import bytes_in, empty_bytes
 

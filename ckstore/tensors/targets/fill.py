@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
 
 
 class Filling:

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
 from ckstore.model.names import join_index
-from ckstore.tensors.kinds import is_array, is_tensor
+from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful
-from ckstore.tensors.targets.comparison import Comparison, Leaf, Make
-from ckstore.tensors.targets.differences import Differences, LoadRules
+from ckstore.tensors.targets.comparison import Comparison, Differences, Leaf, LoadRules, Make
 from ckstore.tensors.targets.live import holds_live
 from ckstore.tensors.walks import DICTS, name_below
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
 
 
 class IntoPlan:

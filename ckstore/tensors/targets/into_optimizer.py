@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from ckstore.model.manifest.nodes import decode_key
-from ckstore.tensors.kinds import is_tensor
+from ckstore.tensors.kinds import hand_over, is_tensor
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import hand_over
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
 from ckstore.tensors.targets.live import tensors_in

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import MAX_DEPTH
 from ckstore.model.names import join_index
-from ckstore.tensors.kinds import is_array, is_tensor
-from ckstore.tensors.stateful import is_stateful, state_of
+from ckstore.tensors.kinds import is_array, is_stateful, is_tensor, state_of
 from ckstore.tensors.walks import name_below
 
 if TYPE_CHECKING:
