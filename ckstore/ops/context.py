@@ -10,7 +10,7 @@ from ckstore.catalog import Catalog
 from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, ReadOnlyStore, SaveFailed
 from ckstore.fs import peek
 from ckstore.model.digest import Algorithm, algorithm_named
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckstore.catalog.values import PieceLocation
-    from ckstore.model.manifest.info import Stamp
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading

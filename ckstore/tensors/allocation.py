@@ -21,8 +21,7 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
         return _in_huge_pages(_fresh(kind, nbytes))
     # torch says RuntimeError, NumPy ValueError or MemoryError: callers catch one.
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
-        msg = f"{nbytes} bytes for one storage could not be allocated"
-        raise MemoryError(msg) from error
+        raise MemoryError(f"{nbytes} bytes for one storage could not be allocated") from error
 
 
 def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:

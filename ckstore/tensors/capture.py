@@ -27,6 +27,7 @@ from ckstore.model.manifest.nodes import (
 from ckstore.model.manifest.python_values import FACTORY_NAMES, encode_held_bytes
 from ckstore.model.names import join_index, join_key
 from ckstore.tensors.kinds import (
+    Stateful,
     is_array,
     is_numpy_scalar,
     is_optimizer,
@@ -42,7 +43,6 @@ from ckstore.tensors.refusals import refuse_in_optimizer, refuse_key, refuse_val
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-    from ckstore.tensors.kinds import Stateful
     from ckstore.tensors.torch_leaves import Admission, Admitted
     from ckstore.tensors.torch_parts import Parts
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from ckstore.errors import BadInput, CannotStore, CkstoreError
 from ckstore.model.names import plain
 from ckstore.tensors.named.tensordicts import is_tensor_dict
 from ckstore.tensors.refusals import type_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def is_tensor(value: object) -> bool:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 # A cache line, and a multiple of every dtype's size: a mapped tensor is aligned.
 PLACE_BYTES = 64

@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_key, join, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
@@ -20,9 +21,6 @@ from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.named import objects
 from ckstore.tensors.named.safe_classes import find
 from ckstore.tensors.plain_values import unpack_numbers, value_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Node
 
 Keep = Callable[[str], bool]
 _ABSENT = object()

@@ -5,20 +5,17 @@ Which classes are allowed `safe_classes` decides: none is imported by its name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from ckstore.errors import BadInput, CannotStore
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.names import plain
 from ckstore.tensors.named.safe_classes import find, is_allowed, name_of
 from ckstore.tensors.refusals import how_to_allow
 from ckstore.tensors.walks import with_others
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.manifest.manifest import Node
 
 
 class Parts(NamedTuple):
@@ -64,8 +61,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
     """Return the tensor of these parts."""
     name = plain(path) or "the state itself"
     if not all(isinstance(part, torch.Tensor) for part in tensors.values()):
-        msg = f"{name}: a tensor of kind {kind} has parts that are no tensors"
-        raise BadInput(msg, hint="select other names")
+        raise BadInput(f"{name}: a tensor of kind {kind} has parts that are no tensors", hint="select other names")
     parts: dict[str, Any] = dict(tensors)
     try:
         if kind == "sparse_coo":

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs.host import machine
 from ckstore.interpreter import python_gc_paused
+from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey
+from ckstore.ops.context import Context
 from ckstore.ops.index import proposal, reconcile
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
 from ckstore.ops.index.scan_blobs import list_blobs_after_boot
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.context import Context
-
 
 Look = Literal["all", "names", "counts"]
 

@@ -7,19 +7,15 @@ manifest anyway, once a process, since a row can also be written by another prog
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CatalogUnavailable, DamagedBlob
 from ckstore.fs import files
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns
 from ckstore.ops.context import Context, annotated, annotation_problem
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import file_stamp
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-
 
 _OF_MANIFEST = (
     "id",

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.context import warn
+from ckstore.ops.context import Context, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from ckstore.model.manifest.info import Published, Stamp
     from ckstore.objects.checkpoints import Verdict
-    from ckstore.ops.context import Context
 
 Note = Callable[[str, int, "Verdict"], None]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
-from ckstore.ops.context import tell_passed_over
+from ckstore.ops.context import Context, tell_passed_over
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.proposal import propose
 from ckstore.ops.index.reconcile import write_again
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import Listing
     from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.context import Context
     from ckstore.ops.manifest_cache import RunSeen
 
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.host import probe
 from ckstore.objects import reserve, trash
-from ckstore.ops.context import tell_passed_over, warn
+from ckstore.ops.context import Context, tell_passed_over, warn
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open import create
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import fill_dead
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.ops.context import Context
 
 
 def recover(context: Context) -> list[str]:

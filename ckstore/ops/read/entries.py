@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
-from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import decode_key, join
 from ckstore.model.names import join_index, plain, spellings
 from ckstore.tensors.walks import DICTS, leaf_numbers, parts_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.model.manifest.manifest import Manifest, Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.model.checkpoint.runs import RunSummary, summaries
-from ckstore.model.names import step_of
+from ckstore.model.names import CheckpointKey, step_of
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import warn
+from ckstore.ops.context import Context, warn
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.proposal import propose
 from ckstore.ops.refs.listing import in_order, infos, infos_at, refuse_unfinished, settle
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.checkpoint.refs import Ref
     from ckstore.model.manifest.info import CheckpointInfo, Stamp
-    from ckstore.model.names import CheckpointKey
     from ckstore.objects.layout import OpenRuns
-    from ckstore.ops.context import Context
 
 
 def newest(context: Context, run: str | None) -> CheckpointInfo | None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import OpenRuns
     from ckstore.objects.shared.grace import Grace
     from ckstore.objects.shared.two_renames import Gap
-    from ckstore.ops.context import Context
 
 
 def infos(

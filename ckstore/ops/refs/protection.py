@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob, NoSuchRef, Protected
 from ckstore.fs import files, locks
+from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.document import shown
-from ckstore.model.names import is_tag
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey, is_tag
 from ckstore.objects import far_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.pins import read_pins
+from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, tags_by_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
-
-    from ckstore.model.checkpoint.pins import Pin
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.names import CheckpointKey
-    from ckstore.objects.layout import Layout
 
 
 def check_unprotected(

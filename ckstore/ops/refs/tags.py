@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.checkpoint.tag import Tag, tag_text
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_tag
-from ckstore.ops.context import warn
+from ckstore.objects.layout import Layout
+from ckstore.ops.context import Context, warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.protection import doubtful_tags, held, way_out
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
 
 # The tag is durable already; its row can wait for the next opening.
 _CATALOG_TIMEOUT_S = 5.0

@@ -105,8 +105,7 @@ class Request:
         for tag in self.tags:
             check_tag(tag)
         if self.if_exists not in ("error", "replace", "keep"):
-            msg = f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}"
-            raise BadInput(msg)
+            raise BadInput(f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}")
 
 
 def save(context: Context, state: object, request: Request) -> CheckpointInfo:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets.fill import Filling
 from ckstore.tensors.targets.renames import renamed, suggest
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_parts, value_names
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
-    from ckstore.tensors.layout import StorageMemory
 
 
 @dataclass(frozen=True, slots=True)
