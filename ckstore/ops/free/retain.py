@@ -49,9 +49,6 @@ def plan_retention(
         policy: None: the one of the store.
         run: None: all runs.
         sure: False: for advice alone; the rows of the catalog are believed.
-
-    Raises:
-        BadInput: There is no policy; `run` is not a run name.
     """
     if policy is None:
         policy = policy_of(context.layout, RETENTION)
