@@ -37,11 +37,11 @@ from ckstore.model.checkpoint.runs import RunSummary as RunSummary
 from ckstore.model.checkpoint.tag import Tag as Tag
 from ckstore.model.doctor.finding import DoctorFinding as DoctorFinding
 from ckstore.model.doctor.finding import DoctorReport as DoctorReport
-from ckstore.model.manifest.counters import SaveCounters as SaveCounters
 from ckstore.model.manifest.files import FileChange as FileChange
 from ckstore.model.manifest.files import FileSummary as FileSummary
 from ckstore.model.manifest.info import CheckpointInfo as CheckpointInfo
 from ckstore.model.manifest.info import Note as Note
+from ckstore.model.manifest.info import SaveCounters as SaveCounters
 from ckstore.model.reports.checkout_report import CheckoutReport as CheckoutReport
 from ckstore.model.reports.diff import Diff as Diff
 from ckstore.model.reports.diff import Difference as Difference

@@ -289,8 +289,7 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
-        from ckstore.ops.save.options import check_options, request_of
-        from ckstore.ops.save.order import order_of
+        from ckstore.ops.save.options import check_options, order_of, request_of
         from ckstore.saver.client.terms import Terms
 
         check_options(self.save_async, options)
@@ -726,7 +725,7 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.ops.refs.run_list import run_summaries
+        from ckstore.ops.refs.latest import run_summaries
 
         return run_summaries(self._context)
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckstore.errors import BadInput, CkstoreWarning
-from ckstore.tensors.kinds import is_tensor
+from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.stateful import is_stateful
 from ckstore.tracebacks import short_tracebacks
 from ckstore.training.conditions import Conditions
 from ckstore.training.loader import description, place

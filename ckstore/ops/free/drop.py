@@ -17,8 +17,7 @@ from ckstore.ops.context import warn
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import gone
-from ckstore.ops.refs.protection import check_unprotected
+from ckstore.ops.refs.protection import check_unprotected, gone
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside

@@ -20,9 +20,8 @@ from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.os_errors import describe_os_error
-from ckstore.ops.refs.doubtful import check_tags
 from ckstore.ops.refs.listing import in_order, infos, order_problem
-from ckstore.ops.refs.protection import pins_by_checkpoint
+from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,7 +20,7 @@ from ckstore.objects.trash import names_in
 from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.index.facts import same_facts
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
+from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
