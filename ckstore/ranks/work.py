@@ -76,7 +76,7 @@ class RankWork:
 
     # ------------------------------------------------------------------ for the thread
 
-    def doing(self, what: str, *, offers: bool = False) -> None:
+    def doing(self, act: str, *, offers: bool = False) -> None:
         """Say what is done next; with `offers` the others may publish from then on.
 
         Raises:
@@ -86,7 +86,7 @@ class RankWork:
             # Under the same lock as `_end_now`: so either the caller's answer counts, or this step, never both.
             if self._stopped is not None:
                 raise self._stopped
-            self._doing = what
+            self._doing = act
             self._offered |= offers
             self._moved_s = time.monotonic()
 

@@ -33,7 +33,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.save.options import SaveOptions, check_options, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.join import shards_of
-from ckstore.ranks.meeting import check_agreement, why
+from ckstore.ranks.meeting import check_agreement, reason_of
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.part import stage_part
 from ckstore.ranks.who import Who
@@ -151,7 +151,7 @@ class CkstoreWriter(StorageWriter):
         except (CkstoreError, OSError):
             raise
         except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
-            raise SaveFailed(f"saving {self.checkpoint_id} failed: {why(error)}") from error
+            raise SaveFailed(f"saving {self.checkpoint_id} failed: {reason_of(error)}") from error
         self.say("part")
         data = {**self._meant(), "staging": staging.path.name}
         result: Future[list[WriteResult]] = Future()
