@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ckstore import RetentionPolicy, Store
+from ckstore import RetentionPlan, RetentionPolicy, RetentionReport, Store
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
 from ckstore.objects.shared import two_renames
+from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.retain import carry_out
 from ckstore.training import import_history
@@ -191,9 +192,14 @@ def _marked(path: Path, journal: Journal) -> None:
         _found_damaged(store, journal)
 
 
+@act  # as a method of the store, so that an error of the system becomes one of ckstore's
+def _drop(store: Store, plan: RetentionPlan) -> RetentionReport:
+    return carry_out(store._context, plan)
+
+
 def _pruning(store: Store, journal: Journal) -> None:
     # The drop alone: gc, which follows it in `prune`, would make it durable once more, and another gc may keep it away.
-    report = carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
+    report = _drop(store, store.plan_retention(RetentionPolicy(keep_last=1)))
     mark(gone=[f"store/checkpoints/{info.run}/{info.step}" for info in report.dropped])
 
 
