@@ -124,7 +124,7 @@ class NameCount:
         return status if self.counts[inode] == status.st_nlink else None
 
     def add_checkpoint(self, folder: Inside, held: Inside) -> list[str]:
-        """Count all blobs in the directory of a checkpoint or a save, which `held` reaches too; return their digests."""
+        """Count all blobs in the directory of a checkpoint or a save, reached by `held`; return their digests."""
         found = blobs_in(held / BLOBS)
         blobs = folder / BLOBS
         for digest, status in found:
