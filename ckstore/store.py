@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.gc_report import GcPlan, GcReport
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
+    from ckstore.model.reports.transfer import TransferPlan, TransferReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
+    from ckstore.remote.reach import RemoteLike
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
@@ -905,6 +907,66 @@ class Store:
         from ckstore.ops.report.why import why
 
         return why(self._context, digest)
+
+    @act
+    def plan_push(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+    ) -> TransferPlan:
+        """Say what `push` would send now; nothing is changed here or there. The arguments are those of `push`.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            BadInput: The remote names its blobs by another hash, or the arguments contradict each other.
+            RemoteError: There is no such remote, or it does not answer.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import plan_push
+
+        return plan_push(self._context, Choice(ref, all, tagged, run), remote)
+
+    @act
+    def push(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+        bwlimit: int | str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Bring checkpoints to a remote, the newest first: only what is missing there is sent, by digest.
+
+        Metrics, tags, pins and annotations come along. A push that was cut off goes on where it ended when it is made
+        again. When this returns, each of the checkpoints is whole at the remote: every blob was seen there after its
+        manifest was written.
+
+        Args:
+            ref: Which checkpoint, or several; None: the newest, unless one of the next three says which.
+            remote: Name of a remote, or the directory of another store; None: the only remote that there is.
+            run: Every checkpoint of this run.
+            all: Every checkpoint; of the run that the handle is bound to, if it is.
+            tagged: Every checkpoint that has a tag.
+            bwlimit: At most so many bytes a second: a number, or a size such as ``50MiB``; None: as fast as it goes.
+            progress: Called now and then with the bytes that were sent and those to be sent.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            BadInput: The remote names its blobs by another hash, or the arguments contradict each other.
+            DamagedBlob: Bytes are damaged here; they were not sent.
+            RemoteError: There is no such remote, or it does not take something.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import push
+
+        return push(self._context, Choice(ref, all, tagged, run), remote, bwlimit=bwlimit, progress=progress)
 
     @act
     def plan_gc(self) -> GcPlan:
