@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
+    from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
     from ckstore.ops.read.checkout import LinkMode
@@ -967,6 +968,74 @@ class Store:
         from ckstore.remote.transfer import push
 
         return push(self._context, Choice(ref, all, tagged, run), remote, bwlimit=bwlimit, progress=progress)
+
+    @act
+    def plan_pull(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+    ) -> TransferPlan:
+        """Say what `pull` would fetch now; nothing is changed. The arguments are those of `pull`.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
+            BadInput: The arguments contradict each other.
+            RemoteError: There is no such remote, or it does not answer.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import plan_pull
+
+        return plan_pull(self._context, Choice(ref, all, tagged, run), remote)
+
+    @act
+    def pull(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+        if_exists: IfExists = "error",
+        bwlimit: int | str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Bring checkpoints of a remote into the store: only what is missing here is fetched, by digest.
+
+        Each blob is compared with its digest before it gets its name. A checkpoint appears at once, whole and durable,
+        with the same id and the same place in the order of commits; its metrics, annotations, tags and pins come
+        along, but no tag that is here moves. A pull that was cut off goes on where it ended when it is made again,
+        unless gc ran between.
+
+        Args:
+            ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id; None:
+                the newest there, unless one of the next three says which.
+            remote: As in `push`.
+            run: Every checkpoint of this run.
+            all: Every checkpoint.
+            tagged: Every checkpoint that has a tag there.
+            if_exists: As in `save`: what to do where another checkpoint has that run and step here.
+            bwlimit: As in `push`.
+            progress: Called now and then with the bytes that were fetched and those to be fetched.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
+            BadInput: The arguments contradict each other.
+            StepExists: Another checkpoint has that run and step here.
+            InUse: It is to be replaced, and a tag or a pin names it.
+            InsufficientSpace: Says what is needed and what is free.
+            RemoteError: There is no such remote, or something at it is missing or damaged.
+            SaveFailed: Something else failed. After any of these the checkpoint is not there, and every other is
+                intact.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import pull
+
+        return pull(self._context, Choice(ref, all, tagged, run), remote, if_exists, bwlimit, progress)
 
     @act
     def plan_gc(self) -> GcPlan:

@@ -6,22 +6,27 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ckstore.errors import CkstoreError
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
-from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
+from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, parse_pin
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.seal import read, seal
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_annotations
-from ckstore.objects.documents.pins import read_pins
+from ckstore.objects.documents.pins import read_pins, write_pin
+from ckstore.ops.refs.hold import held
+from ckstore.ops.refs.tags import tag
 from ckstore.remote import keys
 from ckstore.remote.small_objects import TAG_MAX_BYTES, RemoteTag, change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
     from ckstore.remote.reach import Remote
     from ckstore.remote.record import Record
+    from ckstore.remote.source import Source
 
 _ALGORITHM = ALGORITHMS["xxh3_128"]
 
@@ -89,3 +94,33 @@ def _with_annotations(key: str, own: Annotations, present: bytes | None) -> byte
 
 if TYPE_CHECKING:
     _Wanted = tuple[str, bytes, Callable[[bytes | None], bytes | None], int]
+
+
+def take_names(context: Context, source: Source, infos: Sequence[CheckpointInfo], warnings: list[str]) -> None:
+    """Give checkpoints that were pulled the tags and pins that they have at a source; none that is here moves."""
+    by_id = {info.id: info for info in infos}
+    now = datetime.now(UTC)
+    own = context.layout.tags()
+    for name, place in sorted(source.tags().items()):
+        info = by_id.get(place.id)
+        if info is None or info.key != place.key:
+            continue
+        target = own.get(name)
+        if target is None:
+            tag(context, name, info)
+        elif (target[0], target[1]) != info.key:
+            warnings.append(f"the tag {name} names {target[0]}@{target[1]} here and {info.name} at {source.name}")
+    known = {pin.name for pin in read_pins(context.layout)}
+    for name, data in sorted(source.pins().items()):
+        try:
+            pin = read(data, partial(_parse_pin, name), f"the pin {name} at {source.name}")
+        except CkstoreError as error:
+            warnings.append(f"ignored {error.message}")
+            continue
+        if pin.id in by_id and name not in known and not pin.expired(now):
+            with held(context, by_id[pin.id]):
+                write_pin(context.layout, pin)
+
+
+def _parse_pin(name: str, data: bytes, where: str) -> Pin:
+    return parse_pin(data, name, where)

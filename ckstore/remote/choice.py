@@ -31,23 +31,34 @@ class Choice:
     tagged: bool = False
     run: str | None = None
 
+    def by_rule(self) -> bool:
+        """Whether a rule says which, not refs.
+
+        Raises:
+            BadInput: Both do.
+        """
+        rule = self.all or self.tagged or self.run is not None
+        if self.refs is not None and rule:
+            raise BadInput("refs were given, and a rule as well", hint="give refs, or one of all=, tagged= and run=")
+        return rule
+
+    def several(self) -> list[AnyRef]:
+        """Return the refs; the newest if none are given."""
+        if self.refs is None:
+            return ["latest"]
+        if isinstance(self.refs, Iterable) and not isinstance(self.refs, str):
+            return [*self.refs]
+        return [self.refs]
+
     def of(self, context: Context) -> list[CheckpointInfo]:
-        """Return the checkpoints, each once; without a word about which, the newest.
+        """Return the checkpoints of a store, each once.
 
         Raises:
             BadInput: Both refs and a rule are given.
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
         """
-        rule = self.all or self.tagged or self.run is not None
-        if self.refs is not None and rule:
-            raise BadInput(
-                "give refs, or one of all=, tagged= and run=, not both", command_hint="give REF, or an option"
-            )
-        if rule:
+        if self.by_rule():
             run = self.run if self.run is not None else context.run
             return [info for info in infos(context, run) if info.tags or not self.tagged]
-        refs = "latest" if self.refs is None else self.refs
-        several = isinstance(refs, Iterable) and not isinstance(refs, str)
-        named: Iterable[AnyRef] = refs if several else (refs,)  # type: ignore[assignment]
-        found = [find(context, ref) for ref in named]
+        found = [find(context, ref) for ref in self.several()]
         return [*{info.key: info for info in found}.values()]

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
+from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.remote import keys
 from ckstore.remote.keys import Place
+from ckstore.remote.small_objects import read_tags
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.names import CheckpointKey
     from ckstore.remote.reach import Remote
 
 
@@ -33,14 +34,14 @@ class Source(Protocol):
     def annotations(self, place: Place) -> bytes | None:
         """Return the bytes of what was added to a checkpoint; None: nothing."""
 
-    def tags(self) -> dict[str, CheckpointKey]:
+    def tags(self) -> dict[str, Place]:
         """Return what each tag names."""
 
     def pins(self) -> dict[str, bytes]:
         """Return the bytes of each pin, by its name."""
 
-    def read_into(self, digest: str, offset: int, into: memoryview) -> bool:
-        """Fill memory with the bytes of a blob from an offset on; False if it is missing. Nothing is verified."""
+    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> bool:
+        """Fill memory with the bytes of a blob of a checkpoint; False if it is missing. Nothing is verified."""
 
 
 class ObjectSource:
@@ -70,22 +71,19 @@ class ObjectSource:
         """See `Source`."""
         return self._objects.get(place.annotations, ANNOTATIONS_MAX_BYTES)
 
-    def tags(self) -> dict[str, CheckpointKey]:
+    def tags(self) -> dict[str, Place]:
         """See `Source`."""
-        from ckstore.remote.small_objects import read_tags
-
-        return {name: (tag.run, tag.step) for name, tag in read_tags(self._objects).items()}
+        return {name: Place(tag.run, tag.step, tag.id) for name, tag in read_tags(self._objects).items()}
 
     def pins(self) -> dict[str, bytes]:
         """See `Source`."""
-        from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
-
         found = {name: listed.key for listed in self._objects.list(keys.PINS) if (name := keys.pin_in(listed.key))}
         read = {name: self._objects.get(key, PIN_MAX_BYTES) for name, key in found.items()}
         return {name: data for name, data in read.items() if data is not None}
 
-    def read_into(self, digest: str, offset: int, into: memoryview) -> bool:
+    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> bool:
         """See `Source`."""
+        del place
         name = self._names.get(digest, digest)
         if self._objects.read_into(keys.blob(name), offset, into):
             return True
