@@ -29,6 +29,7 @@
     ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
     │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
     ├── NewerFormat              1   written by a newer ckstore
+    ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
 
 A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive
@@ -338,6 +339,10 @@ class Protected(InUse):
 
 class NewerFormat(CkstoreError):
     """Written by a newer ckstore; it is refused, never guessed."""
+
+
+class RemoteError(CkstoreError):
+    """A remote refused or did not answer, or holds something else than its names say; the store here is unchanged."""
 
 
 class UnsafePlace(CkstoreError):
