@@ -260,20 +260,20 @@ class ServiceObjects:
 
     def _tried(self, attempt: Callable[[], T | None], what: str) -> T:
         """Return what the first decisive try gives: one that returns something."""
-        pause_s = _FIRST_PAUSE_S
+        pause_s, failure = _FIRST_PAUSE_S, RemoteUnavailable(f"{what} at {self._target} was refused {_TRIES} times")
         for left in reversed(range(_TRIES)):
-            failure: RemoteError | None = None
             try:
                 found = attempt()
             except RemoteUnavailable as error:
-                failure, found = error, None
-            if found is not None:
-                return found
+                failure = error
+            else:
+                if found is not None:
+                    return found
             if not left:
                 break
             time.sleep(pause_s)
             pause_s *= 2
-        raise failure or RemoteUnavailable(f"{what} at {self._target} was refused {_TRIES} times, and nothing is there")
+        raise failure
 
     def _unless_missing(self, function: Callable[[], T], what: str) -> T | None:
         result, error = self._try(function)
