@@ -68,6 +68,8 @@ from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport
 from ckstore.model.reports.reindex_report import RelinkReport as RelinkReport
 from ckstore.model.reports.retention_report import RetentionReport as RetentionReport
 from ckstore.model.reports.retention_report import Skipped as Skipped
+from ckstore.model.reports.transfer import TransferPlan as TransferPlan
+from ckstore.model.reports.transfer import TransferReport as TransferReport
 from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage
 from ckstore.model.reports.usage import Usage as Usage
 from ckstore.model.reports.usage import Use as Use
@@ -95,6 +97,7 @@ from ckstore.ops.read.open_checkpoint import OpenCheckpoint as OpenCheckpoint
 from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks
+from ckstore.remote.reach import RemoteLike as RemoteLike
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike
 from ckstore.store import Store as Store

@@ -1,73 +1,33 @@
-"""Blobs of a remote on their way out, ``condemned.json``, and which name of a blob counts: docs/format/remote-v1.md.
-
-A request to remove an object may arrive long after it was sent. So a name that a pruner has begun to remove is not
-written again: the blob goes on under the next number, and a late removal hits nothing that counts.
-"""
+"""``condemned.json``: blobs on their way out, and which name of each counts. Source: docs/format/remote-v1.md."""
 
 from __future__ import annotations
 
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckstore.errors import RemoteError, RemoteUnavailable
+from ckstore.errors import RemoteUnavailable
 from ckstore.model.canonical import canonical_json
-from ckstore.model.digest import fan_out, is_digest
+from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, check_version, parse_object, refuse
 from ckstore.model.seal import read, to_write
+from ckstore.remote import keys
+from ckstore.remote.keys import BlobName
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from ckstore.remote.objects import Listed, Objects
 
-KEY: Final = "condemned.json"
+_FORMAT = "ckstore-remote-condemned"
+_VERSION = 1
+MAX_BYTES = 64 * 2**20
 BATCH_NAMES = 1000
-_FORMAT, _VERSION = "ckstore-remote-condemned", 1
-_MAX_BYTES = 64 * 2**20
-_NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
-# Clients change the object once in a push at most; a hundred losses in a row mean that something else is wrong.
-_TRIES = 100
-_PAUSE_S = 0.05
-
-
-def numbered(digest: str, number: int) -> str:
-    """Return the name of a blob with this number; 0: the digest itself."""
-    return f"{digest}.{number}" if number else digest
-
-
-def split(name: str) -> tuple[str, int] | None:
-    """Return the digest and the number of a name of a blob; None if it is none."""
-    digest, point, number = name.partition(".")
-    if not is_digest(digest) or (point and _NUMBER.match(number) is None):
-        return None
-    return digest, int(number or 0)
-
-
-def key_of(name: str) -> str:
-    """Return the key of a name of a blob."""
-    return f"blobs/{fan_out(name.partition('.')[0])}/{name}"
-
-
-def name_in(key: str) -> str | None:
-    """Return the name of the blob with this key; None if it is not the key of a blob."""
-    name = key.rpartition("/")[2]
-    return name if split(name) is not None and key == key_of(name) else None
-
-
-def find(objects: Objects, digest: str) -> Listed | None:
-    """Return the object that holds a blob; None if the remote lacks it. One request, where the name was never burnt."""
-    found = objects.head(key_of(digest))
-    if found is not None:
-        return found
-    others = [(parts[1], one) for one in objects.list(f"{key_of(digest)}.") if (parts := split(_name(one.key)))]
-    return max(others, key=lambda other: other[0])[1] if others else None
-
-
-def _name(key: str) -> str:
-    return key.rpartition("/")[2]
+# Each try is lost to another client's change of the object; twenty in a row are no accident.
+TRIES = 20
+PAUSE_S = 0.05
 
 
 class Batch(NamedTuple):
@@ -82,141 +42,133 @@ class Batch(NamedTuple):
     since: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Condemned:
-    """What ``condemned.json`` says.
+    """What the object says.
 
     Attributes:
-        burnt: Digest -> the least number that a writer may use.
-        condemned: Name -> since when nothing names it.
-        deleting: Uuid of a batch -> the batch.
+        condemned: Name of a blob -> since when nothing named it.
+        deleting: Uuid -> a batch that a pruner removes.
+        burnt: Digest -> number of the first name that may be written.
     """
 
-    burnt: Mapping[str, int] = field(default_factory=dict)
-    condemned: Mapping[str, str] = field(default_factory=dict)
-    deleting: Mapping[str, Batch] = field(default_factory=dict)
+    condemned: dict[str, str] = field(default_factory=dict)
+    deleting: dict[str, Batch] = field(default_factory=dict)
+    burnt: dict[str, int] = field(default_factory=dict)
 
-    def current(self, digest: str) -> str:
-        """Return the name of a blob that counts."""
-        return numbered(digest, self.burnt.get(digest, 0))
+    def name(self, digest: str) -> BlobName:
+        """Return the current name of a blob."""
+        return BlobName(digest, self.burnt.get(digest, 0))
 
-    def claimed(self, digests: Iterable[str]) -> Condemned:
-        """Return what it has to say before a push relies on these blobs; itself, if it says it already."""
-        names = {self.current(digest) for digest in digests}
-        going = {name for batch in self.deleting.values() for name in batch.names}
-        if not names & going and not names & self.condemned.keys():
-            return self
-        kept = {name: since for name, since in self.condemned.items() if name not in names}
-        return Condemned(self.burnt, kept, self.deleting).with_burnt(names & going)
+    def spare(self, digests: Iterable[str]) -> bool:
+        """Take the current names of blobs that are needed out of it, burn those that are being removed.
 
-    def with_burnt(self, names: Iterable[str]) -> Condemned:
-        """Return it after names were burnt; they stay in their batches, which their pruners take out."""
-        burnt = dict(self.burnt)
+        Returns:
+            Whether anything changed.
+        """
+        going = self.going()
+        changed = False
+        for digest in digests:
+            name = self.name(digest)
+            if str(name) in going:
+                self.burnt[digest] = name.number + 1
+                changed = True
+            changed = self.condemned.pop(str(name), None) is not None or changed
+        return changed
+
+    def going(self) -> set[str]:
+        """Return every name that a pruner removes, perhaps now."""
+        return {name for batch in self.deleting.values() for name in batch.names}
+
+    def burn(self, names: Iterable[str]) -> None:
+        """Let the blobs with these names go on under the next numbers, wherever a late removal may hit these."""
         for name in names:
-            parts = split(name)
-            if parts is not None:
-                digest, number = parts
-                burnt[digest] = max(burnt.get(digest, 0), number + 1)
-        return Condemned(burnt, self.condemned, self.deleting)
-
-    def without_batch(self, uuid: str) -> Condemned:
-        """Return it without one batch."""
-        return Condemned(
-            self.burnt, self.condemned, {one: batch for one, batch in self.deleting.items() if one != uuid}
-        )
+            found = keys.blob_in(keys.blob(name))
+            if found is not None:
+                self.burnt[found.digest] = max(self.burnt.get(found.digest, 0), found.number + 1)
 
     def render(self) -> bytes:
         """Return the content of the object, without its digest."""
-        return canonical_json(
-            {
-                "format": _FORMAT,
-                "version": _VERSION,
-                "burnt": dict(self.burnt),
-                "condemned": dict(self.condemned),
-                "deleting": {
-                    uuid: {"names": list(batch.names), "since": batch.since} for uuid, batch in self.deleting.items()
-                },
-            }
-        )
+        deleting = {uuid: {"names": list(batch.names), "since": batch.since} for uuid, batch in self.deleting.items()}
+        members = {"condemned": self.condemned, "deleting": deleting, "burnt": self.burnt}
+        return canonical_json({**members, "format": _FORMAT, "version": _VERSION}) + b"\n"
 
 
-def parse(data: bytes, where: str) -> Condemned:
-    """Return what ``condemned.json`` says; every name and time is checked in form."""
+def _parse(data: bytes, where: str) -> Condemned:
     members = parse_object(data, where=where)
     if members.get("format") != _FORMAT:
         refuse(where, "format", repr(_FORMAT), members.get("format"))
     check_version(members.get("version"), _VERSION, where)
-    burnt, condemned, deleting = (members.get(name) for name in ("burnt", "condemned", "deleting"))
-    for name, value in (("burnt", burnt), ("condemned", condemned), ("deleting", deleting)):
-        if not isinstance(value, dict):
-            refuse(where, name, "an object", value)
-    for digest, number in (burnt or {}).items():
-        if not is_digest(digest) or isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 10**9:
-            refuse(where, "burnt", "digests with numbers from 1", {digest: number})
-    for name, since in (condemned or {}).items():
-        _check_name(name, where)
+    condemned, deleting, burnt = (members.get(name) for name in ("condemned", "deleting", "burnt"))
+    if not isinstance(condemned, dict) or not all(_is_name(name) for name in condemned):
+        refuse(where, "condemned", "names with times", condemned)
+    for since in condemned.values():
         check_created(since, where)
-    batches = {uuid: _batch(uuid, one, where) for uuid, one in (deleting or {}).items()}
-    return Condemned(burnt or {}, condemned or {}, batches)
+    if not isinstance(deleting, dict):
+        refuse(where, "deleting", "batches of names", deleting)
+    if not isinstance(burnt, dict) or not all(
+        is_digest(digest) and isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**9
+        for digest, number in burnt.items()
+    ):
+        refuse(where, "burnt", "digests with numbers", burnt)
+    return Condemned(condemned, {uuid: _batch(uuid, one, where) for uuid, one in deleting.items()}, burnt)
 
 
 def _batch(uuid: str, value: Any, where: str) -> Batch:
     names = value.get("names") if isinstance(value, dict) else None
-    if _UUID.match(uuid) is None or not isinstance(names, list) or len(names) > BATCH_NAMES:
+    if (
+        not _UUID.match(uuid)
+        or not isinstance(names, list)
+        or len(names) > BATCH_NAMES
+        or not all(map(_is_name, names))
+    ):
         refuse(where, "deleting", f"batches of at most {BATCH_NAMES} names", value)
-    for name in names:
-        _check_name(name, where)
-    check_created(value.get("since"), where)
-    return Batch(tuple(names), value["since"])
+    return Batch(tuple(names), check_created(value.get("since"), where))
 
 
-def _check_name(name: object, where: str) -> None:
-    if not isinstance(name, str) or split(name) is None:
-        refuse(where, "a name", "a digest, or a digest, a point and a number", name)
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not is_digest(name.partition(".")[0]):
+        return False
+    return keys.blob_in(keys.blob(name)) is not None
 
 
-def read_condemned(objects: Objects) -> tuple[Condemned, Listed | None]:
-    """Return what the remote says, and the version that says it; None: there is no such object.
+def read_condemned(objects: Objects) -> Condemned:
+    """Return what the remote says; one that cannot be read stops every push.
 
     Raises:
-        CkstoreError: It cannot be read; neither a push nor a pruner may go on.
+        CkstoreError: It cannot be read, or is damaged.
     """
-    for _ in range(_TRIES):
-        version = objects.head(KEY)
-        if version is None:
-            return Condemned(), None
-        data = objects.get(KEY, _MAX_BYTES)
-        # The bytes and the version come by two requests: only an object that stood still between them counts.
-        if data is not None and objects.head(KEY) == version:
-            return read(data, parse, KEY), version
-        time.sleep(_PAUSE_S)
-    raise RemoteUnavailable(f"{KEY} changes faster than it can be read", hint="try again later")
+    data = objects.get(keys.CONDEMNED, MAX_BYTES)
+    return Condemned() if data is None else read(data, _parse, keys.CONDEMNED)
 
 
-def write_condemned(objects: Objects, new: Condemned, version: Listed | None) -> bool:
+def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
+    """Keep a pruner from removing these blobs, whose intent is written; return which names of them count.
+
+    Raises:
+        RemoteUnavailable: Other clients changed the object again and again.
+    """
+    digests = list(digests)
+    for _ in range(TRIES):
+        found, version = read_versioned(objects)
+        # Without compare-and-swap no pruner works beside pushes, so nothing can be on its way out.
+        if not cas or version is None or not found.spare(digests) or swap(objects, found, version):
+            return found
+        time.sleep(PAUSE_S)
+    msg = f"{keys.CONDEMNED} was changed by other clients {TRIES} times while this push looked at it"
+    raise RemoteUnavailable(msg, hint="push again")
+
+
+def read_versioned(objects: Objects) -> tuple[Condemned, Listed | None]:
+    """Return what the remote says, and a version for `swap`; None: there was no such object."""
+    # The version before the content: if another client writes in between, the swap fails and all is read again.
+    version = objects.head(keys.CONDEMNED)
+    return read_condemned(objects), version
+
+
+def swap(objects: Objects, new: Condemned, version: Listed | None) -> bool:
     """Write it over the version that was read, or where there was none; False: another client was faster."""
-    data = to_write(new, parse, most_bytes=_MAX_BYTES, where=KEY)
-    return objects.create(KEY, data) if version is None else objects.update(KEY, data, version) is not None
-
-
-def claim(objects: Objects, digests: Iterable[str], *, cas: bool) -> dict[str, str]:
-    """Return the name of each blob that a push may rely on or write, after taking them from what is condemned.
-
-    The intent that names these digests must have been written before.
-
-    Raises:
-        RemoteError: The service has no compare-and-swap, and yet they are condemned.
-    """
-    wanted = tuple(digests)
-    for _ in range(_TRIES):
-        found, version = read_condemned(objects)
-        new = found.claimed(wanted)
-        if new is found:
-            return {digest: found.current(digest) for digest in wanted}
-        if not cas:
-            msg = f"{KEY} names blobs that this push needs, and the service does not compare before it writes"
-            raise RemoteError(msg, hint="let the client that pruned finish it, or probe the remote again")
-        if write_condemned(objects, new, version):
-            return {digest: new.current(digest) for digest in wanted}
-        time.sleep(_PAUSE_S)
-    raise RemoteUnavailable(f"{KEY} was changed by other clients {_TRIES} times in a row", hint="try again later")
+    data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)
+    if version is None:
+        return objects.create(keys.CONDEMNED, data)
+    return objects.update(keys.CONDEMNED, data, version) is not None

@@ -1,4 +1,4 @@
-"""What tests of remotes share: a small S3 service, a proxy before it, and credentials for both."""
+"""What tests of remotes share: doubles in memory, a small S3 service, a proxy before it, and credentials."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ckstore.remote import reach
 from ckstore.remote.target import Target
+from tests.remote.double import REMOTES
 from tests.support.s3_proxy import Proxy, faulty_proxy
 from tests.support.s3_server import KEY, SECRET, Service, s3_service
 
@@ -17,6 +19,14 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+@pytest.fixture(autouse=True)
+def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the names of doubles lead to them; others lead to what the settings say."""
+    REMOTES.clear()
+    real = reach.open_remote
+    monkeypatch.setattr(reach, "open_remote", lambda context, name: REMOTES.get(name) or real(context, name))
 
 
 @pytest.fixture
