@@ -78,7 +78,7 @@ class Manner:
 def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
     """Say what a push would send now."""
     check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
-    there = set(ObjectSource(remote).places())
+    there = set(ObjectSource(remote.objects, remote.name).places())
     sizes = _sizes_there(remote)
     wanted: dict[str, int] = {}
     for info in infos:

@@ -15,7 +15,7 @@ from ckstore.remote.small_objects import read_tags
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.remote.reach import Remote
+    from ckstore.remote.objects import Objects
 
 
 class Source(Protocol):
@@ -47,9 +47,9 @@ class Source(Protocol):
 class ObjectSource:
     """A remote on object storage as a source."""
 
-    def __init__(self, remote: Remote) -> None:
-        self.name = remote.name
-        self._objects = remote.objects
+    def __init__(self, objects: Objects, name: str) -> None:
+        self.name = name
+        self._objects = objects
         self._names: dict[str, str] = {}
 
     def places(self, under: str = "") -> list[Place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
@@ -11,10 +12,10 @@ from ckstore.ops.refs.find import text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote.find_there import find_there
+from ckstore.remote.other_store import StoreSource
 from ckstore.remote.pull import Pull
-from ckstore.remote.push import Manner
-from ckstore.remote.reach import RemoteLike, reach
-from ckstore.remote.source import ObjectSource, Source
+from ckstore.remote.push import Manner, place_of
+from ckstore.remote.reach import Remote, RemoteLike, reach, source_of
 
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.remote.choice import Choice
     from ckstore.remote.keys import Place
+    from ckstore.remote.source import Source
 
 
 def manner(bwlimit: int | str | None, progress: Progress | None) -> Manner:
@@ -39,7 +41,13 @@ def manner(bwlimit: int | str | None, progress: Progress | None) -> Manner:
 
 def plan_push(context: Context, choice: Choice, remote: RemoteLike | None) -> TransferPlan:
     """See `ckstore.Store.plan_push`."""
-    return pushing.plan_push(context, choice.of(context), reach(context, remote))
+    infos = choice.of(context)
+    there = reach(context, remote)
+    if isinstance(there, Remote):
+        return pushing.plan_push(context, infos, there)
+    with StoreSource(str(context.layout.path), context) as source:
+        plan = pulling.plan_pull(there.context, source, [place_of(info) for info in infos])
+    return replace(plan, direction="push", remote=there.name)
 
 
 def push(
@@ -52,13 +60,21 @@ def push(
 ) -> TransferReport:
     """See `ckstore.Store.push`."""
     how = manner(bwlimit, progress)
-    return pushing.push(context, choice.of(context), reach(context, remote), how)
+    infos = choice.of(context)
+    there = reach(context, remote, writing=True)
+    if isinstance(there, Remote):
+        return pushing.push(context, infos, there, how)
+    # The other store takes them by its own protocol, as it takes those of any source.
+    newest_first = sorted(infos, key=lambda info: info.order, reverse=True)
+    with StoreSource(str(context.layout.path), context) as source:
+        report = Pull(there.context, source, how).bring([place_of(info) for info in newest_first])
+    return replace(report, direction="push", remote=there.name)
 
 
 def plan_pull(context: Context, choice: Choice, remote: RemoteLike | None) -> TransferPlan:
     """See `ckstore.Store.plan_pull`."""
-    source = ObjectSource(reach(context, remote))
-    return pulling.plan_pull(context, source, _places(context, source, choice))
+    with source_of(reach(context, remote)) as source:
+        return pulling.plan_pull(context, source, _places(context, source, choice))
 
 
 def pull(  # noqa: PLR0917
@@ -72,8 +88,8 @@ def pull(  # noqa: PLR0917
     """See `ckstore.Store.pull`."""
     how = manner(bwlimit, progress)
     context.check_writable()
-    source = ObjectSource(reach(context, remote))
-    return Pull(context, source, how, if_exists).bring(_places(context, source, choice))
+    with source_of(reach(context, remote)) as source:
+        return Pull(context, source, how, if_exists).bring(_places(context, source, choice))
 
 
 def _places(context: Context, source: Source, choice: Choice) -> list[Place]:

@@ -40,6 +40,8 @@ COMMANDS = {
     "config": "store",
     "prune": "space",
     "gc": "space",
+    "push": "remote",
+    "pull": "remote",
     "verify": "store",
     "reindex": "store",
     "doctor": "store",
