@@ -18,6 +18,7 @@ from ckstore.errors import MissingRanks as MissingRanks
 from ckstore.errors import NewerFormat as NewerFormat
 from ckstore.errors import NoSuchFile as NoSuchFile
 from ckstore.errors import NoSuchRef as NoSuchRef
+from ckstore.errors import NoSuchRemote as NoSuchRemote
 from ckstore.errors import NotUnchanged as NotUnchanged
 from ckstore.errors import OtherHash as OtherHash
 from ckstore.errors import Protected as Protected
@@ -25,7 +26,9 @@ from ckstore.errors import RankError as RankError
 from ckstore.errors import RankFailed as RankFailed
 from ckstore.errors import RankMismatch as RankMismatch
 from ckstore.errors import ReadOnlyStore as ReadOnlyStore
+from ckstore.errors import RemoteDenied as RemoteDenied
 from ckstore.errors import RemoteError as RemoteError
+from ckstore.errors import RemoteUnavailable as RemoteUnavailable
 from ckstore.errors import SaveAbandoned as SaveAbandoned
 from ckstore.errors import SaveFailed as SaveFailed
 from ckstore.errors import StateChanged as StateChanged
