@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.reach import RemoteLike
+    from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
@@ -1228,6 +1229,13 @@ class Store:
         from ckstore.ops.refs.annotate import annotate
 
         return annotate(self._context, ref, metrics, note)
+
+    @property
+    def remotes(self) -> Remotes:
+        """The places outside that checkpoints are pushed to and pulled from, by name: add, probe, remove, list."""
+        from ckstore.remote.remotes import Remotes
+
+        return Remotes(self._context)
 
     @property
     def config(self) -> StoreConfig:

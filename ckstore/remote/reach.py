@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, RemoteError
+from ckstore.errors import BadInput
 from ckstore.ops.open.opening import open_context
+from ckstore.remote.abilities import Abilities
 from ckstore.remote.other_store import StoreSource
+from ckstore.remote.remotes import check_takes_pushes, entry_named, open_objects
 from ckstore.remote.source import ObjectSource, Source
 
 if TYPE_CHECKING:
@@ -63,12 +65,19 @@ def reach(context: Context, remote: RemoteLike | None, *, writing: bool = False)
     """
     if remote is not None and (not isinstance(remote, str) or os.sep in remote):
         return _other_store(context, Path(os.path.realpath(remote)), os.fspath(remote), writing=writing)
-    return open_remote(context, remote or "")
+    return open_remote(context, remote or "", writing=writing)
 
 
-def open_remote(context: Context, name: str) -> Remote:
-    """Return the remote that the settings of the store have under a name."""
-    raise RemoteError(f"the store {context.layout.path} has no remote {name!r}")
+def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote | OtherStore:
+    """Return the remote that the settings of the store have under a name; "": the only one."""
+    entry = entry_named(context.layout, name)
+    if entry.target.kind == "store":
+        return _other_store(context, Path(os.path.realpath(entry.target.path)), entry.name, writing=writing)
+    if writing:
+        check_takes_pushes(entry)
+    # Entered by a probe; a service that was never tried is taken to compare nothing.
+    seen = entry.abilities or Abilities(cas="no", checks_bodies=None)
+    return Remote(entry.name, open_objects(entry), cas=seen.cas != "no", checks_bodies=seen.checks_bodies is True)
 
 
 def _other_store(context: Context, path: Path, name: str, *, writing: bool) -> OtherStore:

@@ -110,7 +110,8 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
     if isinstance(text, str) and "://" in text:
         # A slash at the end, and two of them, would make other keys of the same place.
         head, _, rest = text.partition("://")
-        address = f"{head}://{'/'.join(part for part in rest.split('/') if part)}"
+        bucket, *folders = rest.split("/")
+        address = f"{head}://{'/'.join([bucket, *filter(None, folders)])}"
         return Target("url", address, (endpoint or "").rstrip("/"), region or "")
     if endpoint or region:
         raise BadInput("a directory has neither an endpoint nor a region", hint=f"give a URL: {_URL_HOW}")

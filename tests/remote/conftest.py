@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ckstore.ops.context import Context
 from ckstore.remote import reach
+from ckstore.remote.reach import OtherStore, Remote
 from ckstore.remote.target import Target
 from tests.remote.double import REMOTES
 from tests.support.s3_proxy import Proxy, faulty_proxy
@@ -26,7 +28,11 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the names of doubles lead to them; others lead to what the settings say."""
     REMOTES.clear()
     real = reach.open_remote
-    monkeypatch.setattr(reach, "open_remote", lambda context, name: REMOTES.get(name) or real(context, name))
+
+    def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote | OtherStore:
+        return REMOTES.get(name) or real(context, name, writing=writing)
+
+    monkeypatch.setattr(reach, "open_remote", open_remote)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,8 @@ class Habits:
     """What the service does otherwise than S3.
 
     Attributes:
-        conditions: ``kept``; ``ignored`` (rclone); ``unquoted``: If-Match matches only without its quotes (Ceph 16).
+        conditions: ``kept``; ``ignored`` (rclone); ``unquoted``: If-Match matches only without its quotes (Ceph 16);
+            ``late``: compared before the body is written, so that racing updates are lost (moto).
         loser: The status of a create that finds an object: 412, or 409 (CoreWeave).
         conflicts: So many creates are answered 409 though nothing is there (S3 under contention).
         ranges: Whether a range is answered with 206; else with 200 and the whole object (rclone).
@@ -108,8 +110,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         key, _, body = begun
         service = self.service
-        with service.mutex:
+        refused = 0
+        if service.habits.conditions == "late":
             refused = self._refused(key)
+            time.sleep(0.002)
+        with service.mutex:
+            refused = refused or (self._refused(key) if service.habits.conditions != "late" else 0)
             if refused:
                 self._refuse(refused, "ConditionalRequestConflict" if refused == 409 else "PreconditionFailed")
                 return
@@ -132,7 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
         found = there[1] if there else None
         if habits.conditions == "unquoted" and found is not None:
             found = found.strip('"')
-        return 0 if wanted == found or (habits.conditions == "kept" and f'"{wanted}"' == found) else 412
+        if wanted == found or (habits.conditions != "unquoted" and f'"{wanted}"' == found):
+            return 0
+        return 501 if habits.loser == 501 else 412
 
     def do_HEAD(self) -> None:
         self.do_GET()
