@@ -134,16 +134,18 @@ def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, I
     """
     parent: tuple[object, ...] | None = None
     held: Held | None = None
+    folder: Inside | None = None
     try:
         for thing, place in places:
             # Only neighbours share a directory: one descriptor is open, however many places there are.
             if parent != (place.top, place.parts[:-1], place.holder) or not place.parts:
                 if held is not None:
                     held.close()
-                held, parent = None, (place.top, place.parts[:-1], place.holder)
+                held, folder, parent = None, None, (place.top, place.parts[:-1], place.holder)
                 with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # a call there says so
                     held = Held(place.parent) if place.parts else None
-            yield thing, place if held is None else held.inside / place.name
+                folder = None if held is None else held.inside
+            yield thing, place if folder is None else folder / place.name
     finally:
         if held is not None:
             held.close()

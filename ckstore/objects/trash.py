@@ -46,7 +46,10 @@ def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None
 
 def in_use(path: Inside) -> bool:
     """Whether a process is in a directory, of a checkpoint or in ``trash/``; also if it is not ours to open."""
-    lock = locks.try_exclusive(path) if peek.is_directory(path) else None
+    try:
+        lock = locks.try_exclusive(path)
+    except NotADirectoryError:
+        return False
     if lock is None:
         return peek.is_directory(path)
     lock.release()
