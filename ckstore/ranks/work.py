@@ -77,11 +77,7 @@ class RankWork:
     # ------------------------------------------------------------------ for the thread
 
     def doing(self, act: str, *, offers: bool = False) -> None:
-        """Say what is done next; with `offers` the others may publish from then on.
-
-        Raises:
-            BaseException: The caller has given up meanwhile, for this reason.
-        """
+        """Say what is done next; with `offers` the others may publish from then on."""
         with self._changed:
             # Under the same lock as `_end_now`: so either the caller's answer counts, or this step, never both.
             if self._stopped is not None:

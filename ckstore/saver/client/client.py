@@ -67,12 +67,7 @@ class Client:
         last_parents: Mapping[str, str],
         unchanged: UnchangedNames | None = None,
     ) -> PendingSave:
-        """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved.
-
-        Raises:
-            CkstoreError: An earlier save failed, and its error was not read; the state cannot be stored; there is no
-                memory for its snapshot; ``when_busy`` says so; or no saver can be started.
-        """
+        """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved."""
         with self._submitting:
             return self._submit(state, order, limits, last_parents, unchanged)
 
