@@ -102,7 +102,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         # The new name first: if a power cut left neither name, nothing would tell gc of its blobs.
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
-    context.directory_cache.changed(info.key, None, change)
+    context.known.directories.changed(info.key, None, change)
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.ops.context import warn
+from ckstore.ops.notices import warn
 
 if TYPE_CHECKING:
     from ckstore.ops.context import Context
@@ -21,13 +21,13 @@ _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
 
 def tell_unfreed(context: Context) -> str:
     """Return, the first time for an open store, that bytes stay for the grace; later an empty string."""
-    if not context.shared or _UNFREED in context.problems:
+    if not context.shared or _UNFREED in context.notices.problems:
         return ""
-    context.problems[_UNFREED] = (
+    context.notices.problems[_UNFREED] = (
         f"dropped checkpoints keep their bytes for a while (config.grace_s), since other hosts may be using the store: "
         f"{context.shared}; a later gc frees them, and at once, when no other host uses the store: {_HOW}"
     )
-    return context.problems[_UNFREED]
+    return context.notices.problems[_UNFREED]
 
 
 def warn_unfreed(context: Context) -> None:
