@@ -95,11 +95,7 @@ def capture(
 
 
 def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of other names that are not None.
-
-    Raises:
-        BadInput: One has the name of the record.
-    """
+    """Return the parts of other names that are not None."""
     if RECORD in parts:
         raise BadInput(f"{RECORD} is the name of the record in the state", hint="give this part another name")
     return {name: part for name, part in parts.items() if part is not None}

@@ -58,8 +58,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
 
 def _make(layout: Layout, settings: StoreSettings) -> None:
     _refuse_foreign(layout)
-    for directory in layout.directories:
-        links.make_directory(directory)
+    links.make_missing(layout.directories)
     # Before store.json: a place that cannot hold a store must not be left with one.
     probe.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"

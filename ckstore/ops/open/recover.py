@@ -24,8 +24,7 @@ def recover(context: Context) -> list[str]:
     notes: list[str] = []
     layout = context.layout
     try:
-        for directory in layout.directories:  # a copy may have left out empty ones
-            links.make_directory(directory)
+        links.make_missing(layout.directories)  # a copy may have left out empty ones
         with _unless_full():
             probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:

@@ -41,8 +41,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     """Rebuild the catalog; see `ckstore.Store.reindex`."""
     context.check_writable()
     layout = context.layout
-    for directory in layout.directories:  # a copy may have left out empty ones
-        links.make_directory(directory)
+    links.make_missing(layout.directories)  # a copy may have left out empty ones
     # Before anything is put aside: a full disk with half a catalog is worse than an old one.
     _check_space(context)
     places = sorted((run, step) for run, step, _ in layout.published())
