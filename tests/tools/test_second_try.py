@@ -139,8 +139,6 @@ def test_a_run_that_passes_writes_no_report_and_names_the_one_that_is_there(tmp_
         pytest.param([LATE_ONCE, ASSERTS_ONCE], (), 1, id="a deadline beside an assertion"),
         pytest.param(["raise ValueError('no tests here')\n"], (), 2, id="uncollected", marks=pytest.mark.whole),
         pytest.param([CRASHES_ONCE, PASSES], ("-n", "1", "-x"), 1, id="stopped early", marks=pytest.mark.whole),
-            [CRASHES_ONCE, PASSES], ("-n", "1", "-x"), 1, id="stopped at the first failure", marks=pytest.mark.whole
-        ),
         pytest.param([MANY_LATE_ONCE], (), 1, id="more than ten"),
         pytest.param([PASSES], ("--no-such-option",), 4, id="refused arguments", marks=pytest.mark.whole),
     ],
