@@ -234,10 +234,8 @@ def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int
 
 
 def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
-    """Return which of the storages that are copied are read as a whole: those of tensors with gaps, of arrays, tiled.
-
-    The others are read part by part, with one buffer.
-    """
+    """Return which storages that are copied are read as a whole: those of tensors with gaps, of arrays, tiled."""
+    # The others are read part by part, with one buffer.
     whole = set()
     for storage in plan.copied:
         record = manifest.storages[storage]

@@ -89,7 +89,7 @@ class RegionReader:
 
     def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview) -> None:
         """Read whole rows of the outermost dimension that has several, a window at a time; take the block of each."""
-        from ckstore.tensors.regions import copy_common
+        from ckstore.tensors.numpy_leaves import copy_common
 
         dim = next(i for i, size in enumerate(wanted.sizes) if size != 1)
         inner = shape[dim + 1 :]
@@ -107,7 +107,7 @@ class RegionReader:
             copy_common(window, window_block, out, wanted)
 
     def _block_of_tiles(self, tiling: Tiling, wanted: Block, out: memoryview) -> None:
-        from ckstore.tensors.regions import copy_common
+        from ckstore.tensors.numpy_leaves import copy_common
 
         for band in self._bands_in(wanted.offsets[0], wanted.offsets[0] + wanted.sizes[0]):
             for at in band.blocks:

@@ -355,10 +355,8 @@ class _ChunkWriter:
                 self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
-        """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.
-
-        Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
-        """
+        """Compare the chunks whose digest another of this save, or the store, had; keep those that differ apart."""
+        # Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
         for chunk in self._unsure:
             data = self._copy_again(chunk)
             # Equal after all: the doubt was of a blob that another thread was writing at that moment.

@@ -62,10 +62,8 @@ def advice(load: Load) -> list[str]:
 
 
 def _renaming(load: Load) -> _Renaming:
-    """Return what to say of a renaming with which more names fit, if one is known, it, and the differences left then.
-
-    It was found for one module, and a renaming is used for all of them: so it is tried.
-    """
+    """Return what to say of a known renaming with which more names fit, it, and the differences left then."""
+    # It was found for one module, and a renaming is used for all of them: so it is tried.
     found = load.found
     if not found.rename:
         return [], {}, found
