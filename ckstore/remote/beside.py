@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
-    from ckstore.remote.reach import Remote
+    from ckstore.remote.objects import Remote
     from ckstore.remote.record import Record
     from ckstore.remote.source import Source
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.ops.open.opening import open_context
 from ckstore.remote.abilities import Abilities
+from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.remotes import check_takes_pushes, entry_named, open_objects
 from ckstore.remote.source import ObjectSource, Source
@@ -19,24 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckstore.ops.context import Context
-    from ckstore.remote.objects import Objects
-
-
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """A remote on object storage, as a transfer needs it.
-
-    Attributes:
-        name: What users call it.
-        objects: Its objects.
-        cas: Whether its compare-and-swap was seen to work.
-        checks_bodies: Whether it was seen to refuse a body that was damaged on the way.
-    """
-
-    name: str
-    objects: Objects
-    cas: bool = True
-    checks_bodies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from ckstore.ops.refs.find import text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote.find_there import find_there
+from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.pull import Pull
 from ckstore.remote.push import Manner, place_of
-from ckstore.remote.reach import Remote, RemoteLike, reach, source_of
+from ckstore.remote.reach import RemoteLike, reach, source_of
 
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
