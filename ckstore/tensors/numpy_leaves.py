@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,9 @@ from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes
+from ckstore.model.manifest.tiles import Block
 from ckstore.tensors.layout import Region, StorageMemory, may_overlap, row_major
 from ckstore.tensors.refusals import check_numbers
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.tiles import Block
 
 Bytes = npt.NDArray[np.uint8]
 _GIL_KEPT_BYTES = 64 * 2**10
