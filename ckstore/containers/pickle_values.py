@@ -26,10 +26,10 @@ _HASHED = (str, int, float, bool, bytes, type(None))
 class Unknown:
     """A value that is not followed; `what` says which, in words or by the full name of its class or function."""
 
-    what: str
+    description: str
 
     def __repr__(self) -> str:
-        return self.what[:NAME_CHARS_SHOWN]
+        return self.description[:NAME_CHARS_SHOWN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class PlainObject:
 def name_of(value: Any) -> str:
     """Return what `value` is, for messages; nothing of it is written out."""
     if type(value) is Unknown:
-        return value.what
+        return value.description
     if type(value) is Global:
         return str(value)
     if type(value) is PlainObject:

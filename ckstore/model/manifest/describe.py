@@ -85,21 +85,21 @@ def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: decode_metadata(value) for name, value in encoded.items()}
 
 
-def check_metadata(metadata: object, where: str, what: str = "metadata") -> dict[str, Any]:
+def check_metadata(metadata: object, where: str, member: str = "metadata") -> dict[str, Any]:
     """Return `metadata` if it is as `encode_metadata` makes it."""
-    # `metadata`: what `document.parse_object` made of it. `where`: what is read, for messages. `what`: which part of
-    # it, for messages. Raises BadInput: it is not; `decode_metadata` would not understand it.
+    # `metadata`: what `document.parse_object` made of it. `where`: what is read, for messages. `member`: which part
+    # of it, for messages. Raises BadInput: it is not; `decode_metadata` would not understand it.
     if not isinstance(metadata, dict):
-        refuse(where, what, "an object", metadata)
+        refuse(where, member, "an object", metadata)
     todo: list[tuple[dict[str, Any] | list[Any], int]] = [(metadata, 1)]
     while todo:
         container, depth = todo.pop()
         if depth > METADATA_MAX_DEPTH:
-            refuse(where, what, f"at most {METADATA_MAX_DEPTH} levels", "more")
+            refuse(where, member, f"at most {METADATA_MAX_DEPTH} levels", "more")
         if isinstance(container, dict):
             for name in container:
                 if name.startswith("$"):
-                    refuse(where, what, "no member with $ but $float and $int, alone", name)
+                    refuse(where, member, "no member with $ but $float and $int, alone", name)
         below = container.values() if isinstance(container, dict) else container
         todo.extend(
             (value, depth + 1)

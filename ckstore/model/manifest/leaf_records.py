@@ -54,9 +54,13 @@ class _Leaves:
                 self.refuse_shared(leaf.name, owners[leaf.storage])
 
     def refuse_shared(self, name: str, other: str) -> NoReturn:
-        what = f"storage of leaf {shown(name)}"
+        member = f"storage of leaf {shown(name)}"
         refuse(
-            self.where, what, "one of its own, unless all its leaves are tensors", f"that of {shown(other)}", words=True
+            self.where,
+            member,
+            "one of its own, unless all its leaves are tensors",
+            f"that of {shown(other)}",
+            words=True,
         )
 
     def leaf(self, item: Any, i: int) -> LeafRecord:

@@ -198,10 +198,10 @@ class RangeReader:
             self._high = high
         return self._buffer[start - self._low : stop - self._low]
 
-    def parts(self, start: int, stop: int, what: str) -> Iterator[memoryview]:
+    def parts(self, start: int, stop: int, name: str) -> Iterator[memoryview]:
         """Give the bytes `start` to `stop` in parts of at most `RANGE_BYTES`, each as `read` gives it."""
         for at in range(start, stop, RANGE_BYTES):
-            yield self.read(at, min(at + RANGE_BYTES, stop), what)
+            yield self.read(at, min(at + RANGE_BYTES, stop), name)
 
     def _make_room(self, keep_from: int, nbytes: int) -> None:
         """Have room for bytes behind those that are there; what lies before `keep_from` may be forgotten."""
