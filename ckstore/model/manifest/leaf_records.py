@@ -54,14 +54,9 @@ class _Leaves:
                 self.refuse_shared(leaf.name, owners[leaf.storage])
 
     def refuse_shared(self, name: str, other: str) -> NoReturn:
-        member = f"storage of leaf {shown(name)}"
-        refuse(
-            self.where,
-            member,
-            "one of its own, unless all its leaves are tensors",
-            f"that of {shown(other)}",
-            words=True,
-        )
+        leaf = f"storage of leaf {shown(name)}"
+        wanted = "one of its own, unless all its leaves are tensors"
+        refuse(self.where, leaf, wanted, f"that of {shown(other)}", words=True)
 
     def leaf(self, item: Any, i: int) -> LeafRecord:
         if type(item) is not dict:

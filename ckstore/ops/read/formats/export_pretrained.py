@@ -149,14 +149,12 @@ def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     deep = (
         leaf.name for leaf, tensor in zip(plan.leaves, plan.tensors, strict=True) if not is_one_key(leaf, tensor.name)
     )
-    other = others[0] if others else next(deep, None)
-    if other is None and plan.tensors:
+    path = others[0] if others else next(deep, None)
+    if path is None and plan.tensors:
         _check_names_of_peft(plan, form)
         return
     msg = f"{form.call} reads the state dict of a model"
-    msg += (
-        ", and there is no tensor" if other is None else f", and {plain(other) or 'the state'} is not a tensor of one"
-    )
+    msg += ", and there is no tensor" if path is None else f", and {plain(path) or 'the state'} is not a tensor of one"
     raise BadInput(msg, hint="select the state dict: select='model' for example")
 
 
