@@ -16,8 +16,7 @@ from ckstore.containers.values import refuse
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.leaf_records import MAX_SIZE, elements
 
-KEY_ELEMENTS_MOST = 64
-"""So many values may be in a tuple that is a key, at all depths together."""
+KEY_ELEMENTS_MOST = 64  # so many values may be in a tuple that is a key, at all depths together
 NAME_CHARS_SHOWN = 200
 _HASHED = (str, int, float, bool, bytes, type(None))
 

@@ -24,8 +24,7 @@ from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Description
 
-METADATA_MAX_DEPTH = 100
-"""Objects and arrays of metadata are nested at most so deep; the metadata itself counts."""
+METADATA_MAX_DEPTH = 100  # objects and arrays of metadata are nested at most so deep; the metadata itself counts
 
 _NUMBER_HINT = "give an int or a float; for a tensor of one element its .item()"
 _JSON_HINT = "metadata holds None, bool, int, float, str, list, tuple and dict with str keys"

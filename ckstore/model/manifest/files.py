@@ -17,8 +17,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 
 FileChangeKind = Literal["added", "removed", "changed"]
-_LINKS_MOST = 41
-"""One more than Linux follows."""
+_LINKS_MOST = 41  # one more than Linux follows
 
 
 @brief()

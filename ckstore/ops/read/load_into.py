@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of it.
-SHOWN_MOST = 20
-"""So many names of a kind are in a message."""
+SHOWN_MOST = 20  # so many names of a kind are in a message
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 # As a chunk: one piece at a time of a large tensor, whatever block of it is wanted.
 WINDOW_BYTES = 32 * 2**20
-RANGE_BYTES = 8 * 2**20
-"""How much of a storage is asked for at once where all of it is wanted."""
+RANGE_BYTES = 8 * 2**20  # how much of a storage is asked for at once where all of it is wanted
 
 _start_of = attrgetter("start")
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 # Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
 _LOOK_S = 0.1
-_PART_BYTES = 2 * 2**20
-"""What is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)."""
+_PART_BYTES = 2 * 2**20  # what is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)
 # Each further try means another blob that was made to collide: eight in a row are an attack, no accident.
 _MOST_SHIFTS = 8
 T = TypeVar("T")

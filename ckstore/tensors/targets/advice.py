@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     _Renaming = tuple[list[str], dict[str, str], Differences]
 
-_SELECTED_MOST = 3
-"""So many parts are selected by name in a hint."""
-_ENTRIES_MOST = 4
-"""So many entries of a renaming are in a hint."""
+_SELECTED_MOST = 3  # so many parts are selected by name in a hint
+_ENTRIES_MOST = 4  # so many entries of a renaming are in a hint
 
 
 @dataclass(frozen=True, slots=True)
