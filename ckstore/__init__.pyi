@@ -3,6 +3,7 @@
 from ckstore.background import BackgroundSaves as BackgroundSaves
 from ckstore.errors import AmbiguousRef as AmbiguousRef
 from ckstore.errors import BadInput as BadInput
+from ckstore.errors import BytesElsewhere as BytesElsewhere
 from ckstore.errors import CannotLoad as CannotLoad
 from ckstore.errors import CannotStore as CannotStore
 from ckstore.errors import CatalogFull as CatalogFull
@@ -49,6 +50,7 @@ from ckstore.model.reports.diff import Difference as Difference
 from ckstore.model.reports.diff import DiffLeaf as DiffLeaf
 from ckstore.model.reports.diff import LeafChange as LeafChange
 from ckstore.model.reports.diff import PlainChange as PlainChange
+from ckstore.model.reports.evict_report import EvictReport as EvictReport
 from ckstore.model.reports.export_report import ExportedFile as ExportedFile
 from ckstore.model.reports.export_report import ExportReport as ExportReport
 from ckstore.model.reports.gc_report import GcPlan as GcPlan

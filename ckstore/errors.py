@@ -30,6 +30,7 @@
     │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
     ├── NewerFormat              1   written by a newer ckstore
     ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
+    │   └── BytesElsewhere       1   bytes of a checkpoint are at a remote alone, and cannot be fetched from here
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
 
 A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive
@@ -343,6 +344,10 @@ class NewerFormat(CkstoreError):
 
 class RemoteError(CkstoreError):
     """A remote refused or did not answer, or holds something else than its names say; the store here is unchanged."""
+
+
+class BytesElsewhere(RemoteError):
+    """Bytes of a checkpoint are at a remote alone, and cannot be fetched from here; they are not damaged."""
 
 
 class UnsafePlace(CkstoreError):

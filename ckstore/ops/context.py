@@ -14,6 +14,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
+from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import THREADS, setting_of
 from ckstore.ops.counting import SaveTotals
@@ -21,14 +22,15 @@ from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCa
 from ckstore.ops.pace import DutyCycle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.info import Stamp
-    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
+    from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.layout import Layout, RunStamp
 
 _CATALOG = "catalog"
@@ -101,6 +103,7 @@ class Context:
         run_was_open: The ref that was looked for last names no run, and means the only one, or main.
         run_guessed: The run of what was loaded last, if its ref named none; "" else.
         run: The run that is meant where a call or a ref names none; None: the handle is not bound to one.
+        fetch: Reads a range of a blob of an open checkpoint that is elsewhere; None: remotes are not reached.
     """
 
     layout: Layout
@@ -112,6 +115,7 @@ class Context:
     shared: str = ""
     catalog_is_private: bool = False
     run: str | None = None
+    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None] | None = None
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
     relied_on: tuple[str, Sequence[Reading]] = ("", ())
     greatest_sequence: HighWaterMark = field(default_factory=HighWaterMark)
@@ -188,7 +192,8 @@ def info_of(
     except (CkstoreError, OSError) as error:  # a save is acknowledged when this is asked
         context.problems[f"mark of {info.name}"] = f"whether {info.name} is marked as damaged is not known: {error}"
         damaged = False
-    return annotated(context, replace(info, damaged=damaged))
+    elsewhere = peek.exists(context.layout.checkpoint(manifest.run, manifest.step) / ELSEWHERE)
+    return annotated(context, replace(info, damaged=damaged, elsewhere=elsewhere))
 
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:

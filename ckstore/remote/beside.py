@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
-    from ckstore.remote.reach import Remote
     from ckstore.remote.record import Record
+    from ckstore.remote.remote import Remote
     from ckstore.remote.source import Source
 
 _ALGORITHM = ALGORITHMS["xxh3_128"]

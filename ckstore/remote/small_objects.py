@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckstore.remote.objects import Listed, Objects
-    from ckstore.remote.reach import Remote
+    from ckstore.remote.remote import Remote
 
 _FORMAT = "ckstore-remote-tag"
 _VERSION = 1
