@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.reach import RemoteLike
+    from ckstore.remote.remotes import Remotes
     from ckstore.remote.through import Through
     from ckstore.saver.client.pending import PendingSave
 
@@ -296,8 +297,7 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
-        from ckstore.ops.save.options import check_options, request_of
-        from ckstore.ops.save.order import order_of
+        from ckstore.ops.save.options import check_options, order_of, request_of
         from ckstore.saver.client.terms import Terms
 
         check_options(self.save_async, options)
@@ -733,7 +733,7 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.ops.refs.run_list import run_summaries
+        from ckstore.ops.refs.latest import run_summaries
 
         return run_summaries(self._context)
 
@@ -1273,6 +1273,13 @@ class Store:
         from ckstore.ops.refs.annotate import annotate
 
         return annotate(self._context, ref, metrics, note)
+
+    @property
+    def remotes(self) -> Remotes:
+        """The places outside that checkpoints are pushed to and pulled from, by name: add, probe, remove, list."""
+        from ckstore.remote.remotes import Remotes
+
+        return Remotes(self._context)
 
     @property
     def config(self) -> StoreConfig:

@@ -13,9 +13,9 @@ from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys, record
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.condemned import read_condemned
+from ckstore.remote.objects import Remote
 from ckstore.remote.pull import fetch_checked
 from ckstore.remote.reach import OtherStore, source_of
-from ckstore.remote.remote import Remote
 from ckstore.remote.source import ObjectSource, Source, read_manifest
 
 if TYPE_CHECKING:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckstore.errors import RemoteError
+from ckstore.errors import RemoteUnavailable
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_version, parse_object, refuse
-from ckstore.model.seal import read, seal
+from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.seal import read, to_write
 from ckstore.remote import keys
 from ckstore.remote.keys import BlobName
 
@@ -22,9 +23,23 @@ if TYPE_CHECKING:
 _FORMAT = "ckstore-remote-condemned"
 _VERSION = 1
 MAX_BYTES = 64 * 2**20
+BATCH_NAMES = 1000
+_UUID = re.compile(r"[0-9a-f]{32}\Z")
 # Each try is lost to another client's change of the object; twenty in a row are no accident.
-_TRIES = 20
-_PAUSE_S = 0.05
+TRIES = 20
+PAUSE_S = 0.05
+
+
+class Batch(NamedTuple):
+    """Names that one pruner removes.
+
+    Attributes:
+        names: At most `BATCH_NAMES`.
+        since: When it began, by the server's clock.
+    """
+
+    names: tuple[str, ...]
+    since: str
 
 
 @dataclass(slots=True)
@@ -33,12 +48,12 @@ class Condemned:
 
     Attributes:
         condemned: Name of a blob -> since when nothing named it.
-        deleting: Batches that a pruner removes, as they were read.
+        deleting: Uuid -> a batch that a pruner removes.
         burnt: Digest -> number of the first name that may be written.
     """
 
     condemned: dict[str, str] = field(default_factory=dict)
-    deleting: dict[str, Any] = field(default_factory=dict)
+    deleting: dict[str, Batch] = field(default_factory=dict)
     burnt: dict[str, int] = field(default_factory=dict)
 
     def name(self, digest: str) -> BlobName:
@@ -51,7 +66,7 @@ class Condemned:
         Returns:
             Whether anything changed.
         """
-        going = {name for batch in self.deleting.values() for name in batch["names"]}
+        going = self.going()
         changed = False
         for digest in digests:
             name = self.name(digest)
@@ -61,9 +76,21 @@ class Condemned:
             changed = self.condemned.pop(str(name), None) is not None or changed
         return changed
 
+    def going(self) -> set[str]:
+        """Return every name that a pruner removes, perhaps now."""
+        return {name for batch in self.deleting.values() for name in batch.names}
+
+    def burn(self, names: Iterable[str]) -> None:
+        """Let the blobs with these names go on under the next numbers, wherever a late removal may hit these."""
+        for name in names:
+            found = keys.blob_in(keys.blob(name))
+            if found is not None:
+                self.burnt[found.digest] = max(self.burnt.get(found.digest, 0), found.number + 1)
+
     def render(self) -> bytes:
         """Return the content of the object, without its digest."""
-        members = {"condemned": self.condemned, "deleting": self.deleting, "burnt": self.burnt}
+        deleting = {uuid: {"names": list(batch.names), "since": batch.since} for uuid, batch in self.deleting.items()}
+        members = {"condemned": self.condemned, "deleting": deleting, "burnt": self.burnt}
         return canonical_json({**members, "format": _FORMAT, "version": _VERSION}) + b"\n"
 
 
@@ -73,21 +100,36 @@ def _parse(data: bytes, where: str) -> Condemned:
         refuse(where, "format", repr(_FORMAT), members.get("format"))
     check_version(members.get("version"), _VERSION, where)
     condemned, deleting, burnt = (members.get(name) for name in ("condemned", "deleting", "burnt"))
-    if not isinstance(condemned, dict) or not all(isinstance(when, str) for when in condemned.values()):
+    if not isinstance(condemned, dict) or not all(_is_name(name) for name in condemned):
         refuse(where, "condemned", "names with times", condemned)
-    if not isinstance(deleting, dict) or not all(_is_batch(batch) for batch in deleting.values()):
+    for since in condemned.values():
+        check_created(since, where)
+    if not isinstance(deleting, dict):
         refuse(where, "deleting", "batches of names", deleting)
     if not isinstance(burnt, dict) or not all(
-        is_digest(digest) and isinstance(number, int) and not isinstance(number, bool) and number > 0
+        is_digest(digest) and isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**9
         for digest, number in burnt.items()
     ):
         refuse(where, "burnt", "digests with numbers", burnt)
-    return Condemned(condemned, deleting, burnt)
+    return Condemned(condemned, {uuid: _batch(uuid, one, where) for uuid, one in deleting.items()}, burnt)
 
 
-def _is_batch(batch: Any) -> bool:
-    names = batch.get("names") if isinstance(batch, dict) else None
-    return isinstance(names, list) and all(isinstance(name, str) for name in names)
+def _batch(uuid: str, value: Any, where: str) -> Batch:
+    names = value.get("names") if isinstance(value, dict) else None
+    if (
+        not _UUID.match(uuid)
+        or not isinstance(names, list)
+        or len(names) > BATCH_NAMES
+        or not all(map(_is_name, names))
+    ):
+        refuse(where, "deleting", f"batches of at most {BATCH_NAMES} names", value)
+    return Batch(tuple(names), check_created(value.get("since"), where))
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not is_digest(name.partition(".")[0]):
+        return False
+    return keys.blob_in(keys.blob(name)) is not None
 
 
 def read_condemned(objects: Objects) -> Condemned:
@@ -104,22 +146,29 @@ def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
     """Keep a pruner from removing these blobs, whose intent is written; return which names of them count.
 
     Raises:
-        RemoteError: Other clients changed the object again and again.
+        RemoteUnavailable: Other clients changed the object again and again.
     """
     digests = list(digests)
-    for _ in range(_TRIES):
-        # The version before the content: if another client writes in between, the swap fails and all is read again.
-        version = objects.head(keys.CONDEMNED) if cas else None
-        found = read_condemned(objects)
+    for _ in range(TRIES):
+        found, version = read_versioned(objects)
         # Without compare-and-swap no pruner works beside pushes, so nothing can be on its way out.
-        if not cas or version is None or not found.spare(digests):
+        if not cas or version is None or not found.spare(digests) or swap(objects, found, version):
             return found
-        if _swap(objects, found, version):
-            return found
-        time.sleep(_PAUSE_S)
-    msg = f"{keys.CONDEMNED} was changed by other clients {_TRIES} times while this push looked at it"
-    raise RemoteError(msg, hint="push again")
+        time.sleep(PAUSE_S)
+    msg = f"{keys.CONDEMNED} was changed by other clients {TRIES} times while this push looked at it"
+    raise RemoteUnavailable(msg, hint="push again")
 
 
-def _swap(objects: Objects, found: Condemned, version: Listed) -> bool:
-    return objects.update(keys.CONDEMNED, seal(found.render()), version) is not None
+def read_versioned(objects: Objects) -> tuple[Condemned, Listed | None]:
+    """Return what the remote says, and a version for `swap`; None: there was no such object."""
+    # The version before the content: if another client writes in between, the swap fails and all is read again.
+    version = objects.head(keys.CONDEMNED)
+    return read_condemned(objects), version
+
+
+def swap(objects: Objects, new: Condemned, version: Listed | None) -> bool:
+    """Write it over the version that was read, or where there was none; False: another client was faster."""
+    data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)
+    if version is None:
+        return objects.create(keys.CONDEMNED, data)
+    return objects.update(keys.CONDEMNED, data, version) is not None

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
-    from ckstore.remote.remote import Remote
+    from ckstore.remote.objects import Remote
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0

@@ -35,9 +35,8 @@ from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
-from ckstore.ops.refs.hold import held
 from ckstore.ops.refs.pins import pin_again
-from ckstore.ops.refs.protection import check_unprotected
+from ckstore.ops.refs.protection import check_unprotected, held
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 from ckstore.remote.beside import merged, take_names
 from ckstore.remote.budget import MemoryBudget

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
-    from ckstore.remote.objects import Listed
-    from ckstore.remote.remote import Remote
+    from ckstore.remote.objects import Listed, Remote
 
 # Eight at once filled a link in the measurement; memory is bounded apart from that.
 THREADS = 8

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, RemoteError
+from ckstore.errors import BadInput
 from ckstore.ops.open.opening import open_context
+from ckstore.remote.abilities import Abilities
 from ckstore.remote.info import read_info
+from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
-from ckstore.remote.remote import Remote
+from ckstore.remote.remotes import check_takes_pushes, entry_named, open_objects
 from ckstore.remote.source import ObjectSource, Source
 
 if TYPE_CHECKING:
@@ -43,17 +45,25 @@ def reach(context: Context, remote: RemoteLike | None, *, writing: bool = False)
         BadInput: It is this store itself.
     """
     if remote is not None and (not isinstance(remote, str) or os.sep in remote):
-        return _other_store(context, Path(os.path.realpath(remote)), writing=writing)
-    return open_remote(context, remote or "")
+        path = Path(os.path.realpath(remote))
+        # By its absolute path: what is let go because of it is looked for there from anywhere.
+        return _other_store(context, path, str(path), writing=writing)
+    return open_remote(context, remote or "", writing=writing)
 
 
-def open_remote(context: Context, name: str) -> Remote:
-    """Return the remote that the settings of the store have under a name."""
-    raise RemoteError(f"the store {context.layout.path} has no remote {name!r}")
+def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote | OtherStore:
+    """Return the remote that the settings of the store have under a name; "": the only one."""
+    entry = entry_named(context.layout, name)
+    if entry.target.kind == "store":
+        return _other_store(context, Path(os.path.realpath(entry.target.path)), entry.name, writing=writing)
+    if writing:
+        check_takes_pushes(entry)
+    # Entered by a probe; a service that was never tried is taken to compare nothing.
+    seen = entry.abilities or Abilities(cas="no", checks_bodies=None)
+    return Remote(entry.name, open_objects(entry), cas=seen.cas != "no", checks_bodies=seen.checks_bodies is True)
 
 
-def _other_store(context: Context, path: Path, *, writing: bool) -> OtherStore:
-    name = str(path)  # absolute: what is let go because of it is looked for there from anywhere
+def _other_store(context: Context, path: Path, name: str, *, writing: bool) -> OtherStore:
     opened, _ = open_context(path, readonly=not writing, recover=writing, catalog_path=None)
     if opened.settings.uuid == context.settings.uuid and path.samefile(context.layout.path):
         raise BadInput(f"{name} is this store itself", hint="name another store, or a remote")

@@ -13,11 +13,11 @@ from ckstore.remote import evict as evicting
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote.find_there import find_there
+from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.pull import Pull
 from ckstore.remote.push import Manner, place_of
 from ckstore.remote.reach import RemoteLike, reach, source_of
-from ckstore.remote.remote import Remote
 
 if TYPE_CHECKING:
     from ckstore.model.reports.evict_report import EvictReport

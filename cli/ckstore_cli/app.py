@@ -42,6 +42,7 @@ COMMANDS = {
     "gc": "space",
     "push": "remote",
     "pull": "remote",
+    "remote": "remote",
     "verify": "store",
     "reindex": "store",
     "doctor": "store",

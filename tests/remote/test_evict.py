@@ -11,7 +11,7 @@ import pytest
 
 from ckstore import BytesElsewhere, DamagedBlob, RemoteError, RetentionPolicy, Store
 from ckstore.remote import keys
-from ckstore.remote.remote import Remote
+from ckstore.remote.objects import Remote
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state

@@ -65,9 +65,6 @@ def glance(path: Inside, run: str, step: int, cache: ManifestCache | None = None
     """Look at the directory of a checkpoint without locking it and without reading data.
 
     With `cache`, a manifest that is the same file as before is not read again, and comes without its leaves.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: There is no such directory.
     """
     try:
         return _glance(path, run, step, cache)
