@@ -195,6 +195,48 @@ class Store:
             _create(root, hash, chunk_bytes, catalog_path, exist_ok=True)
             return cls(root, run=run, catalog_path=catalog_path)
 
+    @classmethod
+    @short_tracebacks
+    def clone(
+        cls,
+        source: str | os.PathLike[str],
+        path: str | os.PathLike[str],
+        *,
+        run: str | None = None,
+        remote: str = "origin",
+        endpoint: str | None = None,
+        region: str | None = None,
+    ) -> Store:
+        """Make a store at `path` that lists every checkpoint of a remote, at once; loads fetch what they read.
+
+        Manifests, tags, pins and annotations are brought, no blobs: these are *elsewhere*, as after `evict`, and `pull`
+        brings them. Where a clone of that remote is already, what is new at the remote is added to it.
+
+        Args:
+            source: What `remotes.add` takes: a URL, or the directory of another store.
+            path: As in `init`, or such a clone.
+            run: As in `open`.
+            remote: What the new store calls the remote.
+            endpoint: As in `remotes.add`.
+            region: As in `remotes.add`.
+
+        Raises:
+            BadInput: There is something else at `path`, or an argument is invalid.
+            StoreNotFound: There is no store in the directory `source`.
+            UnsafePlace: The filesystem cannot hold a store.
+            RemoteError: There is no remote at that URL, or it does not answer; calling it again goes on.
+        """
+        from ckstore.remote.clone import new_settings
+
+        try:
+            store = cls(path, run=run)
+        except StoreNotFound:
+            hash_name, chunk_bytes = new_settings(source, remote, endpoint=endpoint, region=region)
+            store = cls.init(path, run=run, hash=hash_name, chunk_bytes=chunk_bytes)
+        store.remotes.add(remote, source, endpoint=endpoint, region=region)
+        store._list_remote(remote)  # noqa: SLF001 - its own
+        return store
+
     @act
     def save(
         self,
@@ -1349,6 +1391,16 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
+
+    @act
+    def _list_remote(self, name: str) -> None:
+        from ckstore.ops.context import warn
+        from ckstore.remote.clone import list_remote
+        from ckstore.remote.reach import reach
+
+        _, warnings = list_remote(self._context, reach(self._context, name))
+        for text in warnings:
+            warn(text)
 
     def _requested(
         self,

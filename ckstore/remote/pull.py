@@ -142,7 +142,7 @@ class Pull:
             raise RemoteError(msg, hint="it was removed there meanwhile")
         manifest, manifest_id, data = found
         self._all_bytes += sum(blob.nbytes for blob in manifest.blobs)
-        annotations = self._annotations(place)
+        annotations = self.annotations_of(place)
         if is_here(self.context, place):
             info = info_of(self.context, manifest, manifest_id)
             if info.elsewhere:
@@ -153,7 +153,8 @@ class Pull:
         with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
             return self._publish(place, manifest, data, annotations), True
 
-    def _annotations(self, place: Place) -> Annotations | None:
+    def annotations_of(self, place: Place) -> Annotations | None:
+        """Return what was said of a checkpoint at the source; None: nothing, or nothing that can be read."""
         data = self.source.annotations(place)
         if data is None:
             return None

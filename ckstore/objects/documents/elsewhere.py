@@ -45,9 +45,14 @@ def may_lack(dir_fd: int) -> bool:
         return False
 
 
+def elsewhere_bytes(document: Elsewhere, where: str) -> bytes:
+    """Return the content of the file, after it was read back."""
+    return to_write(document, parse_elsewhere, most_bytes=_MAX_BYTES, where=where)
+
+
 def write_elsewhere(layout: Layout, lock: DirectoryLock, document: Elsewhere) -> None:
     """Say in a locked checkpoint where its blobs are, durably. It holds them still."""
-    data = to_write(document, parse_elsewhere, most_bytes=_MAX_BYTES, where=str(lock.inside / ELSEWHERE))
+    data = elsewhere_bytes(document, str(lock.inside / ELSEWHERE))
     with atomic_file.changing(layout) as changing:
         atomic_file.replace_file(layout, changing, lock.fd, ELSEWHERE, data)
 
