@@ -99,11 +99,11 @@ from ckstore.ops.read.open_checkpoint import OpenCheckpoint as OpenCheckpoint
 from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks
-from ckstore.remote.abilities import Abilities as Abilities
 from ckstore.remote.reach import RemoteLike as RemoteLike
 from ckstore.remote.remotes import RemoteEntry as RemoteEntry
 from ckstore.remote.remotes import Remotes as Remotes
-from ckstore.remote.target import Target as Target
+from ckstore.remote.service.abilities import Abilities as Abilities
+from ckstore.remote.service.target import Target as Target
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike
 from ckstore.store import Store as Store

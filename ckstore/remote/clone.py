@@ -29,8 +29,8 @@ from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, source_of, uuid_of
 from ckstore.remote.remotes import RemoteEntry, open_objects
+from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import read_manifest
-from ckstore.remote.target import parse_target
 
 if TYPE_CHECKING:
     import os

@@ -38,7 +38,6 @@ _FORMS = {
     "PlanEntry": "run step id=info.id keep reasons",
     "ReindexReport": "ok checkpoint_count blob_count blob_bytes orphan_count orphan_bytes restored_count copy_count "
     "copy_bytes tag_count pin_count incomplete problems old_catalog? relinked",
-    "RemoteEntry": "name uuid target abilities",
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",
