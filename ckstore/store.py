@@ -1378,7 +1378,7 @@ class Store:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about the place and what was found in the store; one sentence each."""
-        return tuple(dict.fromkeys((*self._notes, *self._context.problems.values())))
+        return tuple(dict.fromkeys((*self._notes, *self._context.notices.problems.values())))
 
     @property
     def settings(self) -> StoreSettings:
@@ -1394,7 +1394,7 @@ class Store:
 
     @act
     def _list_remote(self, name: str) -> None:
-        from ckstore.ops.context import warn
+        from ckstore.ops.notices import warn
         from ckstore.remote.clone import list_remote
         from ckstore.remote.reach import reach
 
@@ -1422,15 +1422,13 @@ class Store:
         return request
 
     def _told(self, info: CheckpointInfo) -> CheckpointInfo:
-        log_notes(info.name, info.warnings, self._context.told)
+        log_notes(info.name, info.warnings, self._context.notices.logged)
         return info
 
     def _run_named(self, run: str | None) -> str:
         """As `_run_meant`; where that is a guess, it is said once."""
         if run is None:
-            from ckstore.ops.context import tell_unnamed_run
-
-            tell_unnamed_run(self._context)
+            self._context.notices.tell_unnamed_run()
         return self._run_meant(run)
 
     def _run_meant(self, run: str | None) -> str:
@@ -1438,6 +1436,11 @@ class Store:
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)
+
+
+def context_of(store: Store) -> Context:
+    """Return what the verbs of an open store share: the seam for what keeps checkpoints of a framework in it."""
+    return store._context  # noqa: SLF001 - its own
 
 
 def _opened_again(

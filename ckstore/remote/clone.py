@@ -101,7 +101,7 @@ def _publish(
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
         staging.seal(data)
         if_there = publishing.IfThere("keep", lambda: None)
-        outcome = publishing.publish(context.layout, staging, manifest, if_there, context.synced_runs)
+        outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
     except UnknownOutcome as error:
         context.writes_disabled_because = error.message
         staging.lock.release()

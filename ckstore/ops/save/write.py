@@ -127,7 +127,7 @@ def store_sources(
     writer.complete(blobs)
     recheck.remember(blobs, packs={place.blob for place in places.values()})
     # A key with a number is a piece whose digest belongs to other bytes as well: never a hit for a later save.
-    context.known_pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
+    context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
     return Stored(
