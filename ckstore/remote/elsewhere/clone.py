@@ -23,7 +23,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
 from ckstore.remote.beside import take_names
-from ckstore.remote.evict import require
+from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.info import read_info
 from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
