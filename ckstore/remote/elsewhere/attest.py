@@ -126,7 +126,7 @@ class _OfStore(_Reader):
         if read_manifest(self._source, place, self._store.context.layout.hash_prefix) is None:
             return f"{self._store.name} does not have it"
         if read:
-            # Each time: nobody checks what was written there but its own saves.
+            # Each time: only its own saves check what was written there.
             self.read_back(self._source, place, blobs)
         return ""
 
