@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
-from ckstore.objects.pieces import Part, PieceReader, by_blob, check
+from ckstore.objects.far_pieces import Part
+from ckstore.objects.pieces import PieceReader, by_blob, check
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate
