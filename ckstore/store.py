@@ -252,6 +252,7 @@ class Store:
         timeout_s: float = 600.0,
         stall_timeout_s: float = 120.0,
         nice: int = 0,
+        after: object = None,
         **options: Unpack[SaveOptions],
     ) -> PendingSave:
         """Copy a state and save it in the background; when this returns, the state may be changed.
@@ -275,6 +276,10 @@ class Store:
             stall_timeout_s: A saver that neither says anything nor uses the processor for so long is stuck: it is
                 killed and its saves are given up.
             nice: Niceness of a saver that is started now, 0 to 19: how far it makes way for others.
+            after: A `torch.cuda.Event`: what lies on a GPU is copied behind that event, as work of the current stream,
+                and this call does not wait for it. What the current stream does next follows the copy; another stream
+                that changes the state must wait for the current one. Without it this waits for everything that was
+                queued on the devices, and for the copy.
             options: As in `save`.
 
         Returns:
@@ -295,7 +300,7 @@ class Store:
 
         check_options(self.save_async, options)
         try:
-            terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
+            terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice, after)
             terms.check()
             parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
@@ -308,7 +313,9 @@ class Store:
 
                 selects = as_filter(unchanged, "unchanged")
                 named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-            return self.background._submit(state, order_of(request, ref), terms, named)  # noqa: SLF001 - its own
+            return self.background._submit(  # noqa: SLF001 - its own
+                state, order_of(request, ref), terms, named
+            )
         except BaseException:
             self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
             raise

@@ -9,19 +9,28 @@ import mmap as _mmap
 import os
 from collections import OrderedDict, defaultdict
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from ckstore.model.manifest.manifest import Extent
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 _PART_BYTES = 2**20  # hashed while the processor's cache still has it
+
+
+class Memory(Protocol):
+    """Where the bytes of a piece go: memory, or what takes them further, as to a device."""
+
+    def __len__(self) -> int: ...
+
+    def windows(self) -> Iterator[memoryview]:
+        """Give memory for one stretch after another; each is full when the next is asked for."""
 
 
 class Part(NamedTuple):
@@ -34,7 +43,7 @@ class Part(NamedTuple):
     """
 
     extent: Extent
-    out: memoryview
+    out: memoryview | Memory
     what: str
 
 
@@ -85,13 +94,14 @@ class PieceReader:
         running = algorithm.start()
         try:
             # Read and hashed part by part, not in two passes over the whole (docs/adr/0006).
-            for at in range(0, len(out), _PART_BYTES):
+            at = 0
+            for some in _windows(out):
                 if self._before_each is not None:
                     self._before_each()
-                some = out[at : at + _PART_BYTES]
                 files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
                 if self._verify:
                     running.update(some)
+                at += len(some)
         except DamagedBlob as error:
             error.blob, error.names = blob, (what,)
             raise
@@ -158,9 +168,17 @@ class PieceReader:
         self.close()
 
 
-def check(directory: CheckpointDirectory, part: Part) -> None:
+def check(directory: CheckpointDirectory, extent: Extent, data: memoryview, what: str) -> None:
     """Compare bytes that are in memory with the digest of their piece."""
-    _compare(directory, part.extent, algorithm_of(part.extent.piece).digest(part.out), part.what)
+    _compare(directory, extent, algorithm_of(extent.piece).digest(data), what)
+
+
+def _windows(out: memoryview | Memory) -> Iterator[memoryview]:
+    if not isinstance(out, memoryview):
+        yield from out.windows()
+        return
+    for at in range(0, len(out), _PART_BYTES):
+        yield out[at : at + _PART_BYTES]
 
 
 def _compare(directory: CheckpointDirectory, extent: Extent, found: str, what: str) -> None:

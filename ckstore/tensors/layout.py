@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,12 +35,12 @@ class Region:
     Attributes:
         address: Of its first byte.
         nbytes: Its size.
-        memory: Its bytes, writable.
+        memory: Its bytes, writable; `FarMemory` where it lies on a device.
     """
 
     address: int
     nbytes: int
-    memory: memoryview
+    memory: Any
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

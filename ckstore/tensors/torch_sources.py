@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ckstore.errors import StateChanged
+from ckstore.tensors.device.streams import is_far
 from ckstore.tensors.numpy_leaves import copy_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.restype = ctypes.py_object
@@ -29,7 +30,7 @@ class TorchSource:
         watched: The tensors whose versions count modifications.
     """
 
-    __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "watched")
+    __slots__ = ("_address", "_start", "_storage", "_view", "is_far", "name", "nbytes", "watched")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class TorchSource:
         self.name = name
         self.nbytes = nbytes
         self.watched = watched
+        self.is_far = is_far(storage.device)
         self._storage = storage
         self._start = start
         self._address: int | None = None
@@ -54,7 +56,7 @@ class TorchSource:
         bytes are being read breaks the rule that a state is left alone until `save` has returned.
         """
         if self._address is None:
-            if self._storage.device.type != "cpu":
+            if self.is_far:
                 return None
             address = self._storage.data_ptr()
             self._view = memory_at(address + self._start, self.nbytes) if self._reaches() else memoryview(b"")
@@ -73,13 +75,18 @@ class TorchSource:
         if live is not None:
             copy_bytes(live, out)
         elif stop > start:
-            torch.frombuffer(out, dtype=torch.uint8).copy_(self._flat()[start:stop])
+            torch.frombuffer(out, dtype=torch.uint8).copy_(self.flat()[start:stop])
+
+    def far_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+        """Return these bytes on their device, and where among them each part begins."""
+        return [(0, self.flat()[start:stop])] if stop > start else []
 
     def changed(self) -> bool:
         """Whether a tensor was modified since the capture, as far as torch counts it."""
         return was_changed(self.watched)
 
-    def _flat(self) -> torch.Tensor:
+    def flat(self) -> torch.Tensor:
+        """Return all bytes as a tensor on their device."""
         empty = torch.empty(0, dtype=torch.uint8, device=self._storage.device)
         return empty.set_(self._storage, self._start, (self.nbytes,), (1,))
 
@@ -103,6 +110,11 @@ class GappedSource:
         self._places = places
         self._sources = sources
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the processor cannot address them."""
+        return self._sources[0].is_far
+
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes, uncopied; None if they are not all in one range, on the CPU."""
         at = bisect_right(self._places, start) - 1
@@ -113,18 +125,27 @@ class GappedSource:
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
         """Copy these bytes into `out`, zeros where there is a gap."""
         done = start
-        first = max(bisect_right(self._places, start) - 1, 0)
-        for place, source in zip(self._places[first:], self._sources[first:], strict=True):
-            if place >= stop:
-                break
-            low, high = max(place, start), min(place + source.nbytes, stop)
-            if low >= high:  # `start` lies in the gap behind it
-                continue
+        for place, source, low, high in self._between(start, stop):
             # Zeros, not what lies in the live memory between: that is of no tensor, and may differ in each save.
             out[done - start : low - start] = bytes(low - done)
             source.read_into(low - place, high - place, out[low - start : high - start])
             done = high
         out[done - start :] = bytes(stop - done)
+
+    def far_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+        """Return these bytes on their device but for the gaps, and where among them each part begins."""
+        found = self._between(start, stop)
+        return [(low - start, source.flat()[low - place : high - place]) for place, source, low, high in found]
+
+    def _between(self, start: int, stop: int) -> Iterator[tuple[int, TorchSource, int, int]]:
+        """Give each range with bytes from `start` to `stop`: its place, itself, and from where to where."""
+        first = max(bisect_right(self._places, start) - 1, 0)
+        for place, source in zip(self._places[first:], self._sources[first:], strict=True):
+            if place >= stop:
+                break
+            low, high = max(place, start), min(place + source.nbytes, stop)
+            if low < high:  # else `start` lies in the gap behind it
+                yield place, source, low, high
 
     def changed(self) -> bool:
         """Whether a tensor was modified since the capture, as far as torch counts it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
@@ -17,10 +17,15 @@ class ByteSource(Protocol):
     Attributes:
         nbytes: Size of the storage, in bytes.
         name: Name of its first leaf, for messages.
+        is_far: Whether they lie on a device; then it has `far_parts` (`tensors/device/staging`).
     """
 
     nbytes: int
     name: str
+
+    @property
+    def is_far(self) -> bool:
+        """As above."""
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes of the live memory, read-only and uncopied.
@@ -66,6 +71,7 @@ class BytesSource:
     """Bytes in hand that nothing writes to: of bytes and str leaves, or of a snapshot that the saver has."""
 
     __slots__ = ("_data", "name", "nbytes")
+    is_far = False
 
     def __init__(self, name: str, data: bytes | memoryview) -> None:
         self.name = name
@@ -95,6 +101,17 @@ class RangeSource:
         self.nbytes = nbytes
         self._source = source
         self._start = start
+
+    @property
+    def is_far(self) -> bool:
+        """As the source."""
+        return self._source.is_far
+
+    def far_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
+        """Return these bytes on their device, as the source."""
+        source: Any = self._source
+        found: list[tuple[int, Any]] = source.far_parts(self._start + start, self._start + stop)
+        return found
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes, uncopied; None as the source."""

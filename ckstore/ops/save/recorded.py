@@ -43,6 +43,8 @@ class RecordedSource:
         copied_in: The checkpoint for which the whole of it was copied last.
     """
 
+    is_far = False
+
     def __init__(
         self,
         name: str,

@@ -61,6 +61,8 @@ class SaverKeeper:
     def send_waiting(self) -> None:
         """Send orders in their order, as far as the socket takes them."""
         for save in self._queue.saves:
+            if save.copying is not None:  # it and those behind it are sent when a thread has seen its end
+                return
             # In their order: the saver takes them one after another, and the order of checkpoints is the caller's.
             if not save.sent:
                 order = save.order
@@ -159,7 +161,8 @@ class SaverKeeper:
                 self.send_waiting()
                 at = queue.saves[0].pending if queue.saves else None
                 said = (len(queue.saves), at and (at.state, at.progress))
-                idle_s = stall.idle_s(said, is_busy=at is not None or self._closing)
+                is_busy = at is not None and queue.saves[0].copying is None  # else it waits for a device
+                idle_s = stall.idle_s(said, is_busy=is_busy or self._closing)
                 # Neither a word nor a tick of processor time: slow storage with a busy saver never comes here.
                 if idle_s > queue.terms.stall_timeout_s:
                     self._give_up(process, idle_s)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.snapshot import Snapshot
+    from ckstore.tensors.device.staging import Copying
 
 _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
 
@@ -35,6 +36,7 @@ class Save:
         committed: What was published, as soon as that is known.
         copied_s: Seconds that the call took to copy the state.
         asked_at, taken_at: When it was put behind the others, and when a saver first had it; `time.monotonic`.
+        copying: What is still on its way from devices into the snapshot: until then no saver may have it.
     """
 
     order: Order
@@ -48,6 +50,7 @@ class Save:
     copied_s: float = 0.0
     asked_at: float = field(default_factory=time.monotonic)
     taken_at: float = 0.0
+    copying: Copying | None = None
 
     def again(self) -> None:
         """Another saver is to make it."""

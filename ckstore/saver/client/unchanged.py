@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.captured import RangeSource
 from ckstore.model.saver.messages import Kept, Place, Sample
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.saver.client.snapshot import SourcePart, aligned, places_of
+from ckstore.saver.client.snapshot import aligned, places_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -106,7 +107,7 @@ class SnapshotPlan:
 
     places: tuple[Place, ...]
     kept: Kept | None
-    parts: tuple[SourcePart, ...]
+    parts: tuple[RangeSource, ...]
     part_places: tuple[Place, ...]
     nbytes: int
 
@@ -187,7 +188,7 @@ class Bases:
         for storage, start, length in self._due(captured, order.run, storages, unchanged.chunk_bytes):
             samples.append(Sample(storage, start, nbytes, length))
             nbytes += aligned(length)
-        parts = tuple(SourcePart(captured.sources[of.storage], of.start) for of in samples)
+        parts = tuple(RangeSource(captured.sources[of.storage], of.start, of.nbytes) for of in samples)
         part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
         kept = Kept(base.step, base.id, storages, tuple(samples)) if storages else None
         return SnapshotPlan(places, kept, parts, part_places, nbytes)

@@ -41,7 +41,7 @@ class IntoPlan:
         new_bytes: Memory that `prepare` takes, for tensors that have none.
         kept_bytes: Memory that `attempt` takes, for what `undo` puts back.
         attempted: The storages that `attempt` asks for, as it does.
-        direct: Storage -> memory of the target, to be filled with all bytes of that storage.
+        direct: Storage -> memory of the target, perhaps on a device, to be filled with all bytes of that storage.
         copied: Storages of which the target takes copies.
         indirect: Storages to be read to fresh memory, which `finish` asks for.
     """
@@ -57,7 +57,7 @@ class IntoPlan:
         self.kept_bytes = sum(attempt.kept_bytes for attempt in self._attempts)
         self.attempted = [storages for attempt in self._attempts for storages in attempt.storages()]
         self.new_bytes = comparison.filling.later_bytes
-        self.direct: dict[int, memoryview] = {}
+        self.direct: dict[int, Any] = {}
         self.copied: list[int] = []
         self.indirect: set[int] = set()
         self._filling = comparison.filling
