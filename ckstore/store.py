@@ -297,6 +297,7 @@ class Store:
         from ckstore.ops.save.options import check_options, request_of
         from ckstore.ops.save.order import order_of
         from ckstore.saver.client.terms import Terms
+        from ckstore.saver.client.unchanged import Unchanged
 
         check_options(self.save_async, options)
         try:
@@ -306,13 +307,12 @@ class Store:
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
             request = request_of(self._context, self._run_named(run), step, options, None, ref)
             self._context.check_writable()
-            named = None
+            selects = None
             if unchanged is not None:
                 from ckstore.ops.read.load import as_filter
-                from ckstore.saver.client.unchanged import Unchanged
 
                 selects = as_filter(unchanged, "unchanged")
-                named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
+            named = Unchanged(selects, self._context.settings.chunk_bytes)
             return self.background._submit(  # noqa: SLF001 - its own
                 state, order_of(request, ref), terms, named
             )

@@ -95,6 +95,7 @@ class Context:
         distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
         watch: Called as a save goes on.
         totals: What the saves of this store did so far.
+        far_seen: For each run the fingerprints and digests of what its last save found on devices.
         marks_duty: How often saves look for marks of damage in all checkpoints.
         writes_disabled_because: Why this process must not write to the store any more; empty if it may.
         told: What was logged of saves of this store, as `interpreter.log_notes` keeps it.
@@ -127,6 +128,7 @@ class Context:
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     watch: SaveWatch = NO_WATCH
     totals: SaveTotals = field(default_factory=SaveTotals)
+    far_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
     @property

@@ -12,7 +12,7 @@ import torch
 
 from ckstore import Store
 from ckstore.saver.client import process
-from ckstore.tensors.device import feed, pinned, streams
+from ckstore.tensors.device import pinned, streams
 from tests.gpu.streams import Queued, StandIn
 from tests.saver.conftest import wait_for
 from tests.support.requirements import require_cuda
@@ -26,7 +26,6 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     found = StandIn()
     monkeypatch.setattr(streams, "system", found)
     monkeypatch.setattr(pinned, "pool", pinned.BufferPool())
-    monkeypatch.setattr(feed, "pool", pinned.pool)
     yield found
     pinned.pool.close()
     gc.collect()
@@ -47,8 +46,8 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
     """A store, whose savers have ended when the test has."""
-    if "device" in request.fixturenames:  # first: the stand-in is there as long as the store
-        request.getfixturevalue("device")
+    for name in {"device", "stand_in"} & set(request.fixturenames):  # first: the stand-in is there as long as the store
+        request.getfixturevalue(name)
     before = process.stuck_count()
     with Store.init(tmp_path / "store", chunk_bytes=2**20) as made:
         yield made

@@ -50,6 +50,7 @@ class StandIn:
 
     Attributes:
         pinned: Address -> size of what is pinned now.
+        pinnings: How often memory was pinned.
         copied: Bytes of each copy, in the order in which they were asked for.
         gate: While it is cleared, marks wait.
     """
@@ -60,6 +61,7 @@ class StandIn:
         self.why_not = why_not
         self.fails_at = fails_at
         self.pinned: dict[int, int] = {}
+        self.pinnings = 0
         self.copied: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
@@ -81,6 +83,7 @@ class StandIn:
         if not self.why_not:
             assert address not in self.pinned
             self.pinned[address] = nbytes
+            self.pinnings += 1
         return self.why_not
 
     def unregister(self, address: int) -> None:

@@ -317,7 +317,8 @@ def _stage_captured(
         texts = StateTexts.of(captured.leaves, captured.state)
         _check_names(captured.name_chars, texts)
         draft = draft_of(context, captured, stored, texts, request.run, with_parent(context, request))
-    kept_bytes = sum(source.nbytes for source in captured.sources if isinstance(source, RecordedSource))
+    recorded = [source.nbytes for source in captured.sources if isinstance(source, RecordedSource)]
+    kept_bytes = sum(recorded) + stored.kept_bytes
     return Staged(
         draft, texts, recheck.readings, recheck.warnings, by_others=bool(captured.files), kept_bytes=kept_bytes
     )

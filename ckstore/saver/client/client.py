@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ckstore.errors import SaveFailed, StateChanged
 from ckstore.interpreter import python_gc_paused
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.terms import Terms
     from ckstore.saver.client.unchanged import Unchanged
+    from ckstore.tensors.device.staging import FarSource
 
 
 class Client:
@@ -97,9 +98,11 @@ class Client:
             with self._queue.changed:
                 self._queue.bases.not_saved(order.run, names)
             return PendingSave(order.run, order.step, 0, skipped=True)
+        # With an event the devices may not have computed the state yet, and to wait for that is what it is to spare.
+        fingerprints = _fingerprints(captured) if terms.after is None else {}
         with self._queue.changed:
-            placed = self._queue.bases.place(captured, order, unchanged, names, last_parents)
-        if placed.kept is not None:
+            placed = self._queue.bases.place(captured, order, unchanged, names, last_parents, fingerprints)
+        if placed.kept is not None and names:
             # A frozen base that is not copied any more leaves a snapshot many times too large: it goes back to the
             # host.
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
@@ -122,7 +125,7 @@ class Client:
                 copying = None
             # After the copy: a tensor that was written meanwhile would be half old, half new in the snapshot.
             _check_unchanged(captured)
-            save = Save(order, snapshot, pending, copying=copying)
+            save = Save(order, snapshot, pending, copying=copying, fingerprints=fingerprints)
             if copying is None:
                 pending.note("copied")
             with self._queue.changed:
@@ -214,6 +217,16 @@ class Client:
         self._keeper.let_go_in_child()
         self._queue.let_go_in_child()
         self._begin()
+
+
+def _fingerprints(captured: Captured) -> dict[int, bytes]:
+    far = {index: source for index, source in enumerate(captured.sources) if source.is_far}
+    if not far:
+        return {}
+    from ckstore.tensors.device.fingerprint import of_storages
+
+    found = of_storages([cast("FarSource", source) for source in far.values()])
+    return dict(zip(far, found, strict=True)) if found else {}
 
 
 def _check_unchanged(captured: Captured) -> None:

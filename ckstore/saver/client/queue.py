@@ -158,7 +158,7 @@ class SaveQueue:
             self._ended.append(save.pending)
         else:
             self.parents.ended(save.order.last_parents, outcome)
-            self.bases.ended(save.order, outcome)
+            self.bases.ended(save.order, outcome, save.fingerprints)
             self.say(logging.INFO, f"saved {outcome.name}")
             self._saved.append(outcome)
         self._on_ended(outcome)

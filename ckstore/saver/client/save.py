@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.snapshot import Snapshot
+    from ckstore.saver.client.unchanged import Fingerprints
     from ckstore.tensors.device.staging import Copying
 
 _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
@@ -36,6 +37,7 @@ class Save:
         committed: What was published, as soon as that is known.
         copied_s: Seconds that the call took to copy the state.
         asked_at, taken_at: When it was put behind the others, and when a saver first had it; `time.monotonic`.
+        fingerprints: Of its storages on devices, as they were copied.
         copying: What is still on its way from devices into the snapshot: until then no saver may have it.
     """
 
@@ -51,6 +53,7 @@ class Save:
     asked_at: float = field(default_factory=time.monotonic)
     taken_at: float = 0.0
     copying: Copying | None = None
+    fingerprints: Fingerprints = field(default_factory=dict)
 
     def again(self) -> None:
         """Another saver is to make it."""

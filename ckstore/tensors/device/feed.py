@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ckstore.tensors.device import streams
-from ckstore.tensors.device.pinned import pool
+from ckstore.tensors.device import pinned, streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -66,12 +65,12 @@ class Feed:
                 buffers, self._buffers = self._buffers, []
                 self._local = threading.local()
             for buffer in buffers:
-                pool.give(buffer)
+                pinned.pool.give(buffer)
 
     def _slots(self) -> Iterator[_Slot]:
         slots: Iterator[_Slot] | None = getattr(self._local, "slots", None)
         if slots is None:
-            buffer = pool.take(_SLOTS * SLOT_BYTES)
+            buffer = pinned.pool.take(_SLOTS * SLOT_BYTES)
             with self._mutex:
                 self._buffers.append(buffer)
             slots = self._local.slots = cycle([_Slot(buffer, i * SLOT_BYTES) for i in range(_SLOTS)])

@@ -22,6 +22,7 @@ _TOGETHER_BYTES = 8 * 2**20
 class FarSource(Protocol):
     """Bytes on a device; see `ByteSource`."""
 
+    name: str
     nbytes: int
 
     def far_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
