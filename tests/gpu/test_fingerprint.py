@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckstore.tensors.capture import capture
 from ckstore.tensors.device import constants, fingerprint
 from tests.support.requirements import require_cuda
 from tests.support.states import TORCH_DTYPES
@@ -102,10 +103,13 @@ def test_the_kernel_and_torch_find_the_same(shift: int) -> None:
     require_cuda()
     kernel, why_not = fingerprint.compiled(timeout_s=50)
     assert kernel is not None, why_not
-    sizes = (1, 7, 8, 9, 640, 8191, 8192, 8193, 262_144, 1_000_003, 33_554_432)
+    sizes = (1, 7, 8, 9, 640, 8191, 8192, 8193, 262_144, 1_000_003, 33_550_000)
     regions = [drawn(nbytes + shift, nbytes).cuda()[shift:] for nbytes in sizes]
 
-    found = fingerprint.of_regions(regions, regions[0].device)
+    state = {str(region.numel()): region for region in regions}
+    sources = capture(state).sources
+    found = fingerprint.of_storages(sources)  # type: ignore[arg-type]
 
-    assert torch.equal(found, fingerprint.by_torch(regions))
-    assert torch.equal(found.cpu(), fingerprint.by_torch([region.cpu() for region in regions]))
+    wanted = fingerprint.by_torch([region.cpu() for region in regions])
+    assert torch.equal(fingerprint.by_torch(regions).cpu(), wanted)
+    assert found == [row.numpy().tobytes() for row in wanted]

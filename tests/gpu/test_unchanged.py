@@ -69,7 +69,8 @@ def test_a_state_that_is_saved_in_turn_with_another_is_compared_with_its_own_run
     other["wide"].add_(1)
     for step in range(2):
         store.save(state, step=step)
-        info = store.save(other, step=step, run="other")
+        store.save(other, step=step, run="other")
+    info = store.save(other, step=2, run="other")
 
     assert kept(info) == info.logical_bytes
     assert_same(other, store.load("other@1"))

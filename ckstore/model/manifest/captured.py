@@ -113,6 +113,12 @@ class RangeSource:
         found: list[tuple[int, Any]] = source.far_parts(self._start + start, self._start + stop)
         return found
 
+    def far_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
+        """Return where these bytes are on their device, as the source."""
+        source: Any = self._source
+        found: list[tuple[Any, int, int]] = source.far_places(self._start + start, self._start + stop)
+        return found
+
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes, uncopied; None as the source."""
         return self._source.view(self._start + start, self._start + stop)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from ckstore.errors import SaveFailed, StateChanged
 from ckstore.interpreter import python_gc_paused
+from ckstore.model.saver.messages import encode
 from ckstore.saver.client.keeper import SaverKeeper
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.queue import SaveQueue
@@ -119,13 +120,14 @@ class Client:
                 last_parents=self._queue.parents.news(last_parents),
             )
             pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
+            encoded = b"" if copying is None else encode(order)
             # As late as can be: what was done since it began took no time of its own.
             if copying is not None and terms.after is None:
                 copying.wait()
                 copying = None
             # After the copy: a tensor that was written meanwhile would be half old, half new in the snapshot.
             _check_unchanged(captured)
-            save = Save(order, snapshot, pending, copying=copying, fingerprints=fingerprints)
+            save = Save(order, snapshot, pending, copying=copying, encoded=encoded, fingerprints=fingerprints)
             if copying is None:
                 pending.note("copied")
             with self._queue.changed:

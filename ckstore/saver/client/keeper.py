@@ -17,6 +17,7 @@ from ckstore.saver.client.process import SaverProcess, StallWatch
 from ckstore.saver.client.save import failed, given_up, heard_of, refused
 
 if TYPE_CHECKING:
+    from ckstore.model.saver.messages import Order
     from ckstore.saver.client.queue import SaveQueue
 
 # How late a stall or the end of the trainer's wait is noticed; far below `stall_timeout_s`, and no load on the trainer.
@@ -66,11 +67,12 @@ class SaverKeeper:
             # In their order: the saver takes them one after another, and the order of checkpoints is the caller's.
             if not save.sent:
                 order = save.order
+                message: Order | bytes = save.encoded or order
                 if self._is_new:
                     # A new saver has heard nothing of what the one before it was told, so its first order carries all.
-                    order = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))
+                    message = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))
                 # The socket is full: the thread that watches sends the rest when the saver has read some.
-                if self.process is None or not self.process.send(order, [save.snapshot.fd]):
+                if self.process is None or not self.process.send(message, [save.snapshot.fd]):
                     return
                 self._is_new = False
                 save.sent = True

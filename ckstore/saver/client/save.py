@@ -37,6 +37,7 @@ class Save:
         committed: What was published, as soon as that is known.
         copied_s: Seconds that the call took to copy the state.
         asked_at, taken_at: When it was put behind the others, and when a saver first had it; `time.monotonic`.
+        encoded: The order as it is sent, made while the state was on its way; empty: it is not the order any more.
         fingerprints: Of its storages on devices, as they were copied.
         copying: What is still on its way from devices into the snapshot: until then no saver may have it.
     """
@@ -53,6 +54,7 @@ class Save:
     asked_at: float = field(default_factory=time.monotonic)
     taken_at: float = 0.0
     copying: Copying | None = None
+    encoded: bytes = b""
     fingerprints: Fingerprints = field(default_factory=dict)
 
     def again(self) -> None:
@@ -141,6 +143,6 @@ def _answer(process: SaverProcess, save: Save, question: Publishing) -> None:
     save.granted = save.pending.grant(question.step)
     if save.granted:
         # A saver after this one tries the same step first: there it finds what was perhaps published.
-        save.order = replace(save.order, tried_step=question.step)
+        save.order, save.encoded = replace(save.order, tried_step=question.step), b""
     if not process.send(Answer(save.order.number, save.granted)):
         process.kill()  # its socket is full, so it does not listen

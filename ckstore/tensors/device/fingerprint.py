@@ -11,7 +11,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,10 +21,9 @@ from ckstore.interpreter import log
 from ckstore.tensors.device import constants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from ckstore.tensors.device.staging import FarSource
 
+Kernel = Callable[[Sequence[tuple[int, int]], torch.device], torch.Tensor]
 WORD_BYTES = 8
 # What torch needs beside the state is four times this; more would save no time.
 _SLICE_BYTES = 16 * 2**20
@@ -37,19 +38,43 @@ def fingerprints(chunks: Sequence[tuple[FarSource, int, int]]) -> list[bytes]:
 
     It has 16 bytes for each part that lies in one row. Empty: the devices have no memory left for that.
     """
-    regions: dict[torch.device, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+    numbered: dict[torch.device, list[int]] = defaultdict(list)
+    places: dict[torch.device, list[tuple[int, int]]] = defaultdict(list)
     for index, (source, start, stop) in enumerate(chunks):
-        for _, part in source.far_parts(start, stop):
-            regions[part.device].append((index, part))
+        for device, address, nbytes in source.far_places(start, stop):
+            numbered[device].append(index)
+            places[device].append((address, nbytes))
     found: list[bytes] = [b""] * len(chunks)
-    for device, numbered in regions.items():
+    for device, indexes in numbered.items():
+        kernel = _compiled.get() if device.type == "cuda" else None
         try:
-            sums = of_regions([part for _, part in numbered], device).cpu().numpy()
+            for index, row in zip(indexes, _rows(chunks, indexes, places[device], device, kernel), strict=True):
+                found[index] += row
         except torch.OutOfMemoryError:  # without them everything is read, which is always right
             return []
-        for (index, _), row in zip(numbered, sums, strict=True):
-            found[index] += row.tobytes()
     return found
+
+
+def _rows(
+    chunks: Sequence[tuple[FarSource, int, int]],
+    indexes: Sequence[int],
+    places: Sequence[tuple[int, int]],
+    device: torch.device,
+    kernel: Kernel | None,
+) -> list[bytes]:
+    """Return the two sums of each part, of which `indexes` has the number of its chunk, and `places` where it is."""
+    # A word that lies across two words cannot be read by a kernel: such views are rare.
+    even = [] if kernel is None else [at for at, (address, _) in enumerate(places) if address % WORD_BYTES == 0]
+    rows = [b""] * len(places)
+    if kernel is not None and even:
+        for at, row in zip(even, kernel([places[at] for at in even], device).cpu().numpy(), strict=True):
+            rows[at] = row.tobytes()
+    if len(even) < len(places):
+        parts = [part for i in dict.fromkeys(indexes) for _, part in chunks[i][0].far_parts(*chunks[i][1:])]
+        odd = [at for at, row in enumerate(rows) if not row]
+        for at, row in zip(odd, by_torch([parts[at] for at in odd]).cpu().numpy(), strict=True):
+            rows[at] = row.tobytes()
+    return rows
 
 
 def of_storages(sources: Sequence[FarSource]) -> list[bytes]:
@@ -64,23 +89,6 @@ def of_storages(sources: Sequence[FarSource]) -> list[bytes]:
     for (i, _, _), part in zip(cuts, parts, strict=False):
         found[i] += part
     return found if parts else []
-
-
-def of_regions(regions: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return two sums for each region, on the device: by a kernel where there is one, else by operations of torch."""
-    kernel = _compiled.get() if device.type == "cuda" else None
-    if kernel is None:
-        return by_torch(regions)
-    # A word that lies across two words cannot be read by a kernel: such views are rare.
-    odd = [i for i, region in enumerate(regions) if region.data_ptr() % WORD_BYTES]
-    if not odd:
-        return kernel(regions)
-    sums = torch.empty((len(regions), 2), dtype=torch.int64, device=device)
-    even = sorted(set(range(len(regions))) - set(odd))
-    if even:
-        sums[even] = kernel([regions[i] for i in even])
-    sums[odd] = by_torch([regions[i] for i in odd])
-    return sums
 
 
 def by_torch(regions: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -163,43 +171,58 @@ class _Compiled:
 
     def __init__(self) -> None:
         self.why_not = "it is not compiled yet"
-        self._kernel: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None
+        self._kernel: Kernel | None = None
+        self._is_tried = False
         self._thread: threading.Thread | None = None
         self._mutex = threading.Lock()
 
-    def get(self, timeout_s: float = 0.0) -> Callable[[Sequence[torch.Tensor]], torch.Tensor] | None:
+    def get(self, timeout_s: float = 0.0) -> Kernel | None:
         """Return it, if it is there within some time."""
+        if self._is_tried:
+            return self._kernel
         with self._mutex:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._compile, name="ckstore-compile", daemon=True)
+                self._thread = threading.Thread(target=_compile, name="ckstore-compile", daemon=True)
                 self._thread.start()
-        if timeout_s:
             self._thread.join(timeout_s)
+            # Another thread may have tried it while this one waited.
+            if self._thread.is_alive() or self._is_tried:
+                return self._kernel
+            self._try()
+            self._is_tried = True
         return self._kernel
 
-    def _compile(self) -> None:
-        sums: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None
+    def _try(self) -> None:
+        """Compare it with torch; here, since no other thread may ask CUDA for anything while a graph is captured."""
         try:
             from ckstore.tensors.device import kernel
 
-            sums = kernel.sums
             probe = [torch.arange(n, dtype=torch.uint8, device="cuda") for n in (250, 1, 8)]
-            got, wanted = sums(probe), by_torch(probe)
-            # A compiler that is wrong would take changed tensors for unchanged ones, so it is tried first.
+            got = kernel.sums([(one.data_ptr(), one.numel()) for one in probe], probe[0].device)
+            wanted = by_torch(probe)
+            # A compiler that is wrong would take changed tensors for unchanged ones.
             self.why_not = "" if torch.equal(got, wanted) else f"its sums are {got.tolist()}, wanted {wanted.tolist()}"
         # Whatever a compiler, a driver or a missing cc raises: there is another way, which only takes longer.
         except Exception as error:  # noqa: BLE001
             self.why_not = f"{type(error).__name__}: {error}"
+        else:
+            self._kernel = kernel.sums if not self.why_not else None
         if self.why_not:
             text = f"no kernel for fingerprints ({self.why_not.splitlines()[0]}): torch takes them, which takes longer"
             log(logging.INFO, text, name="ckstore")
-            return
-        self._kernel = sums
+
+
+def _compile() -> None:
+    # What fails here fails again where the kernel is tried, and is said there.
+    with suppress(Exception):
+        from ckstore.tensors.device import kernel
+
+        kernel.compile_it()
 
 
 _compiled = _Compiled()
 
 
-def compiled(timeout_s: float) -> tuple[Any, str]:
+def compiled(timeout_s: float) -> tuple[Kernel | None, str]:
     """Return the kernel, if it is there in time, and why not; for tests and measurements."""
     return _compiled.get(timeout_s), _compiled.why_not

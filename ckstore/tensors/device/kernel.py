@@ -5,6 +5,7 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,13 +67,16 @@ def _sums(table, out, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(row + 1, total_b.to(tl.int64, bitcast=True))
 
 
-def sums(regions: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return two sums for each region; each begins where a word does."""
-    device = regions[0].device
-    rows = [number for region in regions for number in (region.data_ptr(), region.numel())]
-    table = torch.tensor(rows, dtype=torch.int64).to(device)
-    parts = torch.empty((len(regions), _SPLITS, 2), dtype=torch.int64, device=device)
+def compile_it() -> None:
+    """Compile the kernel, for the current device; nothing is started on it."""
+    _sums.warmup(torch.int64, torch.int64, SPLITS=_SPLITS, BLOCK=_BLOCK, grid=(1, 1))
+
+
+def sums(places: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
+    """Return two sums for each region, of which addresses and sizes are given; each begins where a word does."""
+    table = torch.tensor(places, dtype=torch.int64).to(device)
+    parts = torch.empty((len(places), _SPLITS, 2), dtype=torch.int64, device=device)
     # Of the device of the regions: Triton starts its kernels on the current one.
-    with torch.cuda.device(device) if device.type == "cuda" else torch.no_grad():
-        _sums[(len(regions), _SPLITS)](table, parts, SPLITS=_SPLITS, BLOCK=_BLOCK)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        _sums[len(places), _SPLITS](table, parts, SPLITS=_SPLITS, BLOCK=_BLOCK)
     return parts.sum(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,10 +11,11 @@ from ckstore.model.sizes import FAR_SMALL_BYTES
 from ckstore.tensors.device import streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from ckstore.tensors.device.streams import Lane, Mark
 
+_ALIGNMENT = 64
 _TOGETHER_BYTES = 8 * 2**20
 """Of small ones at once: the only memory that is taken on the device."""
 
@@ -27,6 +28,9 @@ class FarSource(Protocol):
 
     def far_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
         """Return what lies on the device of these bytes, as flat tensors and where each begins; the rest is zeros."""
+
+    def far_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
+        """Return the device, the address and the size of each of these parts."""
 
 
 class Copying:
@@ -64,67 +68,79 @@ def start(pairs: Iterable[tuple[FarSource, int]], flat: torch.Tensor, *, behind_
         behind_current: Begin behind what the current stream has been given, and let what it is given next wait; else
             the caller has waited for the devices, and waits for the copies.
     """
-    by_device: dict[torch.device, list[tuple[int, torch.Tensor]]] = defaultdict(list)
     copying = Copying()
-    for source, offset in pairs:
-        copying.keep(source)
-        end = 0
-        for at, part in source.far_parts(0, source.nbytes):
-            # What lies between is of no tensor, and must not be what an earlier save left there.
-            flat[offset + end : offset + at].zero_()
-            by_device[part.device].append((offset + at, part))
-            end = at + part.numel()
-        flat[offset + end : offset + source.nbytes].zero_()
-    for device, parts in by_device.items():
-        lane = streams.system.lane(device, "from")
-        try:
+    queues: dict[torch.device, _Queue] = {}
+    try:
+        for source, offset in pairs:
+            copying.keep(source)
+            end = 0
+            for at, part in source.far_parts(0, source.nbytes):
+                # What lies between is of no tensor, and must not be what an earlier save left there.
+                if at > end:
+                    flat[offset + end : offset + at].zero_()
+                end = at + part.numel()
+                queue = queues.get(part.device)
+                if queue is None:
+                    lane = streams.system.lane(part.device, "from")
+                    if behind_current:
+                        lane.follow()
+                    queue = queues[part.device] = _Queue(lane, flat)
+                queue.add(offset + at, part)
+            if end < source.nbytes:
+                flat[offset + end : offset + source.nbytes].zero_()
+        for queue in queues.values():
+            queue.flush()
+            copying.add(queue.lane.mark())
             if behind_current:
-                lane.follow()
-            with lane.active():
-                _enqueue(lane, parts, flat)
-        except BaseException:  # also Ctrl-C: nothing may use the memory until what was begun is done
-            copying.add(lane.mark())
-            copying.wait()
-            raise
-        copying.add(lane.mark())
-        if behind_current:
-            lane.lead()
+                queue.lane.lead()
+    except BaseException:  # also Ctrl-C: nothing may use the memory until what was begun is done
+        for queue in queues.values():
+            queue.lane.mark().synchronize()
+        raise
     return copying
 
 
-def _enqueue(lane: Lane, parts: Sequence[tuple[int, torch.Tensor]], flat: torch.Tensor) -> None:
-    run: list[torch.Tensor] = []
-    run_at = run_end = 0
+class _Queue:
+    """What goes to one lane. The first transfers begin while the others are still asked for."""
 
-    def flush() -> None:
-        if len(run) == 1:
-            lane.copy(flat[run_at:run_end], run[0])
-        elif run:
-            try:
-                lane.copy_together(flat[run_at:run_end], run)
-            except torch.OutOfMemoryError:  # a few MiB too much: one by one takes none
-                at = run_at
-                for one in run:
-                    lane.copy(flat[at : at + one.numel()], one)
-                    at += one.numel()
-        run.clear()
+    def __init__(self, lane: Lane, flat: torch.Tensor) -> None:
+        self.lane = lane
+        self._flat = flat
+        self._run: list[torch.Tensor] = []
+        self._run_at = self._run_end = 0
+        self._padding: dict[int, torch.Tensor] = {}
 
-    padding: dict[int, torch.Tensor] = {}
-    for offset, part in parts:
+    def add(self, offset: int, part: torch.Tensor) -> None:
+        """Copy a part; a small one together with those that follow it."""
         nbytes = part.numel()
         if nbytes >= FAR_SMALL_BYTES:
-            lane.copy(flat[offset : offset + nbytes], part)
-            continue
-        gap = offset - run_end
+            with self.lane.active():
+                self.lane.copy(self._flat[offset : offset + nbytes], part)
+            return
+        gap = offset - self._run_end
         # Alignment only: a wider gap may be another source's, which is copied by itself.
-        if run and (not 0 <= gap < 64 or run_end + gap + nbytes - run_at > _TOGETHER_BYTES):
-            flush()
-        if run and gap:
-            if gap not in padding:
-                padding[gap] = torch.zeros(gap, dtype=torch.uint8, device=part.device)
-            run.append(padding[gap])
-        if not run:
-            run_at = offset
-        run.append(part)
-        run_end = offset + nbytes
-    flush()
+        if self._run and (not 0 <= gap < _ALIGNMENT or offset + nbytes - self._run_at > _TOGETHER_BYTES):
+            self.flush()
+        if not self._run:
+            self._run_at = offset
+        elif gap:
+            if gap not in self._padding:
+                with self.lane.active():  # the zeros are written there, too
+                    self._padding[gap] = torch.zeros(gap, dtype=torch.uint8, device=part.device)
+            self._run.append(self._padding[gap])
+        self._run.append(part)
+        self._run_end = offset + nbytes
+
+    def flush(self) -> None:
+        """Copy the small ones."""
+        run, self._run = self._run, []
+        with self.lane.active():
+            if len(run) > 1:
+                # Where a few MiB are too much, one by one takes none.
+                with suppress(torch.OutOfMemoryError):
+                    self.lane.copy_together(self._flat[self._run_at : self._run_end], run)
+                    return
+            at = self._run_at
+            for one in run:
+                self.lane.copy(self._flat[at : at + one.numel()], one)
+                at += one.numel()
