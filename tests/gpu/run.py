@@ -28,21 +28,9 @@ _INSTALL_S, _TESTS_S, _CASE_S = 60.0, 150.0, 60.0
 _SAID_CHARS = 2_000
 _TAIL_CHARS = 60_000
 """Enough for the tracebacks of some tests that failed for one reason."""
+_SHOWN = ("-v", "--color=no", "-rfE", "--tb=short", "--durations=10", "--timeout=60")
 _OUTCOME = re.compile(r"^(tests/gpu/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
-_OPTIONS = (
-    "-v",
-    "--color=no",
-    "-rfE",
-    "--tb=short",
-    "--durations=10",
-    "--timeout=60",
-    "-p",
-    "pytest_timeout",
-    "-p",
-    "no:cacheprovider",
-    "-W",
-    "default",
-)
+_OPTIONS = ("-p", "pytest_timeout", "-p", "no:cacheprovider", "-W", "default")
 """Plugins and torch of that machine may warn: no plugin is loaded by itself, and no warning is an error."""
 
 
@@ -103,19 +91,7 @@ class Run:
     def test(self, what: str) -> None:
         """Run the tests; those that ended before the time did are in the result."""
         self._environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-v",
-            "--color=no",
-            "-rfE",
-            "--tb=short",
-            "--durations=10",
-            "--timeout=60",
-            *_OPTIONS,
-            what,
-        ]
+        command = [sys.executable, "-m", "pytest", *_SHOWN, *_OPTIONS, what]
         status, said = self._run(command, _TESTS_S)
         self.found["tests"] = {name: outcome.lower() for name, outcome in _OUTCOME.findall(said)}
         self._keep("pytest", "" if status == 0 else said[-_TAIL_CHARS:])

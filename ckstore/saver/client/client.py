@@ -178,7 +178,13 @@ class Client:
         with self._submitting:
             pool = self._queue.pool
             if state is not None:
-                pool.give(pool.take(self.staging_bytes(state)), self._queue.terms.max_in_flight)
+                with python_gc_paused():
+                    captured = capture(state)
+                snapshot = pool.take(places_of(captured.sources)[1])
+                if any(source.is_far for source in captured.sources):
+                    snapshot.pin()
+                    _fingerprints(captured)  # which begins to compile the kernel for it
+                pool.give(snapshot, self._queue.terms.max_in_flight)
             with self._queue.changed:
                 self._queue.terms = terms
                 self._keeper.start_if_needed()

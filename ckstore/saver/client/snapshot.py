@@ -160,15 +160,20 @@ class Snapshot:
                 (far if source.is_far else near).append((source, place))
         if far:
             from ckstore.tensors.device import staging
-            from ckstore.tensors.device.pinned import Pinned
 
-            # Pinned once, and kept as long as the memory: it takes as long as several copies.
-            self._pinned = self._pinned or Pinned(self._memory)
             far.sort(key=lambda pair: pair[1].offset)
             pairs: list[tuple[Any, int]] = [(source, place.offset) for source, place in far]
-            self._copying = staging.start(pairs, self._pinned.flat, behind_current=behind_current)
+            self._copying = staging.start(pairs, self.pin().flat, behind_current=behind_current)
         _in_parallel(_copies(near, self._memory))
         return self._copying
+
+    def pin(self) -> Pinned:
+        """Pin it, once: devices copy by themselves then, and it takes as long as several copies."""
+        if self._pinned is None:
+            from ckstore.tensors.device.pinned import Pinned
+
+            self._pinned = Pinned(self._memory)
+        return self._pinned
 
     def _settle(self) -> None:
         """Wait for copies of devices that an error, or a saver's end, left under way: they write to this memory."""
