@@ -51,7 +51,7 @@ class FarChunks:
         self._keys = [self._key(*chunk) for chunk in self._chunks]
         self._before = self._fingerprints()
         # Forgotten until this save has ended well: after one that failed everything is read.
-        seen = context.far_seen.pop(run, {})
+        seen = context.known.far_seen.pop(run, {})
         pairs = zip(self._keys, self._before, strict=True) if self._before else ()
         self._known = {key: seen[key][1] for key, found in pairs if key in seen and seen[key][0] == found}
         self._digests: dict[Key, str] = {}
@@ -98,7 +98,7 @@ class FarChunks:
             if old != new:
                 raise state_changed(key[0])
         found = zip(self._keys, self._before, strict=True)
-        self._context.far_seen[self._run] = {
+        self._context.known.far_seen[self._run] = {
             key: (old, self._digests[key]) for key, old in found if key in self._digests
         }
 
