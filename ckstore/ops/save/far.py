@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.ops.save.packing import state_changed
+from ckstore.ops.save.recorded import state_changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.catalog.values import PieceLocation
-from ckstore.errors import CatalogUnavailable, StateChanged
+from ckstore.errors import CatalogUnavailable
 from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.interpreter import python_gc_paused
+from ckstore.ops.save.recorded import state_changed
 
 if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
@@ -228,12 +229,6 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
     if context.algorithm.digest(data) != digest:
         raise state_changed(source.name)
     return data
-
-
-def state_changed(name: str) -> StateChanged:
-    """Return the error for a tensor that was changed while it was being saved."""
-    msg = f"{name or 'the state'} was changed while it was being saved; nothing was published"
-    return StateChanged(msg, hint="do not step the optimizer or write to tensors until save() has returned")
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:

@@ -65,9 +65,8 @@ from ckstore.ops.refs.pins import pin_again
 from ckstore.ops.refs.protection import check_unprotected, held
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
-from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
-from ckstore.ops.save.recorded import RecordedSource
+from ckstore.ops.save.recorded import RecordedSource, state_changed
 from ckstore.ops.save.write import Stored, store_sources
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__

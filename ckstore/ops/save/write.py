@@ -21,8 +21,8 @@ from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.save.far import far_chunks
-from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small, state_changed
-from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
+from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small
+from ckstore.ops.save.recorded import RecordedChunk, RecordedSource, state_changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
