@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Order
     from ckstore.saver.client.process import SaverProcess
-    from ckstore.saver.client.terms import Terms
-    from ckstore.saver.client.unchanged import Unchanged
+    from ckstore.saver.client.queue import SaverLimits
+    from ckstore.saver.client.unchanged import UnchangedNames
     from ckstore.tensors.device.staging import FarSource
 
 
@@ -65,18 +65,13 @@ class Client:
         self,
         state: object,
         order: Order,
-        terms: Terms,
+        limits: SaverLimits,
         last_parents: Mapping[str, str],
-        unchanged: Unchanged | None = None,
+        unchanged: UnchangedNames | None = None,
     ) -> PendingSave:
-        """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved.
-
-        Raises:
-            CkstoreError: An earlier save failed, and its error was not read; the state cannot be stored; there is no
-                memory for its snapshot; ``when_busy`` says so; or no saver can be started.
-        """
+        """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved."""
         with self._submitting:
-            return self._submit(state, order, terms, last_parents, unchanged)
+            return self._submit(state, order, limits, last_parents, unchanged)
 
     def call_failed(self, run: object) -> None:
         """A call that should have saved to a run raised: what the next one names as unchanged is so since that call."""
@@ -85,22 +80,27 @@ class Client:
                 self._queue.bases.not_saved(run, set())
 
     def _submit(
-        self, state: object, order: Order, terms: Terms, last_parents: Mapping[str, str], unchanged: Unchanged | None
+        self,
+        state: object,
+        order: Order,
+        limits: SaverLimits,
+        last_parents: Mapping[str, str],
+        unchanged: UnchangedNames | None,
     ) -> PendingSave:
         begun_at = time.monotonic()
         # First: the caller learns of a failed save before this one is copied, and the error is raised once.
         self.raise_unread()
         with python_gc_paused():
             # Before room is waited for: a state that cannot be stored must not wait minutes for its error.
-            captured = capture(state, after=terms.after)
+            captured = capture(state, after=limits.after)
         names = set() if unchanged is None else unchanged.names_in(captured)
         # Before any memory is taken: with `max_in_flight` snapshots there is room for no other.
-        if not self._queue.make_way(terms):
+        if not self._queue.make_way(limits):
             with self._queue.changed:
                 self._queue.bases.not_saved(order.run, names)
             return PendingSave(order.run, order.step, 0, skipped=True)
         # With an event the devices may not have computed the state yet, and to wait for that is what it is to spare.
-        fingerprints = _fingerprints(captured) if terms.after is None else {}
+        fingerprints = _fingerprints(captured) if limits.after is None else {}
         with self._queue.changed:
             placed = self._queue.bases.place(captured, order, unchanged, names, last_parents, fingerprints)
         if placed.kept is not None and names:
@@ -110,7 +110,7 @@ class Client:
         snapshot = self._queue.pool.take(placed.nbytes)
         try:
             sources, places = (*captured.sources, *placed.parts), (*placed.places, *placed.part_places)
-            copying = snapshot.fill(sources, places, behind_current=terms.after is not None)
+            copying = snapshot.fill(sources, places, behind_current=limits.after is not None)
             order = replace(
                 order,
                 number=self._number + 1,
@@ -122,7 +122,7 @@ class Client:
             pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
             encoded = b"" if copying is None else encode(order)
             # As late as can be: what was done since it began took no time of its own.
-            if copying is not None and terms.after is None:
+            if copying is not None and limits.after is None:
                 copying.wait()
                 copying = None
             # After the copy: a tensor that was written meanwhile would be half old, half new in the snapshot.
@@ -131,7 +131,7 @@ class Client:
             if copying is None:
                 pending.note("copied")
             with self._queue.changed:
-                self._queue.terms = terms
+                self._queue.limits = limits
                 # Before the save is in the queue: if no saver can be started, nothing is left there to be waited for.
                 self._keeper.start_if_needed()
                 self._number = order.number
@@ -139,7 +139,7 @@ class Client:
                 self._queue.add(save)
         except BaseException:
             # Also at Ctrl-C: gigabytes of shared memory that nothing refers to would stay until the process ends.
-            self._queue.give_back(snapshot, terms)
+            self._queue.give_back(snapshot, limits)
             raise
         with self._queue.changed:
             # Outside `try`: from here the save belongs to the queue, and a failure is one of its saver.
@@ -173,7 +173,7 @@ class Client:
         with python_gc_paused():
             return Snapshot.size_for(places_of(capture(state).sources)[1])
 
-    def prewarm(self, state: object | None, terms: Terms) -> None:
+    def prewarm(self, state: object | None, limits: SaverLimits) -> None:
         """Start the saver, and make the memory for a snapshot of this state."""
         with self._submitting:
             pool = self._queue.pool
@@ -184,9 +184,9 @@ class Client:
                 if any(source.is_far for source in captured.sources):
                     snapshot.pin()
                     _fingerprints(captured)  # which begins to compile the kernel for it
-                pool.give(snapshot, self._queue.terms.max_in_flight)
+                pool.give(snapshot, self._queue.limits.max_in_flight)
             with self._queue.changed:
-                self._queue.terms = terms
+                self._queue.limits = limits
                 self._keeper.start_if_needed()
 
     def wait(self, timeout_s: float | None, run: str | None = None) -> bool:
