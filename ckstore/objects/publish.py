@@ -181,11 +181,7 @@ def _replace(
 
 
 def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
-    """Return the checkpoint that is there if it is to stay; else None, and whether it may hold other bytes.
-
-    Raises:
-        StepExists: There is another checkpoint, which is whole, or one that was moved there.
-    """
+    """Return the checkpoint that is there if it is to stay; else None, and whether it may hold other bytes."""
     # Judged again under the lock: the checkpoint of the beginning may have been replaced since.
     found = look(layout, manifest.run, manifest.step)
     if found.is_closed:
@@ -198,8 +194,11 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
     present = found.published
     if present is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
         folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
+        # What is elsewhere is whole where it is: an eviction compared it there.
         whole = _stays(present.manifest, manifest, if_there.rule) and all(
-            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in present.manifest.blobs
+            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes)
+            for blob in present.manifest.blobs
+            if blob.digest not in present.elsewhere
         )
         if whole:
             return present, False
@@ -228,9 +227,6 @@ def _sync(parents: Sequence[Held]) -> None:
 
     It is done also for a rename that another process did: no process acknowledges what it has not made durable
     (rule F).
-
-    Raises:
-        UnknownOutcome: A directory could not be made durable.
     """
     # In this order, and none is left out after an error: a name without its fsync is not acknowledged.
     for directory in parents:

@@ -13,7 +13,7 @@ from ckstore.model.digest import ALGORITHMS
 from ckstore.model.seal import read, seal
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
-from ckstore.ops.refs.hold import held
+from ckstore.ops.refs.protection import held
 from ckstore.ops.refs.tags import tag
 from ckstore.remote import keys
 from ckstore.remote.small_objects import TAG_MAX_BYTES, RemoteTag, change
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
-    from ckstore.remote.reach import Remote
+    from ckstore.remote.objects import Remote
     from ckstore.remote.record import Record
     from ckstore.remote.source import Source
 

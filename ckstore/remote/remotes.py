@@ -10,7 +10,7 @@ from ckstore.model.times import duration_s, text_of_time
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.remote import keys
-from ckstore.remote.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
+from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
 from ckstore.remote.service.target import Target, parse_target
 
 if TYPE_CHECKING:
@@ -136,8 +136,9 @@ class Remotes:
             RemoteError: The service compares nothing, and `exclusive` was not given; or it does not answer.
             BadInput: It is a store in a directory, which `Store.gc` prunes.
         """
+        from ckstore.remote.objects import Remote
         from ckstore.remote.pruning.prune import LEAST_GRACE_S, prune
-        from ckstore.remote.reach import Remote, open_remote
+        from ckstore.remote.reach import open_remote
 
         grace_s = duration_s(grace, "grace")
         if grace_s < LEAST_GRACE_S:
@@ -162,7 +163,7 @@ class Remotes:
         """Return what is at a place, after trying it; `make`: a remote, if there is none."""
         if target.kind == "store":
             return RemoteEntry(name, target, self._store_at(target))
-        from ckstore.remote.info import RemoteInfo, check_hash, read_info
+        from ckstore.remote.documents.info import RemoteInfo, check_hash, read_info
         from ckstore.remote.service.probe import probe
 
         settings = self._context.settings

@@ -17,8 +17,7 @@ from ckstore.remote import keys
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckstore.remote.objects import Listed, Objects
-    from ckstore.remote.reach import Remote
+    from ckstore.remote.objects import Listed, Objects, Remote
 
 _FORMAT = "ckstore-remote-tag"
 _VERSION = 1

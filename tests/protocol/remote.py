@@ -159,11 +159,16 @@ class Scenario:
             if first == "intent":
                 yield "remote.intents.Intent.write", "", _intent(world, who, "U"), push._replace(at=then)
             else:
-                yield "remote.condemned.spare", "reads", world, push._replace(at="swap", seen=self._mark(world))
+                yield (
+                    "remote.documents.condemned.spare",
+                    "reads",
+                    world,
+                    push._replace(at="swap", seen=self._mark(world)),
+                )
         elif push.at == "intent":
             yield "remote.intents.Intent.write", "late", _intent(world, who, "U"), push._replace(at="list")
         elif push.at == "read":
-            yield "remote.condemned.spare", "reads", world, push._replace(at="swap", seen=self._mark(world))
+            yield "remote.documents.condemned.spare", "reads", world, push._replace(at="swap", seen=self._mark(world))
         elif push.at == "swap":
             yield self._spare(world, push)
         elif push.at == "list":
@@ -191,7 +196,7 @@ class Scenario:
 
     def _spare(self, world: World, push: Push) -> tuple[str, str, World, Push]:
         """Take the blob from what is condemned, if it is there."""
-        function, rules = "remote.condemned.spare", self.rules
+        function, rules = "remote.documents.condemned.spare", self.rules
         doc = (push.seen or self._mark(world))[0]
         then = "list" if rules.intent_first or world.intents[world.pushes.index(push)] else "intent"
         new = doc
@@ -225,7 +230,7 @@ class Scenario:
         prune = world.prunes[who]
         for function, what, after, then in self._prune_steps(world, who, prune):
             prunes = (*world.prunes[:who], then, *world.prunes[who + 1 :])
-            yield Step(f"pruner {who}", f"remote.prune.{function}", what, after._replace(prunes=prunes))
+            yield Step(f"pruner {who}", _PRUNING[function], what, after._replace(prunes=prunes))
 
     def _prune_steps(self, world: World, who: int, prune: Prune) -> Iterator[tuple[str, str, World, Prune]]:
         rules, orders = self.rules, ("intents", "manifests")
@@ -330,6 +335,14 @@ class Scenario:
         if self.rules.burn_foreign:
             new = new._replace(burnt=max(new.burnt, batch[1] + 1))
         return "prune", "ends the batch of another pruner", self._written(world, new), prune
+
+
+_PRUNING = {
+    "prune": "remote.pruning.prune.prune",
+    "survey": "remote.pruning.survey.Survey.named",
+    "void": "remote.pruning.intent_record.void",
+    "finish": "remote.pruning.intent_record.finish",
+}
 
 
 def _intent(world: World, who: int, state: str) -> World:

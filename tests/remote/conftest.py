@@ -8,7 +8,8 @@ import pytest
 
 from ckstore.ops.context import Context
 from ckstore.remote import reach
-from ckstore.remote.reach import OtherStore, Remote
+from ckstore.remote.objects import Remote
+from ckstore.remote.reach import OtherStore
 from ckstore.remote.service.target import Target
 from tests.remote.double import REMOTES
 from tests.support.s3_proxy import Proxy, faulty_proxy

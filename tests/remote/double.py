@@ -12,9 +12,8 @@ from typing import Literal
 from ckstore.errors import RemoteError
 from ckstore.model.settings.settings import StoreSettings
 from ckstore.remote import keys
-from ckstore.remote.info import RemoteInfo
-from ckstore.remote.objects import Listed
-from ckstore.remote.reach import Remote
+from ckstore.remote.documents.info import RemoteInfo
+from ckstore.remote.objects import Listed, Remote
 
 Fault = Literal["fail", "lose", "flip", "stall"]
 """``fail``: nothing is done. ``lose``: it is done, and the answer is lost. ``flip``: one bit of the body is another."""

@@ -13,12 +13,12 @@ import pytest
 from ckstore import BadInput, CkstoreError, InUse, RemoteError, Store
 from ckstore.model.digest import ALGORITHMS
 from ckstore.remote import keys
-from ckstore.remote.condemned import Batch, Condemned, read_condemned, swap
+from ckstore.remote.documents.condemned import Batch, Condemned, read_condemned, swap
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
+from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as module
 from ckstore.remote.pruning.prune import prune
-from ckstore.remote.reach import Remote
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ckstore.model.document import refuse, shown
-from ckstore.model.manifest.manifest import MAX_DEPTH, Entry, Ranks, Tiling
+from ckstore.model.manifest.manifest import MAX_DEPTH, Entry, Extent, Ranks, Tiling
 from ckstore.model.manifest.tiles import TILE_DIMENSIONS_MOST, Block, Sizes, fill_exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.manifest import Extent
 
 WORLD_SIZE_MOST = 2**20
 ATTEMPT_MOST_CHARS = 200

@@ -20,9 +20,8 @@ from ckstore import errors
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.canonical import canonical_json, encode_metric
 from ckstore.model.manifest.captured import Captured
-from ckstore.model.manifest.counters import SaveCounters
 from ckstore.model.manifest.describe import decoded_metadata, encode_metadata
-from ckstore.model.manifest.info import CheckpointInfo, Note
+from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
 from ckstore.model.manifest.manifest import Description, LeafRecord
 
 SaverState = Literal[

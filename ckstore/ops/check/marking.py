@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob, OtherHash
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> CheckpointDirectory:
-    """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: There is no such directory.
-    """
+    """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered."""
     # Held by the reader until the end: a mark must go into the directory that was read, wherever it is by then.
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
@@ -51,6 +48,8 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
         remember(context, of.lock, [MarkEntry(error.blob, error.names, error.message)])
 
     directory.on_damage = on_damage
+    if context.fetch is not None:
+        directory.fetch = partial(context.fetch, directory)
     directory.threads = context.threads
     return directory
 

@@ -9,7 +9,7 @@ from ckstore.fs.lock_files import service_failed
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.words import counted
 from ckstore.ops.config_file import RETENTION, policy_of
-from ckstore.ops.free.exclusive import tell_unfreed
+from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_drops
 from ckstore.ops.os_errors import describe_os_error

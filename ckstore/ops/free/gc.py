@@ -106,9 +106,6 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
             where the catalog is this user's alone, look at what others did. False: as after each save, so that the
             report has only what was done.
         exclusive: No other host is at work, so nothing waits for the grace; where there can be none it does not matter.
-
-    Raises:
-        CkstoreError: The system refused something. The next gc goes on with what is left.
     """
     context.check_writable()
     try:

@@ -7,19 +7,15 @@ manifest anyway, once a process, since a row can also be written by another prog
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CatalogUnavailable, DamagedBlob
 from ckstore.fs import files
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns
 from ckstore.ops.context import Context, annotated, annotation_problem
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import file_stamp
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-
 
 _OF_MANIFEST = (
     "id",
@@ -38,13 +34,7 @@ _OF_MANIFEST = (
 
 
 def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
-    """Return what the manifest at a place (run, step) says.
-
-    Annotations and tags are not in it.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: The checkpoint is gone.
-    """
+    """Return what the manifest at a place (run, step) says. Annotations and tags are not in it."""
     path = context.layout.checkpoint(*place)
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:
@@ -80,8 +70,9 @@ def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple[str, ...]) -> CheckpointInfo:
     """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
     damaged = runs.is_marked(info.run, info.step)
-    if (info.durable, info.tags, info.damaged) != (context.durable, tags, damaged):
-        info = replace(info, durable=context.durable, tags=tags, damaged=damaged)
+    elsewhere = runs.is_elsewhere(info.run, info.step)
+    if (info.durable, info.tags, info.damaged, info.elsewhere) != (context.durable, tags, damaged, elsewhere):
+        info = replace(info, durable=context.durable, tags=tags, damaged=damaged, elsewhere=elsewhere)
     if runs.is_annotated(info.run, info.step):
         return annotated(context, info)
     if context.problems:  # a problem with annotations ends with them
@@ -107,10 +98,8 @@ def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Whether two values of metadata are the same; a metric that is not a number equals itself.
-
-    No text is made of them: Python refuses that for an integer of more than 4,300 digits.
-    """
+    """Whether two values of metadata are the same; a metric that is not a number equals itself."""
+    # No text is made of them: Python refuses that for an integer of more than 4,300 digits.
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

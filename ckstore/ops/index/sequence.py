@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
-from ckstore.ops.context import tell_passed_over
+from ckstore.ops.context import Context, tell_passed_over
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.proposal import propose
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.index.reconcile import write_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.catalog.values import Listing
     from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.context import Context
     from ckstore.ops.manifest_cache import RunSeen
 
 
@@ -102,18 +101,12 @@ def _both(listing: Listing) -> Rows:
 
 
 class _Known:
-    """Sequence numbers of checkpoints, by the catalog where its rows are current, else by their manifests.
-
-    Attributes:
-        sequences: What is known.
-        torn: Where no manifest can be read now; it may be repaired later.
-        looked: Whether anything was looked at.
-    """
+    """Sequence numbers of checkpoints, by the catalog where its rows are current, else by their manifests."""
 
     def __init__(self, context: Context) -> None:
-        self.sequences: dict[CheckpointKey, int] = {}
-        self.torn: set[CheckpointKey] = set()
-        self.looked = False
+        self.sequences: dict[CheckpointKey, int] = {}  # what is known
+        self.torn: set[CheckpointKey] = set()  # where no manifest can be read now; it may be repaired later
+        self.looked = False  # whether anything was looked at
         self._context = context
         self._written: dict[CheckpointKey, int] = {}
         self._checked: set[CheckpointKey] = set()

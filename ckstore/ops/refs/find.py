@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.checkpoint.refs import Ref, has_id, is_latest_valid, parse_ref, resolve
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.shared.two_renames import Gap
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint, way_in
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps
-from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
 from ckstore.ops.refs.listing import infos, refuse_unfinished, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.objects.shared.two_renames import Gap
+from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
 
 T = TypeVar("T")
 AnyRef = str | SupportsIndex | CheckpointInfo
@@ -33,11 +30,7 @@ _OPEN_TRIES = 5
 
 
 def find(context: Context, ref: AnyRef) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names.
-
-    Raises:
-        NoSuchRef: There is none; the message says what there is.
-    """
+    """Return the checkpoint that `ref` names. Raises NoSuchRef: there is none; the message says what there is."""
     if isinstance(ref, CheckpointInfo):
         context.run_was_open = False
         return _same(context, ref)
@@ -82,8 +75,7 @@ def text_of(ref: str | SupportsIndex) -> str:
             return str(operator.index(ref))
     except TypeError:
         pass
-    msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
-    raise BadInput(msg)
+    raise BadInput(f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}")
 
 
 def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
@@ -159,8 +151,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
         directory.close()  # replaced between finding and locking, or its row is wrong
         with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next look tells
             sure(context, info)
-    msg = f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened"
-    raise NoSuchRef(msg)
+    raise NoSuchRef(f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened")
 
 
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:

@@ -16,14 +16,13 @@ from ckstore.errors import InUse, RemoteError, RemoteUnavailable
 from ckstore.model.reports.remote_prune import RemotePruneReport
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.remote import keys
-from ckstore.remote.condemned import BATCH_NAMES, PAUSE_S, TRIES, Batch, Condemned, read_versioned, swap
-from ckstore.remote.info import read_info
+from ckstore.remote.documents.condemned import BATCH_NAMES, PAUSE_S, TRIES, Batch, Condemned, read_versioned, swap
+from ckstore.remote.documents.info import read_info
 from ckstore.remote.pruning.survey import Survey
 
 if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
-    from ckstore.remote.objects import Listed, Objects
-    from ckstore.remote.reach import Remote
+    from ckstore.remote.objects import Listed, Objects, Remote
 
 # Longer than a request lives at any service, so that a usual call needs no second look at what it condemned itself.
 LEAST_GRACE_S = 60.0

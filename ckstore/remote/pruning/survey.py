@@ -13,7 +13,7 @@ from ckstore.remote.source import ObjectSource, read_manifest
 
 if TYPE_CHECKING:
     from ckstore.remote.keys import Place
-    from ckstore.remote.reach import Remote
+    from ckstore.remote.objects import Remote
 
 # Each waits for an answer most of its time.
 _THREADS = 8

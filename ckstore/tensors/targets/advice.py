@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
-from ckstore.tensors.stateful import is_module
+from ckstore.tensors.kinds import is_module
 from ckstore.tensors.targets.renames import front
 from ckstore.tensors.walks import DICTS
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.tensors.targets.differences import Differences, LoadRules
+    from ckstore.tensors.targets.comparison import Differences, LoadRules
 
     _Renaming = tuple[list[str], dict[str, str], Differences]
 
@@ -28,25 +28,15 @@ _ENTRIES_MOST = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load whose target does not fit.
+    """A load whose target does not fit."""
 
-    Attributes:
-        manifest: What the checkpoint holds.
-        target: As it was given.
-        terms: What the caller allows.
-        strict: Whether everything has to fit.
-        found: The differences, by the names of the manifest.
-        fits_somewhere: Whether any value of the checkpoint has a place in the target.
-        compare: Gives the differences with other terms.
-    """
-
-    manifest: Manifest
-    target: object
-    terms: LoadRules
-    strict: bool
-    found: Differences
-    fits_somewhere: bool
-    compare: Callable[[LoadRules], Differences]
+    manifest: Manifest  # what the checkpoint holds
+    target: object  # as it was given
+    terms: LoadRules  # what the caller allows
+    strict: bool  # whether everything has to fit
+    found: Differences  # the differences, by the names of the manifest
+    fits_somewhere: bool  # whether any value of the checkpoint has a place in the target
+    compare: Callable[[LoadRules], Differences]  # gives the differences with other terms
 
 
 def advice(load: Load) -> list[str]:

@@ -6,21 +6,18 @@ A parameter has no name in an optimizer: it is found by its place, as torch does
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.nn.parameter import is_lazy
 
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import decode_key
-from ckstore.tensors.kinds import is_tensor
+from ckstore.tensors.kinds import hand_over, is_tensor
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import hand_over
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
 from ckstore.tensors.targets.live import tensors_in
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import Node
 
 _LIKE_THE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
@@ -35,10 +32,8 @@ _TELLING = {
 
 
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
-    """Plan to load an optimizer: whole, or not at all if its groups differ.
-
-    The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
-    """
+    """Plan to load an optimizer: whole, or not at all if its groups differ."""
+    # The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
     parts = {decode_key(own): item for own, item in node[1]} if isinstance(node, list) and node[0] in DICTS else {}
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
         comparison.mismatch(path, "the state of an optimizer", comparison.described(node))
@@ -144,10 +139,8 @@ class _Optimizer:
         return True
 
     def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
-        """Return what gives leaves, those inside objects on the device of their parameter.
-
-        torch moves the tensors of a state there, but looks into no object.
-        """
+        """Return what gives leaves, those inside objects on the device of their parameter."""
+        # torch moves the tensors of a state there, but looks into no object.
         parameter, inside = self._parameters.get(key), _below(node, "object")
         if parameter is None or parameter.device.type == "cpu" or not inside:
             return leaf

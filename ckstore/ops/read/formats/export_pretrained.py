@@ -46,18 +46,12 @@ _READ_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What will be written.
+    """What will be written."""
 
-    Attributes:
-        copied: Committed files that are copied.
-        added: Files of the user.
-        left_out: What is not written, a sentence each.
-        weights: The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
-    """
-
-    copied: tuple[FileRecord, ...]
-    added: tuple[Added, ...]
-    left_out: tuple[str, ...]
+    copied: tuple[FileRecord, ...]  # committed files that are copied
+    added: tuple[Added, ...]  # files of the user
+    left_out: tuple[str, ...]  # what is not written, a sentence each
+    # The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
     weights: tuple[CheckpointDirectory, ExportPlan, tuple[Shard, ...]] | None
 
 
@@ -186,8 +180,7 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
         paths += made
     for one in plan.added:
         if one.name in paths:
-            msg = f"{one.path} cannot be added: {name} has a {one.name} already"
-            raise BadInput(msg, hint="leave it out of add=")
+            raise BadInput(f"{one.path} cannot be added: {name} has a {one.name} already", hint="leave it out of add=")
     if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
         msg = f"{form.call} needs {form.config}, and {name} has none"
         raise BadInput(

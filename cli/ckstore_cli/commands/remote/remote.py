@@ -10,7 +10,7 @@ from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 
 if TYPE_CHECKING:
-    from ckstore.remote.entries import RemoteEntry
+    from ckstore.remote.service.entries import RemoteEntry
     from ckstore_cli._output import Output
 
 
