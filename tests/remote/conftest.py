@@ -64,3 +64,12 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
     target = Target("url", f"memory://{abs(hash(request.node.nodeid))}/run")
     yield target
     engine._memory.pop(target.bucket, None)
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Return a real S3 service: Ceph RGW."""
+    from tests.support.object_services import ceph_service
+
+    with ceph_service(tmp_path_factory.mktemp("ceph")) as running:
+        yield running
