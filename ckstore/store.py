@@ -340,12 +340,12 @@ class Store:
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
         from ckstore.ops.save.options import check_options, order_of, request_of
-        from ckstore.saver.client.terms import Terms
+        from ckstore.saver.client.queue import SaverLimits
 
         check_options(self.save_async, options)
         try:
-            terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
-            terms.check()
+            limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
+            limits.check()
             parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
             request = request_of(self._context, self._run_named(run), step, options, None, ref)
@@ -353,11 +353,11 @@ class Store:
             named = None
             if unchanged is not None:
                 from ckstore.ops.read.load import as_filter
-                from ckstore.saver.client.unchanged import Unchanged
+                from ckstore.saver.client.unchanged import UnchangedNames
 
                 selects = as_filter(unchanged, "unchanged")
-                named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-            return self.background._submit(state, order_of(request, ref), terms, named)  # noqa: SLF001 - its own
+                named = None if selects is None else UnchangedNames(selects, self._context.settings.chunk_bytes)
+            return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
         except BaseException:
             self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
             raise
@@ -1378,7 +1378,7 @@ class Store:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about the place and what was found in the store; one sentence each."""
-        return tuple(dict.fromkeys((*self._notes, *self._context.problems.values())))
+        return tuple(dict.fromkeys((*self._notes, *self._context.notices.problems.values())))
 
     @property
     def settings(self) -> StoreSettings:
@@ -1422,15 +1422,13 @@ class Store:
         return request
 
     def _told(self, info: CheckpointInfo) -> CheckpointInfo:
-        log_notes(info.name, info.warnings, self._context.told)
+        log_notes(info.name, info.warnings, self._context.notices.logged)
         return info
 
     def _run_named(self, run: str | None) -> str:
         """As `_run_meant`; where that is a guess, it is said once."""
         if run is None:
-            from ckstore.ops.context import tell_unnamed_run
-
-            tell_unnamed_run(self._context)
+            self._context.notices.tell_unnamed_run()
         return self._run_meant(run)
 
     def _run_meant(self, run: str | None) -> str:
@@ -1438,6 +1436,11 @@ class Store:
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)
+
+
+def context_of(store: Store) -> Context:
+    """Return what the verbs of an open store share: the seam for what keeps checkpoints of a framework in it."""
+    return store._context  # noqa: SLF001 - its own
 
 
 def _opened_again(

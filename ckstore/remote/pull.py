@@ -192,7 +192,7 @@ class Pull:
             staging.seal(data)
             check = partial(check_unprotected, context, place.key, replacing=True)
             if_there = publishing.IfThere(self.if_exists, check)
-            outcome = publishing.publish(context.layout, staging, manifest, if_there, context.synced_runs)
+            outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
         except UnknownOutcome as error:
             context.writes_disabled_because = error.message
             staging.lock.release()

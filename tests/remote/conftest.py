@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -67,9 +69,13 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="session")
-def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def ceph() -> Iterator[Service]:
     """Return a real S3 service: Ceph RGW."""
     from tests.support.object_services import ceph_service
 
-    with ceph_service(tmp_path_factory.mktemp("ceph")) as running:
+    # bluestore writes past the page cache, which a directory in memory does not take.
+    with (
+        tempfile.TemporaryDirectory(prefix="ckstore-ceph-", dir="/var/tmp") as root,
+        ceph_service(Path(root)) as running,
+    ):
         yield running

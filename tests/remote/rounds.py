@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ckstore import RemoteError, Store
+from ckstore import CkstoreError, Store
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.remote import keys
 from ckstore.remote.objects import Remote
@@ -52,7 +52,7 @@ def whole(objects: ServiceObjects) -> set[str]:
 def run_rounds(
     folder: Path, direct: Target, proxied: Target, proxy: Proxy, *, rounds: int, seed: int, kills: bool
 ) -> int:
-    """Push, prune and drop through a proxy that fails; return how many calls failed, all as `RemoteError`."""
+    """Push, prune and drop through a proxy that fails; return how many calls failed."""
     drawn = random.Random(seed)
     store = Store.init(folder / "store", chunk_bytes=2**20)
     store.remotes.add("cold", proxied.address, endpoint=proxied.endpoint)
@@ -68,11 +68,11 @@ def run_rounds(
             try:
                 store.push(at)
                 acknowledged.add(f"main@{at}")
-            except RemoteError:
+            except CkstoreError:
                 failed += 1
         try:
             prune(Remote("cold", ServiceObjects(proxied)), store._context.algorithm, grace_s=0)
-        except RemoteError:
+        except CkstoreError:
             failed += 1
         proxy.fault = lambda _line: ""
         listed = whole(objects)

@@ -74,7 +74,7 @@ def remember(
         for entry in entries:
             if is_digest(entry.blob):
                 _withdraw(context.layout, entry.blob, lock)
-        context.marks_duty.wake()  # the next save heals what it can
+        context.known.marks_duty.wake()  # the next save heals what it can
     except OSError:
         return False
     return True

@@ -49,7 +49,7 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
     """
     try:
-        glanced = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
+        glanced = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.known.manifests)
     except (FileNotFoundError, NotADirectoryError):
         return "it is no longer there"
     if glanced.problem:

@@ -13,9 +13,9 @@ from ckstore.objects import far_locks, reserve, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import warn
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.protection import check_unprotected, gone
 
@@ -69,13 +69,13 @@ def tell_unfreed(context: Context) -> str:
     unlinked at once that another host could have: it stays in ``staging/`` and ``trash/`` for a grace
     (`ckstore.objects.shared.grace`), or until a user who knows that no other host uses the store runs gc and says so.
     """
-    if not context.shared or _UNFREED in context.problems:
+    if not context.shared or _UNFREED in context.notices.problems:
         return ""
-    context.problems[_UNFREED] = (
+    context.notices.problems[_UNFREED] = (
         f"dropped checkpoints keep their bytes for a while (config.grace_s), since other hosts may be using the store: "
         f"{context.shared}; a later gc frees them, and at once, when no other host uses the store: {_HOW}"
     )
-    return context.problems[_UNFREED]
+    return context.notices.problems[_UNFREED]
 
 
 def make_kept_durable(context: Context, run: str) -> None:
@@ -121,7 +121,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         # The new name first: if a power cut left neither name, nothing would tell gc of its blobs.
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
-    context.directory_cache.changed(info.key, None, change)
+    context.known.directories.changed(info.key, None, change)
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 

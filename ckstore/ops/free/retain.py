@@ -154,11 +154,13 @@ def _read(context: Context, candidate: Candidate) -> Candidate:
     (true,) = in_order(context, [true])
     damage = candidate.damage if true.id == info.id else why_not_valid(context, true)
     damage = _misplaced(context, true) or damage
-    return replace(candidate, info=true, damage=damage, doubt=context.problems.get(annotation_problem(true), ""))
+    return replace(
+        candidate, info=true, damage=damage, doubt=context.notices.problems.get(annotation_problem(true), "")
+    )
 
 
 def _misplaced(context: Context, info: CheckpointInfo) -> str:
-    return context.problems.get(order_problem(info), "") if info.out_of_order else ""
+    return context.notices.problems.get(order_problem(info), "") if info.out_of_order else ""
 
 
 def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo]) -> dict[str, Candidate]:
@@ -170,7 +172,7 @@ def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo
             tags=info.tags,
             pins=tuple(str(pin) for pin in pins.get(info.key, ())),
             damage=_misplaced(context, info),
-            doubt=context.problems.get(annotation_problem(info), ""),
+            doubt=context.notices.problems.get(annotation_problem(info), ""),
         )
         for info in looked_at
     }

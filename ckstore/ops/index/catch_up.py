@@ -91,7 +91,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     # The rows of a save may be undone by a power cut (docs/adr/0002), and only a start of the machine follows one.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
         return None
-    runs = context.directory_cache.look(context.layout)
+    runs = context.known.directories.look(context.layout)
     if sum(len(one.published) for one in runs.values()) <= proposal.FEW:
         return None
     found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)

@@ -40,7 +40,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
     with files.opened_directory(path) as fd:
         # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
         stamp = file_stamp(fd)
-        facts = context.manifest_cache.recall_facts(stamp)
+        facts = context.known.manifests.recall_facts(stamp)
         if facts is None:
             from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
             from ckstore.model.manifest.parse import parse_facts  # `ckstore log` reads no manifest
@@ -51,7 +51,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
                 facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix)
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
-            context.manifest_cache.remember_facts(stamp, facts)
+            context.known.manifests.remember_facts(stamp, facts)
     if (facts.run, facts.step) != place:
         raise DamagedBlob(f"{where} says that it is {facts.name}")
     return facts
@@ -75,8 +75,8 @@ def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple
         info = replace(info, durable=context.durable, tags=tags, damaged=damaged, elsewhere=elsewhere)
     if runs.is_annotated(info.run, info.step):
         return annotated(context, info)
-    if context.problems:  # a problem with annotations ends with them
-        context.problems.pop(annotation_problem(info), None)
+    if context.notices.problems:  # a problem with annotations ends with them
+        context.notices.problems.pop(annotation_problem(info), None)
     return info
 
 

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import OpenRuns
     from ckstore.ops.context import Context
 
-FEW = 1000
-"""So many checkpoints are all looked at, which takes 10 ms and finds a changed manifest in any of them."""
-_MOST_UNKNOWN = 200
-"""More are looked at faster along with all others."""
+FEW = 1000  # so many checkpoints are all looked at, which takes 10 ms and finds a changed manifest in any of them
+_MOST_UNKNOWN = 200  # more are looked at faster along with all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ def propose(
     published = {place: runs.stamp(*place) for place in (*found.newest.stamps, *found.unknown)}
     if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):
         return None  # the checkpoint there may be older than others
-    for place in context.distrusted.keys() - published.keys():  # its row may hide that it is the newest
+    for place in context.known.distrusted.keys() - published.keys():  # its row may hide that it is the newest
         if str(place[1]) in listed.get(place[0], {}):
             published[place] = runs.stamp(*place)
     return Proposed(listed, published, found.unknown)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.context import Context, warn
+from ckstore.ops.context import Context
+from ckstore.ops.notices import warn
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import Published, Stamp
@@ -39,7 +40,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | 
     def look_at(run: str, step: int) -> Published | None:
         found = look(context.layout, run, step)
         if found.problem and not found.is_closed:
-            context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
+            context.notices.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
         if note is not None:
             note(run, step, found)
         return found.published
@@ -115,13 +116,13 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
     """Write the rows of checkpoints again from their directories, and warn, once for an open store."""
     # A failure is left for the next opening. `places`: whose rows are wrong or missing. `damaged_count`: how many rows
     # do not fit their checksums; 0: those of `places` do, and are still wrong.
-    if _PROBLEM not in context.problems:
+    if _PROBLEM not in context.notices.problems:
         said = _damaged(damaged_count) if damaged_count else _forged(places)
-        context.problems[_PROBLEM] = said
+        context.notices.problems[_PROBLEM] = said
         warn(said)
     for place in () if damaged_count else places:
         # With the stamp: a checkpoint that is saved there later has a row of its own, which counts.
-        context.distrusted[place] = context.layout.stamp(*place)
+        context.known.distrusted[place] = context.layout.stamp(*place)
     if context.readonly or context.writes_disabled_because:
         return
     try:
@@ -129,7 +130,7 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
             context.catalog.remove_wrong(timeout_s=_MEND_TIMEOUT_S)
         reconcile_all(context, sorted(places))
         for place in places:
-            context.distrusted.pop(place, None)
+            context.known.distrusted.pop(place, None)
     except (CkstoreError, OSError):  # the catalog cannot be written now, or a newer ckstore wrote one of them
         return
 

@@ -9,8 +9,9 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.host import probe
 from ckstore.objects import reserve, trash
-from ckstore.ops.context import Context, tell_passed_over, warn
+from ckstore.ops.context import Context
 from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.notices import warn
 from ckstore.ops.open import create
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import fill_dead
@@ -52,7 +53,7 @@ def recover(context: Context) -> list[str]:
     create.remove_leftovers(layout)
     for note in said:
         warn(note)
-    tell_passed_over(context)
+    context.notices.tell_passed_over(context.layout)
     return said + notes
 
 

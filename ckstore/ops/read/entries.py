@@ -15,7 +15,7 @@ from ckstore.tensors.walks import DICTS, leaf_numbers, parts_in
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StateValue:
     """A value of a checkpoint."""
 
     path: tuple[str | int, ...]  # its keys and places in lists
@@ -25,7 +25,7 @@ class Found:
     tensor: LeafRecord | None
 
 
-def entries_of(manifest: Manifest) -> dict[str, Found]:
+def entries_of(manifest: Manifest) -> dict[str, StateValue]:
     """Return the values of a checkpoint by name: those that it gives, or what flattening its state would name so."""
     if manifest.ranks is not None and manifest.ranks.entries is not None:
         given = ((entry.name, entry.path, *_at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
@@ -33,13 +33,13 @@ def entries_of(manifest: Manifest) -> dict[str, Found]:
         given = (
             (".".join(map(str, path)), path, *name_and_node) for path, *name_and_node in _values(manifest.state, (), "")
         )
-    found: dict[str, Found] = {}
+    found: dict[str, StateValue] = {}
     for name, path, own_name, node in given:
         # {"a.b": x} and {"a": {"b": y}} flatten to one name there: one of them would silently replace the other.
         if name in found:
             msg = f"{manifest.name} has two values that torch.distributed.checkpoint would name {name!r}"
             raise BadInput(msg, hint="a key with a dot in it looks like two: save it under another key")
-        found[name] = Found(path, own_name, node, _tensor(manifest, node))
+        found[name] = StateValue(path, own_name, node, _tensor(manifest, node))
     return found
 
 

@@ -129,14 +129,14 @@ def _state_of_rank(state: object, rank: int) -> object:
 def continue_from(context: Context, run: str, checkpoint_id: str) -> None:
     """Make a checkpoint that was loaded the parent of what is saved next."""
     # "" is for a save to another run: a fine-tuning that goes on in a run of its own has this parent.
-    context.last_parents[run] = context.last_parents[""] = checkpoint_id
-    context.run_guessed = run if context.run_was_open else ""
+    context.known.last_parents[run] = context.known.last_parents[""] = checkpoint_id
+    context.notices.run_guessed = run if context.notices.run_was_open else ""
 
 
 def lose_parents(context: Context) -> None:
     """Let the next save have no parent: a load that failed has left parts of another checkpoint in its target."""
     # The names stay, with no id, so that a saver in the background hears of it.
-    context.last_parents.update(dict.fromkeys([*context.last_parents, ""], ""))
+    context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], ""))
 
 
 def load_open(

@@ -13,9 +13,10 @@ from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.model.checkpoint.runs import RunSummary, summaries
 from ckstore.model.names import CheckpointKey, step_of
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import Context, warn
+from ckstore.ops.context import Context
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.proposal import propose
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import in_order, infos, infos_at, refuse_unfinished, settle
 
 if TYPE_CHECKING:
@@ -73,9 +74,15 @@ def _written_last(
         return []
     found = infos(context, at={place: written[place]})
     name = f"{place[0]}@{place[1]}"
-    if not found and (problem := context.problems.get(name)) and (key := f"latest {name}") not in context.problems:
-        context.problems[key] = f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
-        warn(context.problems[key])
+    if (
+        not found
+        and (problem := context.notices.problems.get(name))
+        and (key := f"latest {name}") not in context.notices.problems
+    ):
+        context.notices.problems[key] = (
+            f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
+        )
+        warn(context.notices.problems[key])
     return found
 
 
@@ -90,12 +97,12 @@ def run_meant(context: Context, run: str | None) -> str | None:
 def in_one_run(context: Context, ref: Ref) -> Ref:
     """Return `ref` with the run that it is looked for in, where its kind is counted in runs."""
     # Tags and ids name one checkpoint of the whole store, whatever the handle is bound to.
-    context.run_was_open = False
+    context.notices.run_was_open = False
     if ref.run is not None or ref.kind in ("tag", "id"):
         return ref
     if context.run is not None:
         return replace(ref, run=context.run)
-    context.run_was_open = True
+    context.notices.run_was_open = True
     if ref.kind != "step":
         _refuse_several(context, ref)
     return ref

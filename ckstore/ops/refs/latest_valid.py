@@ -17,7 +17,8 @@ from ckstore.objects.documents import marks
 from ckstore.ops.check.marking import open_checked, remember_damage
 from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier
-from ckstore.ops.context import Context, info_of, warn
+from ckstore.ops.context import Context, info_of
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.latest import in_one_run
 from ckstore.ops.refs.listing import infos, refuse_unfinished
 
@@ -71,12 +72,12 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
             kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
-            context.problems["latest-valid"] = (
+            context.notices.problems["latest-valid"] = (
                 f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
             )
-            warn(context.problems["latest-valid"])
+            warn(context.notices.problems["latest-valid"])
         else:
-            context.problems.pop("latest-valid", None)
+            context.notices.problems.pop("latest-valid", None)
         return taken
     none_left = _none_left(context, run, passed)
     try:

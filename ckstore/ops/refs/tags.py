@@ -11,7 +11,8 @@ from ckstore.model.checkpoint.tag import Tag, tag_text
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_tag
 from ckstore.objects.layout import Layout
-from ckstore.ops.context import Context, warn
+from ckstore.ops.context import Context
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.protection import doubtful_tags, held, way_out
 

@@ -185,7 +185,7 @@ def _pins(context: Context) -> Findings:
 
 
 def _order(context: Context) -> Findings:
-    yield contents.check_order([context.problems[order_problem(info)] for info in misplaced(context)])
+    yield contents.check_order([context.notices.problems[order_problem(info)] for info in misplaced(context)])
 
 
 def _damage(context: Context) -> Findings:

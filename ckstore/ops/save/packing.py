@@ -223,7 +223,7 @@ def state_changed(name: str) -> StateChanged:
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:
     """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be."""
     # The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
-    found = {digest: place for digest in sizes if (place := context.known_pieces.get(digest)) is not None}
+    found = {digest: place for digest in sizes if (place := context.known.pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()
     if unknown:
         try:
@@ -306,7 +306,7 @@ def _pieces_are_there(
     compare: bool,
 ) -> bool:
     """Whether a claimed pack holds the pieces where the catalog, which is only an index, says."""
-    unchecked = {d: place for d, place in pieces.items() if compare or context.known_pieces.get(d) != place}
+    unchecked = {d: place for d, place in pieces.items() if compare or context.known.pieces.get(d) != place}
     if not unchecked:
         return True
     size = next(iter(unchecked.values())).blob_nbytes

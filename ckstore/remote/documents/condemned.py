@@ -12,8 +12,9 @@ from ckstore.errors import RemoteUnavailable
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, check_version, parse_object, refuse
-from ckstore.model.seal import read, to_write
+from ckstore.model.seal import to_write
 from ckstore.remote import keys
+from ckstore.remote.documents.reading import read_document
 from ckstore.remote.keys import BlobName
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def read_condemned(objects: Objects) -> Condemned:
         CkstoreError: It cannot be read, or is damaged.
     """
     data = objects.get(keys.CONDEMNED, MAX_BYTES)
-    return Condemned() if data is None else read(data, _parse, keys.CONDEMNED)
+    return Condemned() if data is None else read_document(data, _parse, keys.CONDEMNED)
 
 
 def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:

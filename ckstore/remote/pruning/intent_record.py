@@ -13,7 +13,8 @@ from ckstore.model.digest import is_digest
 from ckstore.model.document import check_version, parse_object, refuse
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.model.names import is_run
-from ckstore.model.seal import MEMBER, read, seal
+from ckstore.model.seal import MEMBER, seal
+from ckstore.remote.documents.reading import read_document
 from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def read_intent(objects: Objects, listed: Listed) -> IntentRecord | None:
     data = objects.get(listed.key, _MAX_BYTES)
     if data is None:
         return None
-    return replace(read(data, _parse, listed.key), listed=listed)
+    return replace(read_document(data, _parse, listed.key), listed=listed)
 
 
 def _parse(data: bytes, where: str) -> IntentRecord:
