@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
+    from ckstore.remote.elsewhere.through import Through
     from ckstore.remote.reach import RemoteLike
     from ckstore.remote.remotes import Remotes
-    from ckstore.remote.through import Through
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
@@ -226,7 +226,7 @@ class Store:
             UnsafePlace: The filesystem cannot hold a store.
             RemoteError: There is no remote at that URL, or it does not answer; calling it again goes on.
         """
-        from ckstore.remote.clone import new_settings
+        from ckstore.remote.elsewhere.clone import new_settings
 
         try:
             store = cls(path, run=run)
@@ -1394,8 +1394,8 @@ class Store:
 
     @act
     def _list_remote(self, name: str) -> None:
-        from ckstore.ops.context import warn
-        from ckstore.remote.clone import list_remote
+        from ckstore.ops.notices import warn
+        from ckstore.remote.elsewhere.clone import list_remote
         from ckstore.remote.reach import reach
 
         _, warnings = list_remote(self._context, reach(self._context, name))
@@ -1478,7 +1478,7 @@ def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, in
 
     def fetch(directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview) -> None:
         if not made:
-            from ckstore.remote.through import Through
+            from ckstore.remote.elsewhere.through import Through
 
             made.append(Through(context))
         made[0](directory, blob, offset, into)

@@ -9,9 +9,9 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import parse_size
 from ckstore.ops.refs.find import text_of
-from ckstore.remote import evict as evicting
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
+from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource

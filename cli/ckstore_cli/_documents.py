@@ -22,6 +22,7 @@ _FORMS = {
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
     "DiffLeaf": "name kind dtype? shape?dtype nbytes",
+    "EvictReport": "remote dry_run freed_bytes read_back_bytes evicted skipped",
     "ExportReport": "checkpoint=name id=checkpoint_id destination nbytes tensor_count files tied state_names left_out "
     "unsafe_globals",
     "FileChange": "path kind before after changed_bytes",

@@ -24,7 +24,7 @@ from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
 from ckstore.remote.beside import take_names
 from ckstore.remote.documents.info import read_info
-from ckstore.remote.evict import require
+from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, source_of, uuid_of
@@ -101,7 +101,7 @@ def _publish(
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
         staging.seal(data)
         if_there = publishing.IfThere("keep", lambda: None)
-        outcome = publishing.publish(context.layout, staging, manifest, if_there, context.synced_runs)
+        outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
     except UnknownOutcome as error:
         context.writes_disabled_because = error.message
         staging.lock.release()
