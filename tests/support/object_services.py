@@ -132,7 +132,7 @@ def moto_service(root: Path) -> Iterator[Service]:
 @contextmanager
 def azurite_service(root: Path) -> Iterator[int]:
     """Run Azurite, and return its port."""
-    program = Path(os.environ.get("CKSTORE_AZURITE", ROOT / "build/remote/node/node_modules/.bin/azurite-blob"))
+    program = ROOT / "build/remote/node/node_modules/.bin/azurite-blob"
     require(program.exists(), "Azurite is not installed")
     port = free_port()
     command = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", root]
