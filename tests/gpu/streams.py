@@ -98,6 +98,7 @@ class StandInLane:
         self._waiting: deque[Callable[[], object]] = deque()
         self._mutex = threading.RLock()
         self._asked = self._done = 0
+        self._failed = False
 
     def active(self) -> AbstractContextManager[object]:
         return nullcontext()
@@ -124,15 +125,22 @@ class StandInLane:
         with self._mutex:
             self._system.copied.append(nbytes)
             fails = len(self._system.copied) - 1 == self._system.fails_at
-            self._waiting.append(_fail if fails else act)
+            self._waiting.append(self._fail if fails else act)
             self._asked += 1
+
+    def _fail(self) -> None:
+        self._failed = True
+        raise RuntimeError("CUDA error: the stand-in was told to fail")
 
     def run_to(self, count: int) -> None:
         self._system.gate.wait(60)
         with self._mutex:
-            while self._done < count:
-                self._done += 1
+            while self._done < count and not self._failed:
                 self._waiting.popleft()()
+                self._done += 1
+            # As on a device, where an error stays: whichever thread waits for what failed, or comes behind it.
+            if self._failed and self._done < count:
+                raise RuntimeError("CUDA error: the stand-in was told to fail")
 
 
 class StandInMark:
@@ -144,7 +152,3 @@ class StandInMark:
 
     def synchronize(self) -> None:
         self._lane.run_to(self._count)
-
-
-def _fail() -> None:
-    raise RuntimeError("CUDA error: the stand-in was told to fail")
