@@ -340,12 +340,12 @@ class Store:
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
         from ckstore.ops.save.options import check_options, order_of, request_of
-        from ckstore.saver.client.terms import Terms
+        from ckstore.saver.client.queue import SaverLimits
 
         check_options(self.save_async, options)
         try:
-            terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
-            terms.check()
+            limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
+            limits.check()
             parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
             request = request_of(self._context, self._run_named(run), step, options, None, ref)
@@ -353,11 +353,11 @@ class Store:
             named = None
             if unchanged is not None:
                 from ckstore.ops.read.load import as_filter
-                from ckstore.saver.client.unchanged import Unchanged
+                from ckstore.saver.client.unchanged import UnchangedNames
 
                 selects = as_filter(unchanged, "unchanged")
-                named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-            return self.background._submit(state, order_of(request, ref), terms, named)  # noqa: SLF001 - its own
+                named = None if selects is None else UnchangedNames(selects, self._context.settings.chunk_bytes)
+            return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
         except BaseException:
             self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
             raise

@@ -229,7 +229,10 @@ class Layout:
 
     def tag_texts(self) -> dict[str, str | None]:
         """Return the text of every symlink in ``refs/``; None: the entry is something else."""
-        return peek.symlink_texts(self.refs)
+        try:
+            return peek.symlink_texts(self.refs)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
 
 
 class OpenRuns:

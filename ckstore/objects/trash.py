@@ -139,6 +139,8 @@ def _blobs_are_durable(layout: Layout) -> bool:
 def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
     """Yield the staging directories, of these names, whose owner is dead: each with a lock that the caller releases."""
     names = names_in(layout.staging) if names is None else names
+    if not names:
+        return
     # Both halves of a replacement by two renames are needed until it is completed: one of them is the checkpoint.
     needed = two_renames.unswept(layout, names)
     places = ((name, layout.staging / name) for name in names if name not in needed)
