@@ -328,6 +328,7 @@ def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     from ckstore import CkstoreError
+    from ckstore.fs import files, links
     from ckstore.remote.elsewhere import evict as evicting
 
     _, remote = new_remote(store.settings)
@@ -340,7 +341,7 @@ def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
         if step in ("write_elsewhere", "touch"):
             failing.setattr(evicting, step, fail)
         else:
-            module = evicting.files if step == "sync_directory" else evicting.links
+            module = files if step == "sync_directory" else links
             failing.setattr(evicting, "make_kept_durable", lambda *_: None)
             failing.setattr(module, step, fail)
         with pytest.raises(CkstoreError):
