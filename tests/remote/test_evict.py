@@ -321,3 +321,34 @@ def test_two_stores_never_let_go_of_each_others_last_copy(store: Store, tmp_path
     assert same(store.load(1), state(1))
     assert store.pull(1, other.path).moved_bytes > 3 * MIB
     assert same(ckstore_open(store, 1), state(1))
+
+
+@pytest.mark.parametrize("step", ["write_elsewhere", "rename", "make_directory", "sync_directory", "touch"])
+def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    from ckstore import CkstoreError
+    from ckstore.fs import files, links
+    from ckstore.remote.elsewhere import evict as evicting
+
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        if step in ("write_elsewhere", "touch"):
+            failing.setattr(evicting, step, fail)
+        else:
+            module = files if step == "sync_directory" else links
+            failing.setattr(evicting, "make_kept_durable", lambda *_: None)
+            failing.setattr(module, step, fail)
+        with pytest.raises(CkstoreError):
+            store.evict(1, remote)
+    again = Store.open(store.path)
+    assert same(again.load(1), state(1))
+    assert again.verify().ok
+    again.evict(1, remote)
+    assert again.pull(1, remote).checkpoints[0].step == 1
+    assert same(ckstore_open(again, 1), state(1))

@@ -8,7 +8,7 @@ any two of these leaves a checkpoint that reads as before.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -68,7 +68,8 @@ def evict(
     finally:
         # Also after an error: what was read back once need not be read again.
         if not dry_run:
-            attest.keep()
+            with suppress(CkstoreError, OSError):  # it only saves work, and must not hide the first error
+                attest.keep()
             reclaim.give_back(context, digests)
     freed = {digest for digest in digests if not peek.exists(context.layout.blob(digest))}
     return EvictReport(
