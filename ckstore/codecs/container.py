@@ -116,6 +116,29 @@ def encode_blob(plain: Buffer, header: Header, read_base: ReadBase) -> bytes:
     return render(header, tiles)
 
 
+def decode_blob(data: Buffer, read_base: ReadBase, *, where: str, most_bytes: int) -> bytearray:
+    """Return the plain bytes of an encoded blob that is in memory.
+
+    Raises:
+        DamagedBlob: It is not one.
+    """
+    file = memoryview(data)
+    first = HEAD_BYTES + header_bytes(file[:HEAD_BYTES])
+    header = parse_header(file[HEAD_BYTES:first], where=where, most_bytes=most_bytes)
+    body = first + header.table_bytes
+    tiles = Tiles(header, file[first:body], len(file), first=body, where=where)
+    plain = bytearray(header.nbytes)
+    out = memoryview(plain)
+    for tile in tiles.between(0, header.nbytes):
+        base = None
+        if needs_base(tile) and tile.run.base >= 0:
+            wanted = base_bytes(tile.run.prediction, tile.nbytes)
+            base = read_base(header.bases[tile.run.base], tile.base_start, wanted)
+        stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
+        decode_tile(tile, stored, base, out[tile.start : tile.start + tile.nbytes])
+    return plain
+
+
 def header_bytes(head: Buffer) -> int:
     """Return how long the header is, from the first `HEAD_BYTES` of a file.
 
@@ -208,8 +231,8 @@ class Tiles:
             at += 1
 
 
-def decode_tile(tile: Tile, data: bytes, base: Buffer | None, out: memoryview) -> None:
-    """Fill `out` with a tile; `base` is what `base_range` names, as it is in the base."""
+def decode_tile(tile: Tile, data: Buffer, base: Buffer | None, out: memoryview) -> None:
+    """Fill `out` with a tile; `base` has the bytes of the base from `base_start` on, `casts.base_bytes` of them."""
     predicted = None if base is None else predict(tile.run.prediction, base)
     decode(Stored(tile.codec, data), predicted, tile.run.width, out)
 

@@ -39,7 +39,7 @@ class Stored(NamedTuple):
     """A tile as it is stored."""
 
     codec: Codec
-    data: bytes
+    data: Buffer
 
 
 def encode(tile: Buffer, base: Buffer | None, width: int) -> Stored:

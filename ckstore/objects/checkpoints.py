@@ -17,15 +17,18 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Mani
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import blobs
 from ckstore.objects.blobs import Presence
-from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckstore.fs.inside import Inside, Where
 
-_HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
-# The longest head, with a blake3 digest, has less than 100 bytes.
+# The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
+_HEAD = re.compile(
+    rb'\{"digest":"(?P<own>[a-z0-9]+-[0-9a-f]+)","manifest":(\{"checkpoint":"(?P<id>[a-z0-9]+-[0-9a-f]+)")?'
+)
+# The longest head, with two blake3 digests, has less than 200 bytes.
 _HEAD_BYTES = 256
 
 
@@ -86,19 +89,19 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Verdict:
 
 def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
     """Return what is wrong with the blobs in a directory, open as `fd`, and which were touched; no data is read."""
-    if not manifest.blobs:
+    if not manifest.stored:
         return why_not_own(fd), ()
     try:
         with Held(directory / BLOBS) as folder:
             return _judge_blobs(folder, manifest)
     except (FileNotFoundError, NotADirectoryError):
-        first = manifest.blobs[0]
+        first = manifest.stored[0]
         return why_not_own(fd) or blobs.why_absent(first.digest, first.nbytes, None), ()
 
 
 def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
     touched = []
-    for blob in manifest.blobs:
+    for blob in manifest.stored:
         try:
             status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -119,7 +122,30 @@ def id_at(path: Inside) -> str | None:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
     except (FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):
         return None
-    return match[1].decode("ascii") if match else None
+    return (match["id"] or match["own"]).decode("ascii") if match else None
+
+
+def manifest_in(dir_fd: int, path: Where, hash_prefix: str = "") -> tuple[Manifest, str]:
+    """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id.
+
+    Raises:
+        FileNotFoundError: There is no ``manifest.json``.
+        DamagedBlob, BadInput: It cannot be used; as `parse_manifest`.
+    """
+    data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
+    return parse_manifest(data, where=f"{path}/{MANIFEST}", hash_prefix=hash_prefix, plain=plain_in(dir_fd, path))
+
+
+def plain_in(dir_fd: int, path: Where) -> Callable[[], bytes]:
+    """Return what reads the manifest proper of a compacted checkpoint; an absent one is damage."""
+
+    def read() -> bytes:
+        try:
+            return files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
+        except FileNotFoundError as error:
+            raise DamagedBlob(f"{path}/{PLAIN} is missing") from error
+
+    return read
 
 
 def why_not_own(dir_fd: int) -> str:
@@ -192,12 +218,10 @@ class CheckpointDirectory:
         try:
             stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
             # By the descriptor: of a rename meanwhile nothing is noticed, and nothing has to be.
-            data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
+            manifest, manifest_id = manifest_in(lock.fd, path, hash_prefix)
         except FileNotFoundError as error:
             msg = f"{where} is missing"
             raise DamagedBlob(msg) from error
-        try:
-            manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix)
         except BadInput as error:
             raise DamagedBlob(error.message, hint=error.hint) from error
         if problem := why_not_own(lock.fd):

@@ -1,6 +1,6 @@
 """The one way to the bytes of a piece: read into memory, mapped, or shared with a file of the caller.
 
-Where a piece lies in its blob is used here alone, so that a piece can one day be encoded, or elsewhere.
+Where a piece lies in its blob is used here alone, and whether that blob is plain or encoded.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
+from ckstore.objects.encoded import Decoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from ckstore.model.manifest.manifest import Extent
+    from ckstore.model.manifest.manifest import Extent, Manifest
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 _PART_BYTES = 2**20  # hashed while the processor's cache still has it
@@ -70,6 +71,7 @@ class PieceReader:
         self._open_most = open_blobs
         self._before_each = before_each
         self._open: OrderedDict[int, int] = OrderedDict()
+        self._decoder: Decoder | None = None
 
     def read(self, part: Part) -> None:
         """Fill the memory of a part with its piece, and check it.
@@ -79,7 +81,8 @@ class PieceReader:
             MissingBlob: Its blob is not there.
         """
         extent, out, what = part
-        fd = self._descriptor(extent, what)
+        is_encoded = encoded(self._directory, extent)
+        fd = -1 if is_encoded else self._descriptor(extent, what)
         blob = self._directory.manifest.blobs[extent.blob].digest
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
@@ -89,11 +92,14 @@ class PieceReader:
                 if self._before_each is not None:
                     self._before_each()
                 some = out[at : at + _PART_BYTES]
-                files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
+                if is_encoded:
+                    self._decode(blob, extent.offset + at, some, what)
+                else:
+                    files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
                 if self._verify:
                     running.update(some)
         except DamagedBlob as error:
-            error.blob, error.names = blob, (what,)
+            error.blob, error.names = error.blob or blob, (what,)
             raise
         if self._verify:
             _compare(self._directory, extent, algorithm.digest_of_parts(running), what)
@@ -104,6 +110,8 @@ class PieceReader:
         None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
         """
         extent = part.extent
+        if encoded(self._directory, extent):
+            return None
         ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
         block = reflink.BLOCK_BYTES
         # Filesystems share whole blocks only, but for the last of a file.
@@ -114,7 +122,8 @@ class PieceReader:
 
     def is_cached(self, part: Part) -> bool:
         """Whether the page cache has the beginning of a piece's blob."""
-        return files.is_cached(self._descriptor(part.extent, part.what), 0)
+        # Decoding is the processor's work, as copying out of the page cache is: more threads than cores do not help.
+        return encoded(self._directory, part.extent) or files.is_cached(self._descriptor(part.extent, part.what), 0)
 
     def read_ahead(self, parts: Sequence[Part]) -> None:
         """Have the kernel begin to read what is about to be read of one blob, in its order.
@@ -125,6 +134,8 @@ class PieceReader:
         network's, where each answer takes its time; so all of it is asked for, unless most of what lies between is not
         wanted.
         """
+        if encoded(self._directory, parts[0].extent):
+            return
         fd = self._descriptor(parts[0].extent, parts[0].what)
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
@@ -137,8 +148,17 @@ class PieceReader:
 
     def close(self) -> None:
         """Close the blobs that are open."""
+        if self._decoder is not None:
+            self._decoder.close()
         while self._open:
             os.close(self._open.popitem()[1])
+
+    def _decode(self, blob: str, start: int, out: memoryview, what: str) -> None:
+        encoding = self._directory.manifest.encoding
+        if self._decoder is None and encoding is not None:
+            self._decoder = Decoder(self._directory, encoding)
+        if self._decoder is not None:
+            self._decoder.read(blob, start, out, what)
 
     def _descriptor(self, extent: Extent, what: str) -> int:
         # The one that was used last is closed last: small pieces of neighbours lie in one pack.
@@ -156,6 +176,32 @@ class PieceReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def encoded(directory: CheckpointDirectory, extent: Extent) -> bool:
+    """Whether a piece is decoded, so that no file has its bytes."""
+    encoding = directory.manifest.encoding
+    return encoding is not None and directory.manifest.blobs[extent.blob].digest in encoding.encoded
+
+
+def extents_of(manifest: Manifest) -> list[list[Extent]]:
+    """Return the pieces in each blob of a manifest, each once, in the order in which they lie there."""
+    found: list[set[Extent]] = [set() for _ in manifest.blobs]
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            found[extent.blob].add(extent)
+    return [sorted(extents, key=lambda extent: extent.offset) for extents in found]
+
+
+def why_not_right(directory: CheckpointDirectory, extents: Iterable[Extent], before_each: Callable[[], None]) -> str:
+    """Read pieces and compare them with their digests; return what is wrong with the first that differs."""
+    with PieceReader(directory, before_each=before_each) as pieces:
+        for extent in extents:
+            try:
+                pieces.read(Part(extent, memoryview(bytearray(extent.length)), "a piece"))
+            except DamagedBlob as error:
+                return error.message
+    return ""
 
 
 def check(directory: CheckpointDirectory, part: Part) -> None:
@@ -179,6 +225,8 @@ def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
     if len(extents) != 1:
         return ""
     blob = directory.manifest.blobs[extents[0].blob]
+    if encoded(directory, extents[0]):
+        return ""
     return "" if extents[0].offset or extents[0].length != blob.nbytes else blob.digest
 
 
@@ -202,8 +250,11 @@ class PieceMaps:
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
         """Return memory of its own for a run of pieces; None: it does not lie where pages begin, or is mapped already.
 
-        As many small storages as there are may be equal, and a process may have only so many mappings.
+        As many small storages as there are may be equal, and a process may have only so many mappings. What is encoded
+        lies nowhere as it is.
         """
+        if any(encoded(self._directory, extent) for extent in extents):
+            return None
         if len(extents) != 1:
             # Pages of a mapping begin where pages of a file do.
             pages = all(e.offset == 0 and (e is extents[-1] or e.length % _mmap.PAGESIZE == 0) for e in extents)

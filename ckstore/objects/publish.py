@@ -199,7 +199,7 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
     if present is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
         folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
         whole = _stays(present.manifest, manifest, if_there.rule) and all(
-            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in present.manifest.blobs
+            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in present.manifest.stored
         )
         if whole:
             return present, False

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore.codecs import container
-from ckstore.codecs.casts import base_bytes, predict
-from ckstore.codecs.container import HEAD_BYTES, Header, Run, Tiles, header_bytes, parse_header
+from ckstore.codecs.casts import predict
+from ckstore.codecs.container import HEAD_BYTES, Header, Run, header_bytes
 from ckstore.codecs.tiles import TILE_BYTES, Codec
 from ckstore.errors import DamagedBlob
 
@@ -24,19 +24,7 @@ _MOST = 2**31
 
 def decode_all(data: bytes, read_base: container.ReadBase) -> bytes:
     """Return the plain bytes of a container."""
-    first = HEAD_BYTES + header_bytes(data[:HEAD_BYTES])
-    header = parse_header(data[HEAD_BYTES:first], where="it", most_bytes=_MOST)
-    body = first + header.table_bytes
-    tiles = Tiles(header, data[first:body], len(data), first=body, where="it")
-    out = memoryview(bytearray(header.nbytes))
-    for tile in tiles.between(0, header.nbytes):
-        base = None
-        if container.needs_base(tile) and tile.run.base >= 0:
-            wanted = base_bytes(tile.run.prediction, tile.nbytes)
-            base = read_base(header.bases[tile.run.base], tile.base_start, wanted)
-        stored = data[tile.stored_start : tile.stored_start + tile.stored_bytes]
-        container.decode_tile(tile, stored, base, out[tile.start : tile.start + tile.nbytes])
-    return bytes(out)
+    return bytes(container.decode_blob(data, read_base, where="it", most_bytes=_MOST))
 
 
 def reader(base: bytes) -> Callable[[str, int, int], bytes]:

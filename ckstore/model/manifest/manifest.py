@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.model.digest import Algorithm
+    from ckstore.model.manifest.encoding import Encoding
 
 MANIFEST_VERSION = 1
 SHARDS = "shards"
@@ -166,7 +167,10 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of ``manifest.json``; see docs/format/v1.md for each member."""
+    """The content of ``manifest.json``; see docs/format/v1.md for each member.
+
+    `encoding` is not in it: it says how the blobs are stored where the checkpoint was compacted.
+    """
 
     run: str
     step: int
@@ -184,6 +188,25 @@ class Manifest:
     state: Node
     files: tuple[FileRecord, ...] = ()
     ranks: Ranks | None = None
+    encoding: Encoding | None = None
+
+    @property
+    def stored(self) -> tuple[BlobRecord, ...]:
+        """The files in its directory: its blobs, and where it was compacted, what they are decoded from."""
+        return self.blobs if self.encoding is None else self.encoding.files
+
+    @property
+    def places(self) -> list[int | None]:
+        """For each blob the index of its file in `stored`; None: it is encoded."""
+        if self.encoding is None:
+            return list(range(len(self.blobs)))
+        numbers = {file.digest: number for number, file in enumerate(self.stored)}
+        return [numbers.get(blob.digest) for blob in self.blobs]
+
+    def files_of(self, blob: int) -> list[str]:
+        """Return the digests of the files that a blob, given by its index, is read from: itself, or all on its path."""
+        digest = self.blobs[blob].digest
+        return [digest] if self.encoding is None else list(map(self.encoding.file_of, self.encoding.path(digest)))
 
     @property
     def name(self) -> str:

@@ -103,7 +103,7 @@ class BlobUse:
 
 
 def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
-    """Return how much a checkpoint uses of each of its blobs, by digest; the same that the catalog keeps."""
+    """Return how much a checkpoint uses of each of its files, by digest; the same that the catalog keeps."""
     pieces: list[dict[str, int]] = [{} for _ in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
@@ -113,7 +113,7 @@ def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
         used_bytes = sum(-(-length // _ALIGNMENT) * _ALIGNMENT for length in held.values())
         is_pack = any(piece != blob.digest for piece in held)
         uses[blob.digest] = BlobUse(min(blob.nbytes, used_bytes), is_pack)
-    return uses
+    return {blob.digest: uses.get(blob.digest, BlobUse(blob.nbytes, is_pack=False)) for blob in manifest.stored}
 
 
 @brief()

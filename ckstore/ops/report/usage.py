@@ -129,7 +129,7 @@ class _PackUses:
             if found is None:  # it went meanwhile
                 continue
             uses = blob_uses(found.manifest)
-            for blob in found.manifest.blobs:
+            for blob in found.manifest.stored:
                 if uses[blob.digest].is_pack:
                     self._add(key, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
 
