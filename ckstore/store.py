@@ -959,7 +959,7 @@ class Store:
     @act
     def compact(
         self,
-        refs: RefLike | Iterable[RefLike] = (),
+        refs: Iterable[RefLike] = (),
         run: str | None = None,
         *,
         keep_newest: int = 3,
@@ -987,8 +987,7 @@ class Store:
         from ckstore.ops.compact.compact import compact
         from ckstore.ops.compact.plan import plan
 
-        given = [refs] if isinstance(refs, (str, int, CheckpointInfo)) else refs
-        made = plan(self._context, given, self.run if run is None else run, keep_newest=keep_newest)
+        made = plan(self._context, refs, self.run if run is None else run, keep_newest=keep_newest)
         return CompactionReport(made, dry_run=True) if dry_run else compact(self._context, made)
 
     @act

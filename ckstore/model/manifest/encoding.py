@@ -136,10 +136,16 @@ def _file(item: Any, where: str) -> BlobRecord:
 
 def _encoded(item: Any, file_count: int, where: str) -> tuple[str, EncodedBlob]:
     digest, nbytes, file, bases = item if type(item) is list and len(item) == 4 else (None,) * 4
-    numbers = _is_size(nbytes) and type(file) is int and 0 <= file < file_count
-    if not (numbers and is_digest(digest) and type(bases) is list and all(map(is_digest, bases))):
-        refuse(where, "an encoded blob", "[digest, size, file, bases]", item)
-    return str(digest), EncodedBlob(nbytes, file, tuple(bases))
+    if (
+        is_digest(digest)
+        and _is_size(nbytes)
+        and isinstance(file, int)
+        and 0 <= file < file_count
+        and isinstance(bases, list)
+        and all(map(is_digest, bases))
+    ):
+        return str(digest), EncodedBlob(int(nbytes), int(file), tuple(bases))
+    return refuse(where, "an encoded blob", "[digest, size, file, bases]", item)
 
 
 def _is_size(value: object) -> bool:

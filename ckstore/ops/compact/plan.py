@@ -45,7 +45,7 @@ def plan(
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
     chosen = {find(context, ref).key for ref in refs}
-    runs = {key[0] for key in chosen} or {run}
+    runs: set[str | None] = {key[0] for key in chosen} or {run}
     by_run: dict[str, list[CheckpointInfo]] = {}
     for name in sorted(runs, key=str):
         for info in infos(context, name):
