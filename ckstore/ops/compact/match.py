@@ -153,34 +153,30 @@ class Matcher:
                 continue
             if place.offset > at:
                 found.append(Segment(place.offset - at, 1))
-            found += self._of_place(place, alone=alone)
+            found += self._of_place(place, self._own.manifest.blobs[blob].digest, alone=alone)
             at = place.offset + place.nbytes
         if at < nbytes:
             found.append(Segment(nbytes - at, 1))
         return found
 
-    def _of_place(self, place: _Place, *, alone: bool) -> Iterator[Segment]:
+    def _of_place(self, place: _Place, blob: str, *, alone: bool) -> list[Segment]:
         width = self._own.width(place.storage)
         width = width if place.nbytes % width == 0 and place.storage_offset % width == 0 else 1
-        layout, storage, prediction = self._source(place.storage, width)
-        if alone or storage is None:
-            yield Segment(place.nbytes, width)
-            return
-        start = base_bytes(prediction, place.storage_offset)
-        parts = list(layout.within(storage, start, start + base_bytes(prediction, place.nbytes)))
-        ratio = base_bytes(prediction, 1)
-        # Elements that are cut by the end of a piece are like nothing.
-        if any(nbytes % (ratio * width) for nbytes, _, _ in parts):
-            yield Segment(place.nbytes, width)
-            return
-        for nbytes, digest, offset in parts:
-            yield Segment(nbytes // ratio, width, prediction, digest, offset)
-
-    def _source(self, storage: int, width: int) -> tuple[Layout, int | None, Prediction]:
-        if storage in self._masters and width == 2:
-            master = self._masters[storage]
-            return self._own, master, _COPIES[self._own.leaves[storage].dtype]
-        return self._base, self._base.like(self._own, storage), "same"
+        like: list[tuple[Layout, int | None, Prediction]] = []
+        if width == 2 and place.storage in self._masters:
+            master = self._masters[place.storage]
+            like.append((self._own, master, _COPIES[self._own.leaves[place.storage].dtype]))
+        like.append((self._base, self._base.like(self._own, place.storage), "same"))
+        for layout, storage, prediction in () if alone else like:
+            if storage is None:
+                continue
+            ratio = base_bytes(prediction, 1)
+            start = ratio * place.storage_offset
+            parts = list(layout.within(storage, start, start + ratio * place.nbytes))
+            # Not elements that are cut by the end of a piece, nor what lies in the same pack: that cannot be decoded.
+            if all(nbytes % (ratio * width) == 0 and digest != blob for nbytes, digest, _ in parts):
+                return [Segment(n // ratio, width, prediction, digest, offset) for n, digest, offset in parts]
+        return [Segment(place.nbytes, width)]
 
     def _pairs(self, read: Callable[[str, int, int], bytes | bytearray | memoryview]) -> dict[int, int]:
         """Return the float32 storage of which each storage in half the precision is a copy, by their first values."""
