@@ -138,13 +138,14 @@ def _encoded(item: Any, file_count: int, where: str) -> tuple[str, EncodedBlob]:
     digest, nbytes, file, bases = item if type(item) is list and len(item) == 4 else (None,) * 4
     if (
         is_digest(digest)
+        and type(nbytes) is int
         and _is_size(nbytes)
-        and isinstance(file, int)
+        and type(file) is int
         and 0 <= file < file_count
         and isinstance(bases, list)
         and all(map(is_digest, bases))
     ):
-        return str(digest), EncodedBlob(int(nbytes), int(file), tuple(bases))
+        return str(digest), EncodedBlob(nbytes, file, tuple(bases))
     return refuse(where, "an encoded blob", "[digest, size, file, bases]", item)
 
 
