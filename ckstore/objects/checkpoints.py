@@ -14,7 +14,7 @@ from ckstore.fs import files, locks
 from ckstore.fs.held import Held
 from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
-from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.objects import blobs
 from ckstore.objects.blobs import Presence
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckstore.fs.inside import Inside, Where
+    from ckstore.model.manifest.encoding import Encoding
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(
@@ -123,6 +124,19 @@ def id_at(path: Inside) -> str | None:
     except (FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):
         return None
     return (match["id"] or match["own"]).decode("ascii") if match else None
+
+
+def encoding_at(path: Inside) -> Encoding | None:
+    """Return how the blobs in a directory are stored, if it is that of a compacted checkpoint and says so."""
+    try:
+        with files.opened_regular(path / MANIFEST) as fd:
+            match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
+        if match is None or match["id"] is None:  # most are plain, and their manifests are long
+            return None
+        data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
+        return parse_encoding(data, where=str(path / MANIFEST))
+    except (FileNotFoundError, NotADirectoryError, PermissionError, BadInput, DamagedBlob):
+        return None
 
 
 def manifest_in(dir_fd: int, path: Where, hash_prefix: str = "") -> tuple[Manifest, str]:

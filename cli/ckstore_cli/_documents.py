@@ -47,7 +47,7 @@ _FORMS = {
     "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
     "Skipped": "run=info.run step=info.step reason",
     "Uncompacted": "run=info.run step=info.step reason",
-    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes checkpoints",
+    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes saved_bytes checkpoints",
     "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
     "in_time whole damage findings repaired unrepaired quarantined healable",
 }

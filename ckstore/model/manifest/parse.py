@@ -95,6 +95,12 @@ def parse_manifest(
     return replace(manifest, encoding=form), manifest_id
 
 
+def parse_encoding(data: bytes, *, where: str) -> encoding.Encoding:
+    """Return what the ``manifest.json`` of a compacted checkpoint says, as `parse_manifest` checks it."""
+    _, body = _unframe(data, where, "")
+    return encoding.parse(parse_object(body, where=where), where)
+
+
 def parse_facts(
     data: bytes, *, where: str, hash_prefix: str = "", plain: Callable[[], bytes] | None = None
 ) -> CheckpointInfo:

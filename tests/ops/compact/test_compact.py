@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import torch
 
 import ckstore
 from ckstore import Store
+from ckstore.fs import direct
+from ckstore.ops.compact import encode
 from tests.format import reader
 
 STEPS = 12
@@ -371,3 +374,53 @@ def test_a_missing_part_is_damage_and_other_checkpoints_load(store: Store, missi
         store.load(0)
     assert not store.verify().ok
     assert same(store.load(5), states[5])
+
+
+# ---------------------------------------------------------------- nothing is let go before it is elsewhere
+
+
+def test_what_the_disk_does_not_give_back_is_not_relied_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = saved(store, 6)
+    before = listing(store.path / "checkpoints")
+
+    def other(path: Any, start: int, stop: int) -> bytearray:
+        data = direct.read_range(path, start, stop)
+        data[-1] ^= 1
+        return data
+
+    monkeypatch.setattr(encode, "direct", SimpleNamespace(read_range=other))
+    report = store.compact()
+
+    assert {skipped.info.step for skipped in report.skipped} == {0, 1, 2}
+    assert report.compacted == ()
+    assert listing(store.path / "checkpoints") == before
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
+    assert store.gc().freed_count == 0
+
+
+def test_nothing_is_encoded_against_a_damaged_base(store: Store) -> None:
+    states = saved(store, 6)
+    for path in (store.path / "checkpoints/main/5/blobs").iterdir():
+        if os.stat(path).st_nlink == 2:  # its own, and the canonical name
+            path.chmod(0o644)
+            with path.open("r+b") as file:
+                file.seek(1000)
+                file.write(b"rot")
+            os.utime(path, (10**9, 10**9))
+
+    report = store.compact()
+
+    assert report.skipped
+    for step in range(5):
+        assert same(store.load(step), states[step])
+
+
+def test_du_says_what_compaction_saves(store: Store) -> None:
+    saved(store)
+    before = store.du()
+    store.compact()
+    after = store.du()
+
+    assert before.saved_bytes == 0
+    assert after.disk_bytes + after.saved_bytes == pytest.approx(before.disk_bytes, rel=0.01)
+    assert "more without compaction" in str(after)
