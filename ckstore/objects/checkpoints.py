@@ -243,6 +243,11 @@ class CheckpointDirectory:
             raise DamagedBlob(msg)
         return cls(path, lock, stamp, manifest, manifest_id)
 
+    @property
+    def manifest_file(self) -> str:
+        """The name of the file with the manifest proper, whose digest is the id."""
+        return MANIFEST if self.manifest.encoding is None else PLAIN
+
     def stat_blob(self, digest: str) -> os.stat_result:
         """Return the status of one of its blobs."""
         return os.stat(digest, dir_fd=self.blobs.fd, follow_symlinks=False)

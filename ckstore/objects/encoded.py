@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ckstore.codecs import container
 from ckstore.codecs.casts import base_bytes
+from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
@@ -135,6 +136,24 @@ class Decoder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_encoded(directory: CheckpointDirectory, digest: str) -> bool:
+    """Whether no file of a checkpoint has the bytes of a blob as they are."""
+    encoding = directory.manifest.encoding
+    return encoding is not None and digest in encoding.encoded
+
+
+def decoded(directory: CheckpointDirectory, digest: str, start: int, out: memoryview, what: str) -> bool:
+    """Fill `out` with bytes of a blob that is encoded; False if it is not, so that its file has them."""
+    encoding = directory.manifest.encoding
+    if encoding is None or not is_encoded(directory, digest):
+        return False
+    with Decoder(directory, encoding) as decoder:
+        # By parts: a tile of a base is as large as that of what is decoded with it.
+        for at in range(0, len(out), TILE_BYTES):
+            decoder.read(digest, start + at, out[at : at + TILE_BYTES], what)
+    return True
 
 
 def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> tuple[container.Header, Tiles]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
-from ckstore.objects.encoded import Decoder
+from ckstore.objects.encoded import Decoder, is_encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -180,8 +180,7 @@ class PieceReader:
 
 def encoded(directory: CheckpointDirectory, extent: Extent) -> bool:
     """Whether a piece is decoded, so that no file has its bytes."""
-    encoding = directory.manifest.encoding
-    return encoding is not None and directory.manifest.blobs[extent.blob].digest in encoding.encoded
+    return is_encoded(directory, directory.manifest.blobs[extent.blob].digest)
 
 
 def extents_of(manifest: Manifest) -> list[list[Extent]]:

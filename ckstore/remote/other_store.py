@@ -16,7 +16,8 @@ from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
-from ckstore.objects.layout import ANNOTATIONS, MANIFEST
+from ckstore.objects.encoded import decoded
+from ckstore.objects.layout import ANNOTATIONS, MANIFEST, PLAIN
 from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class StoreSource:
 
     def manifest(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
-        return self._read(place, MANIFEST, MANIFEST_MAX_BYTES)
+        # Of a compacted checkpoint the manifest lies beside what says how it is stored.
+        return self._read(place, PLAIN, MANIFEST_MAX_BYTES) or self._read(place, MANIFEST, MANIFEST_MAX_BYTES)
 
     def annotations(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
@@ -98,6 +100,8 @@ class StoreSource:
         if blob is None:
             return False
         try:
+            if decoded(directory, digest, offset, into, place.name):
+                return True
             fd = directory.open_blob(blob, place.name)
         except MissingBlob:
             return False

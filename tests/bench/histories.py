@@ -39,7 +39,7 @@ def text(part: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in paths[:40])), dtype=torch.uint8).long()
 
 
-def _loss(model: nn.Module, data: torch.Tensor, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+def _loss(model: nn.Module, data: torch.Tensor, generator: torch.Generator, dtype: torch.dtype) -> Any:
     at = torch.randint(len(data) - CONTEXT - 1, (BATCH,), generator=generator)
     rows = torch.stack([data[i : i + CONTEXT + 1] for i in at.tolist()])
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
@@ -48,7 +48,7 @@ def _loss(model: nn.Module, data: torch.Tensor, generator: torch.Generator, dtyp
 
 
 def _states(model: nn.Module, optimizer: torch.optim.Optimizer) -> Parts:
-    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names: dict[Any, str] = {value: name for name, value in model.named_parameters() if value.requires_grad}
     parts: Parts = {"w": {name: parameter.detach().clone() for parameter, name in names.items()}}
     for short, key in (("m", "exp_avg"), ("v", "exp_avg_sq")):
         found = {names[p]: state[key].clone() for p, state in optimizer.state.items() if key in state}

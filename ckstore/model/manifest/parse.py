@@ -64,10 +64,11 @@ def parse_manifest(
     """Return what ``manifest.json`` says, and its id."""
     # `plain` gives the bytes of the manifest proper, which lies beside the file where the checkpoint was compacted;
     # without it such a checkpoint is refused. `hash_prefix`: with which the digests of the store begin that it lies in;
-    # empty: any. Returns: metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the JSON values; all of it keeps to the
-    # format, so that callers need not check again. Raises DamagedBlob: the file is not framed as a manifest, or its
-    # digest is not that of its bytes. Raises OtherHash: it is of a store with another hash. Raises BadInput: its bytes
-    # are as they were written, and what they say is not as the format says; or it is longer than `MANIFEST_MAX_BYTES`.
+    # empty: any. Returns: metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the
+    # JSON values; all of it keeps to the format, so that callers need not check again. Raises DamagedBlob: the file is
+    # not framed as a manifest, or its digest is not that of its bytes. Raises OtherHash: it is of a store with another
+    # hash. Raises BadInput: its bytes are as they were written, and what they say is not as the format says; or it is
+    # longer than `MANIFEST_MAX_BYTES`.
     # Before it is hashed or parsed: a hostile file must not take the memory of the host.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))

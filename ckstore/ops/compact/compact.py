@@ -26,8 +26,9 @@ from ckstore.ops.compact.forms import Form, Forms
 from ckstore.ops.compact.match import Layout, Matcher, check_covers
 from ckstore.ops.compact.plan import opened
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.exclusive import warn_unfreed
+from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def compact(context: Context, plan: CompactionPlan) -> CompactionReport:
         for entry in plan.compacted:
             work.one(entry)
     reclaim.give_back(context, work.let_go)
-    warn_unfreed(context)
+    if note := tell_unfreed(context):
+        warn(note)
     return CompactionReport(
         plan,
         compacted=tuple(work.compacted),
@@ -280,7 +282,7 @@ class _Compaction:
                 sum(sizes[digest] for digest in dict.fromkeys(map(wanted.file_of, own))),
             )
         )
-        self._context.directory_cache.changed(info.key, None, None)
+        self._context.known.directories.changed(info.key, None, None)
         with suppress(CkstoreError):  # what is not done in time the next opener does
             reconcile_one(self._context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
         self._old[info.name] = _Old(directory, old)

@@ -68,7 +68,7 @@ def _plan_run(
     problems, places, compacted = [], [], []
     at = -1
     for info in of_run:
-        found = glance(context.layout.checkpoint(*info.key), *info.key, context.manifest_cache)
+        found = glance(context.layout.checkpoint(*info.key), *info.key, context.known.manifests)
         encoding = None if found.manifest is None else found.manifest.encoding
         # A place is kept once it was given: it decides which base is the best, and dropped neighbours must not move it.
         at = max(at + 1, encoding.place if encoding is not None else 0)

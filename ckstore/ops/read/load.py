@@ -12,7 +12,7 @@ from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted
 from ckstore.objects.pieces import PieceMaps, encoded
-from ckstore.ops.context import warn
+from ckstore.ops.notices import warn
 from ckstore.ops.read.storage_read import Tally, check_memories, names_of, read_memories
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import AnyRef, read_checkpoint

@@ -424,3 +424,14 @@ def test_du_says_what_compaction_saves(store: Store) -> None:
     assert before.saved_bytes == 0
     assert after.disk_bytes + after.saved_bytes == pytest.approx(before.disk_bytes, rel=0.01)
     assert "more without compaction" in str(after)
+
+
+def test_a_compacted_checkpoint_is_pulled_as_it_was_saved(store: Store, tmp_path: Path) -> None:
+    states = saved(store, 5)
+    store.compact()
+    with Store.init(tmp_path / "other") as other:
+        other.pull(remote=str(store.path), all=True)
+        assert [info.id for info in other.checkpoints()] == [info.id for info in store.checkpoints()]
+        for step, state in enumerate(states):
+            assert same(other.load(step), state)
+        assert other.verify().ok
