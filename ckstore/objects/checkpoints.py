@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckstore.fs.inside import Inside, Where
-    from ckstore.model.manifest.encoding import Encoding
+    from ckstore.model.manifest.stored import Encoding
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(

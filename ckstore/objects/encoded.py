@@ -19,7 +19,7 @@ from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
 if TYPE_CHECKING:
     from ckstore.codecs.container import Tile, Tiles
     from ckstore.model.digest import Buffer
-    from ckstore.model.manifest.encoding import EncodedBlob, Encoding
+    from ckstore.model.manifest.stored import EncodedBlob, Encoding
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A path has at most nine files; small runs of several bases lie in one blob.

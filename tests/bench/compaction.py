@@ -10,6 +10,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ def _chain(count: int, model: histories.Model) -> dict[str, Any]:
             after = store.du().disk_bytes
             assert store.verify().ok
             plain_s = _seconds(lambda: store.load(count - 1))
-            deepest = max(_seconds(lambda s=step: store.load(s)) for step in range(0, count - 3, max(1, count // 16)))
+            looked_at = range(0, count - 3, max(1, count // 16))
+            deepest = max(_seconds(partial(store.load, step)) for step in looked_at)
         return {
             "history": f"chain of {count}, bf16 3e-6",
             "distance": 1,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ckstore.errors import DamagedBlob
 from ckstore.model.canonical import SAFE_INT, canonical_text
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_requires, check_version, refuse
-from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_VERSION, BlobRecord
+from ckstore.model.manifest.manifest import MANIFEST_VERSION
+from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, EncodedBlob, Encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,53 +19,6 @@ if TYPE_CHECKING:
 ENCODED = "encoded-1"
 PATH_MOST = 8
 """Encoded blobs one behind the other: a load of the deepest takes as many times as long as one of the first."""
-
-
-class EncodedBlob(NamedTuple):
-    """A blob that is there in encoded form.
-
-    Attributes:
-        nbytes: Size of the plain blob.
-        file: Index into the files of the directory.
-        bases: Digests of the plain blobs that it is decoded with.
-    """
-
-    nbytes: int
-    file: int
-    bases: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """How the blobs of a checkpoint are stored.
-
-    Attributes:
-        checkpoint: Id of the checkpoint.
-        files: Every blob in the directory, plain or an encoded form, by the digest of its own bytes.
-        encoded: Digest of a plain blob -> its encoded form.
-        place: Of the checkpoint in the chain of its run.
-    """
-
-    checkpoint: str
-    files: tuple[BlobRecord, ...]
-    encoded: Mapping[str, EncodedBlob]
-    place: int = 0
-
-    def path(self, digest: str) -> list[str]:
-        """Return the plain digests of all that a blob is decoded with, itself first, each once."""
-        found, waiting = dict.fromkeys([digest]), [digest]
-        while waiting:
-            form = self.encoded.get(waiting.pop())
-            for base in () if form is None else form.bases:
-                if base not in found:
-                    found[base] = None
-                    waiting.append(base)
-        return list(found)
-
-    def file_of(self, digest: str) -> str:
-        """Return the digest of the file in which a plain blob is."""
-        form = self.encoded.get(digest)
-        return digest if form is None else self.files[form.file].digest
 
 
 def render(encoding: Encoding, algorithm: Algorithm) -> bytes:

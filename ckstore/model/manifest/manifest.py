@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckstore.model.canonical import canonical_text, encode_metric, object_of, quoted
+from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - a name of here, too
+from ckstore.model.manifest.stored import BlobRecord as BlobRecord  # noqa: PLC0414 - the same
+from ckstore.model.manifest.stored import Encoding
 from ckstore.model.manifest.tiles import Block, Sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.model.digest import Algorithm
-    from ckstore.model.manifest.encoding import Encoding
 
 MANIFEST_VERSION = 1
 SHARDS = "shards"
@@ -29,7 +31,6 @@ MAX_DEPTH = 100
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
 """The paths to all values of a state have together at most so many characters, and so many more for each byte of the
 manifest: a comparison and an export write them out."""
-BLOB_MAX_BYTES = 2**31  # chunks have at most 1 GiB, and a pack little more than its pieces
 MAX_ELEMENTS = 2**63
 """What torch counts elements in, and NumPy bytes; the product of the sizes that are not 0 stays below."""
 
@@ -87,13 +88,6 @@ class FileRecord:
     storages: tuple[int, ...] = ()
     target: str = ""  # what a symlink holds; empty for the others
     mtime_ns: int | None = None  # modification time since 1970, if it was asked to be kept
-
-
-class BlobRecord(NamedTuple):
-    """A blob that a checkpoint needs: its digest and its size in bytes."""
-
-    digest: str
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ from ckstore.ops.pace import Budget
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.encoding import Encoding
     from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.manifest.stored import Encoding
     from ckstore.ops.context import Context
 
 # Results are taken in between, so that progress is shown and memory stays small.

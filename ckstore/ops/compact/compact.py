@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.encoding import Encoding
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
+    from ckstore.model.manifest.stored import Encoding
     from ckstore.model.reports.compaction import CompactionEntry
     from ckstore.ops.context import Context
 

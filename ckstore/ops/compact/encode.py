@@ -10,8 +10,8 @@ from ckstore.codecs.container import Header, Run
 from ckstore.errors import DamagedBlob, SaveFailed
 from ckstore.fs import direct
 from ckstore.model.digest import algorithm_of
-from ckstore.model.manifest.encoding import Encoding
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
+from ckstore.model.manifest.stored import Encoding
 from ckstore.objects.encoded import Decoder
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.model.manifest.encoding import PATH_MOST, EncodedBlob, Encoding
+from ckstore.model.manifest.encoding import PATH_MOST
 from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.stored import EncodedBlob, Encoding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

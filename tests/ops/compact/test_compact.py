@@ -1,4 +1,4 @@
-"""Compaction of a history: what comes back, what it takes, what stays."""
+"""Compaction of a history: each checkpoint comes back, from fewer bytes, and the plain ones go last."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_the_reader_of_the_format_page_decodes_it(store: Store) -> None:
             assert read[name].data == state[name].view(torch.uint8).numpy().tobytes(), (step, name)
 
 
-# ------------------------------------------------------------------------------- what stays, and what goes
+# ----------------------------------------------------------------------------- plain and encoded files
 
 
 def test_what_is_tagged_or_pinned_stays_plain(store: Store) -> None:
