@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 256, 3, 4, 64, 8
+# Matrices of more than 1 MiB in half the precision, too: what is smaller shares packs with what never changes.
+WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 768, 1, 4, 64, 8
 PRETRAINED = 300
 Parts = dict[str, dict[str, torch.Tensor]]
 """The tensors of a training by kind: ``w``, ``m``, ``v`` and so on."""

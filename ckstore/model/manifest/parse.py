@@ -48,6 +48,8 @@ from ckstore.model.order import MAX_SEQUENCE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckstore.model.manifest.stored import Encoding
+
 _HEAD = b'{"digest":"'
 _MIDDLE = b'","manifest":'
 _TAIL = b"}\n"
@@ -84,7 +86,7 @@ def parse_manifest(
     return replace(manifest, encoding=form), manifest_id
 
 
-def parse_encoding(data: bytes, *, where: str) -> encoding.Encoding:
+def parse_encoding(data: bytes, *, where: str) -> Encoding:
     """Return what the ``manifest.json`` of a compacted checkpoint says, as `parse_manifest` checks it."""
     _, body = _unframe(data, where, "")
     return encoding.parse(parse_object(body, where=where), where)
