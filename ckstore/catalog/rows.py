@@ -18,7 +18,7 @@ from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from ckstore.model.manifest.info import Published
     from ckstore.model.manifest.manifest import Manifest
@@ -43,13 +43,13 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
         ((checkpoint_id, right, *said),) = rows
         stamp = encode_stamp(found.stamp)
         # The same already: a save that nothing changed writes no page.
-        if right and tuple(said[len(stamp) :]) == _described(found):
-            if tuple(said[: len(stamp)]) == stamp:
-                return
-            # The same checkpoint in another directory: with the same files, unless it was compacted.
-            if _used_blobs(connection, checkpoint_id) == {blob.digest for blob in found.manifest.stored}:
+        is_same = right and tuple(said[len(stamp) :]) == _described(found)
+        # Of what was let go since, or has come back, or was compacted, the uses are others.
+        wanted = {blob.digest for blob in found.manifest.stored} - found.elsewhere
+        if is_same and _used_blobs(connection, checkpoint_id) == wanted:
+            if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
-                return
+            return
     # All rows of the place: a damaged index can let two of them in.
     for row in rows:
         _remove_checkpoint(connection, row[0])
@@ -185,7 +185,7 @@ def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None
     )
     checkpoint_id = int(cursor.lastrowid or 0)
     _set_stamp(connection, checkpoint_id, encode_stamp(found.stamp))
-    _insert_blobs(connection, manifest, checkpoint_id)
+    _insert_blobs(connection, manifest, checkpoint_id, found.elsewhere)
 
 
 # -------------------------------------------------------------------------------------------- blobs
@@ -222,8 +222,11 @@ def _contents(manifest: Manifest) -> list[_Contents]:
     return list(stored.values())
 
 
-def _insert_blobs(connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None) -> None:
-    blobs = _contents(manifest)
+def _insert_blobs(
+    connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None, elsewhere: Container[str]
+) -> None:
+    # What is elsewhere is not used here: its bytes may go, and its pieces are not to be found.
+    blobs = [blob for blob in _contents(manifest) if blob.digest not in elsewhere]
     blobs.sort(key=lambda blob: blob.digest)  # neighbours in the index, not pages at random
     connection.executemany(
         "INSERT INTO blobs (digest, nbytes, is_pack) VALUES (?, ?, ?)"

@@ -43,6 +43,8 @@ COMMANDS = {
     "gc": "space",
     "push": "remote",
     "pull": "remote",
+    "evict": "remote",
+    "clone": "remote",
     "remote": "remote",
     "verify": "store",
     "reindex": "store",

@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob
+from ckstore.fs import peek
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
 from ckstore.ops.refs.find import find
 from ckstore.ops.refs.listing import infos
@@ -73,7 +75,8 @@ def _plan_run(
         # A place is kept once it was given: it decides which base is the best, and dropped neighbours must not move it.
         at = max(at + 1, encoding.place if encoding is not None else 0)
         places.append(at)
-        problems.append(found.problem)
+        away = peek.exists(context.layout.checkpoint(*info.key) / ELSEWHERE)
+        problems.append(found.problem or ("blobs of it are elsewhere" if away else ""))
         compacted.append(encoding is not None)
     whole = [i for i, problem in enumerate(problems) if not problem]
     entries = []
