@@ -48,6 +48,11 @@ from ckstore.model.manifest.info import CheckpointInfo as CheckpointInfo
 from ckstore.model.manifest.info import Note as Note
 from ckstore.model.manifest.info import SaveCounters as SaveCounters
 from ckstore.model.reports.checkout_report import CheckoutReport as CheckoutReport
+from ckstore.model.reports.compaction import Compacted as Compacted
+from ckstore.model.reports.compaction import CompactionEntry as CompactionEntry
+from ckstore.model.reports.compaction import CompactionPlan as CompactionPlan
+from ckstore.model.reports.compaction import CompactionReport as CompactionReport
+from ckstore.model.reports.compaction import Uncompacted as Uncompacted
 from ckstore.model.reports.diff import Diff as Diff
 from ckstore.model.reports.diff import Difference as Difference
 from ckstore.model.reports.diff import DiffLeaf as DiffLeaf

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.reports.checkout_report import CheckoutReport
+    from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.evict_report import EvictReport
     from ckstore.model.reports.export_report import ExportReport
@@ -1176,6 +1177,40 @@ class Store:
 
         run = self.run if run is None else run
         return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
+
+    @act
+    def compact(
+        self,
+        refs: Iterable[RefLike] = (),
+        run: str | None = None,
+        *,
+        keep_newest: int = 3,
+        dry_run: bool = False,
+    ) -> CompactionReport:
+        """Keep checkpoints in less space, without loss: most of their bytes as differences to newer ones.
+
+        What they hold does not change, nor do their ids; loads take longer. A plain blob goes only after its encoded
+        form was written, made durable, read back, decoded and compared. Checkpoints that have a tag, are pinned or in
+        use stay as they are. It needs the packages of ``ckstore[compact]``, and so does who reads what was compacted.
+
+        Args:
+            refs: Only these checkpoints; none: all.
+            run: Only this one; None: that of `open`, else each run by itself.
+            keep_newest: So many of the newest of a run stay plain; at least 1.
+            dry_run: Change nothing; report what would be encoded against what.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            BadInput: `keep_newest` is below 1.
+            UnsafePlace: The packages of ``ckstore[compact]`` are not installed.
+            SaveFailed: The store cannot be written, or does not give back what was written.
+        """
+        from ckstore.model.reports.compaction import CompactionReport
+        from ckstore.ops.compact.compact import compact
+        from ckstore.ops.compact.plan import plan
+
+        made = plan(self._context, refs, self.run if run is None else run, keep_newest=keep_newest)
+        return CompactionReport(made, dry_run=True) if dry_run else compact(self._context, made)
 
     @act
     def gc(self, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:

@@ -44,8 +44,9 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
         stamp = encode_stamp(found.stamp)
         # The same already: a save that nothing changed writes no page.
         is_same = right and tuple(said[len(stamp) :]) == _described(found)
-        # Of what was let go since, or has come back, the uses are others.
-        if is_same and _use_count(connection, checkpoint_id) == len(found.manifest.blobs) - len(found.elsewhere):
+        # Of what was let go since, or has come back, or was compacted, the uses are others.
+        wanted = {blob.digest for blob in found.manifest.stored} - found.elsewhere
+        if is_same and _used_blobs(connection, checkpoint_id) == wanted:
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
@@ -72,11 +73,6 @@ def wrong_ids(connection: sqlite3.Connection) -> list[int]:
     """Return the numbers of the rows of checkpoints that are not as they were written."""
     query = f"SELECT id FROM checkpoints NOT INDEXED WHERE NOT {IS_RIGHT}"  # noqa: S608
     return [number for (number,) in connection.execute(query).fetchall()]
-
-
-def _use_count(connection: sqlite3.Connection, checkpoint_id: int) -> int:
-    row = connection.execute("SELECT count(*) FROM uses WHERE checkpoint_id = ?", (checkpoint_id,)).fetchone()
-    return int(row[0])
 
 
 def _set_stamp(connection: sqlite3.Connection, checkpoint_id: int, stamp: tuple[int, int, int, int]) -> None:
@@ -109,7 +105,12 @@ def _described(found: Published) -> tuple[object, ...]:
 def row_count(manifest: Manifest) -> int:
     """Return how many rows a checkpoint has, at most."""
     extents = sum(len(storage.extents) for storage in manifest.storages)
-    return len(manifest.blobs) + extents
+    return len(manifest.stored) + extents
+
+
+def _used_blobs(connection: sqlite3.Connection, checkpoint_id: int) -> set[str]:
+    query = "SELECT b.digest FROM uses u JOIN blobs b ON b.id = u.blob_id WHERE u.checkpoint_id = ?"
+    return {digest for (digest,) in connection.execute(query, (checkpoint_id,))}
 
 
 def set_tags(connection: sqlite3.Connection, tags: Mapping[str, CheckpointKey]) -> None:
@@ -192,7 +193,7 @@ def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What a manifest says about one blob: piece digest -> (offset, length) of each piece in it."""
+    """What a manifest says about one file: piece digest -> (offset, length) of each piece in it, where it is plain."""
 
     digest: str
     nbytes: int
@@ -204,16 +205,21 @@ class _Contents:
 
     @property
     def used_bytes(self) -> int:
+        if not self.pieces:  # of a compacted checkpoint: an encoded blob, or a base
+            return self.nbytes
         # With the alignment of pieces in packs: or a pack of one-element tensors would look dead from the start.
         return min(self.nbytes, sum(-(-length // 64) * 64 for _, length in self.pieces.values()))
 
 
 def _contents(manifest: Manifest) -> list[_Contents]:
-    blobs = [_Contents(blob.digest, blob.nbytes, {}) for blob in manifest.blobs]
+    stored = {blob.digest: _Contents(blob.digest, blob.nbytes, {}) for blob in manifest.stored}
+    # Pieces in an encoded blob have no place where a save could find them.
+    places = [stored.get(blob.digest) for blob in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
-            blobs[extent.blob].pieces.setdefault(extent.piece, (extent.offset, extent.length))
-    return blobs
+            if (place := places[extent.blob]) is not None:
+                place.pieces.setdefault(extent.piece, (extent.offset, extent.length))
+    return list(stored.values())
 
 
 def _insert_blobs(

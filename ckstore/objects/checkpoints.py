@@ -14,21 +14,25 @@ from ckstore.fs import files, locks
 from ckstore.fs.held import Held
 from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
-from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.objects import blobs
 from ckstore.objects.blobs import Presence
 from ckstore.objects.documents.elsewhere import may_lack
-from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckstore.fs.inside import Inside, Where
+    from ckstore.model.manifest.stored import Encoding
 
     Fetch = Callable[[BlobRecord, int, memoryview], None]
 
-_HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
-# The longest head, with a blake3 digest, has less than 100 bytes.
+# The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
+_HEAD = re.compile(
+    rb'\{"digest":"(?P<own>[a-z0-9]+-[0-9a-f]+)","manifest":(\{"checkpoint":"(?P<id>[a-z0-9]+-[0-9a-f]+)")?'
+)
+# The longest head, with two blake3 digests, has less than 200 bytes.
 _HEAD_BYTES = 256
 
 
@@ -103,7 +107,7 @@ class Judgement(NamedTuple):
 
 def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> Judgement:
     """Judge the blobs in a directory, open as `fd`; no data is read."""
-    if not manifest.blobs:
+    if not manifest.stored:
         return Judgement(why_not_own(fd))
     try:
         with Held(directory / BLOBS) as folder:
@@ -113,15 +117,15 @@ def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> Judgement:
             return Judgement(problem)
         # Between two renames of an eviction there is no `blobs/`.
         if may_lack(fd):
-            return Judgement(elsewhere=frozenset(blob.digest for blob in manifest.blobs))
-        first = manifest.blobs[0]
+            return Judgement(elsewhere=frozenset(blob.digest for blob in manifest.stored))
+        first = manifest.stored[0]
         return Judgement(blobs.why_absent(first.digest, first.nbytes, None))
 
 
 def _judge_blobs(folder: Held, fd: int, manifest: Manifest) -> Judgement:
     touched: list[BlobRecord] = []
     elsewhere: set[str] = set()
-    for blob in manifest.blobs:
+    for blob in manifest.stored:
         try:
             status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -146,7 +150,43 @@ def id_at(path: Inside) -> str | None:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
     except (FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):
         return None
-    return match[1].decode("ascii") if match else None
+    return (match["id"] or match["own"]).decode("ascii") if match else None
+
+
+def encoding_at(path: Inside) -> Encoding | None:
+    """Return how the blobs in a directory are stored, if it is that of a compacted checkpoint and says so."""
+    try:
+        with files.opened_regular(path / MANIFEST) as fd:
+            match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
+        if match is None or match["id"] is None:  # most are plain, and their manifests are long
+            return None
+        data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
+        return parse_encoding(data, where=str(path / MANIFEST))
+    except (FileNotFoundError, NotADirectoryError, PermissionError, BadInput, DamagedBlob):
+        return None
+
+
+def manifest_in(dir_fd: int, path: Where, hash_prefix: str = "") -> tuple[Manifest, str]:
+    """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id.
+
+    Raises:
+        FileNotFoundError: There is no ``manifest.json``.
+        DamagedBlob, BadInput: It cannot be used; as `parse_manifest`.
+    """
+    data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
+    return parse_manifest(data, where=f"{path}/{MANIFEST}", hash_prefix=hash_prefix, plain=plain_in(dir_fd, path))
+
+
+def plain_in(dir_fd: int, path: Where) -> Callable[[], bytes]:
+    """Return what reads the manifest proper of a compacted checkpoint; an absent one is damage."""
+
+    def read() -> bytes:
+        try:
+            return files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
+        except FileNotFoundError as error:
+            raise DamagedBlob(f"{path}/{PLAIN} is missing") from error
+
+    return read
 
 
 def why_not_own(dir_fd: int) -> str:
@@ -221,18 +261,21 @@ class CheckpointDirectory:
         try:
             stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
             # By the descriptor: of a rename meanwhile nothing is noticed, and nothing has to be.
-            data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
+            manifest, manifest_id = manifest_in(lock.fd, path, hash_prefix)
         except FileNotFoundError as error:
             msg = f"{where} is missing"
             raise DamagedBlob(msg) from error
-        try:
-            manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix)
         except BadInput as error:
             raise DamagedBlob(error.message, hint=error.hint) from error
         if problem := why_not_own(lock.fd):
             msg = f"{path}: {problem}"
             raise DamagedBlob(msg)
         return cls(path, lock, stamp, manifest, manifest_id)
+
+    @property
+    def manifest_file(self) -> str:
+        """The name of the file with the manifest proper, whose digest is the id."""
+        return MANIFEST if self.manifest.encoding is None else PLAIN
 
     def stat_blob(self, digest: str) -> os.stat_result:
         """Return the status of one of its blobs."""

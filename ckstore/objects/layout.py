@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MANIFEST = "manifest.json"
+PLAIN = "plain.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
 MARK = "damaged.json"

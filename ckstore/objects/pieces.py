@@ -1,6 +1,6 @@
 """The one way to the bytes of a piece: read into memory, mapped, or shared with a file of the caller.
 
-Where a piece lies in its blob is used here alone, so that a piece can one day be encoded, or elsewhere.
+Where a piece lies in its blob is used here alone, and whether that blob is plain or encoded.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
+from ckstore.objects.encoded import Decoder, is_encoded
 from ckstore.objects.far_pieces import Far, Memory, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from ckstore.model.manifest.manifest import Extent
+    from ckstore.model.manifest.manifest import Extent, Manifest
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 _FETCHES = 3
@@ -60,6 +61,7 @@ class PieceReader:
         self._before_each = before_each
         self._open: OrderedDict[int, int | None] = OrderedDict()
         self._far = Far(directory)
+        self._decoder: Decoder | None = None
 
     def read(self, part: Part) -> None:
         """Fill the memory of a part with its piece, and check it.
@@ -69,7 +71,8 @@ class PieceReader:
             MissingBlob: Its blob is not there.
         """
         extent, out, what = part
-        fd = self._descriptor(extent, what)
+        is_decoded = encoded(self._directory, extent)
+        fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
             near = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
             self._read_elsewhere(part, near)
@@ -85,12 +88,15 @@ class PieceReader:
             for some in _windows(out):
                 if self._before_each is not None:
                     self._before_each()
-                files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
+                if is_decoded:
+                    self._decode(blob, extent.offset + at, some, what)
+                else:
+                    files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
                 if self._verify:
                     running.update(some)
                 at += len(some)
         except DamagedBlob as error:
-            error.blob, error.names = blob, (what,)
+            error.blob, error.names = error.blob or blob, (what,)
             raise
         if self._verify:
             _compare(self._directory, extent, algorithm.digest_of_parts(running), what)
@@ -101,6 +107,8 @@ class PieceReader:
         None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
         """
         extent = part.extent
+        if encoded(self._directory, extent):
+            return None
         ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
         block = reflink.BLOCK_BYTES
         # Filesystems share whole blocks only, but for the last of a file.
@@ -113,6 +121,9 @@ class PieceReader:
 
     def is_cached(self, part: Part) -> bool:
         """Whether the page cache has the beginning of a piece's blob."""
+        # Decoding is the processor's work, as copying out of the page cache is: more threads than cores do not help.
+        if encoded(self._directory, part.extent):
+            return True
         fd = self._descriptor(part.extent, part.what)
         return fd is not None and files.is_cached(fd, 0)
 
@@ -125,6 +136,8 @@ class PieceReader:
         network's, where each answer takes its time; so all of it is asked for, unless most of what lies between is not
         wanted.
         """
+        if encoded(self._directory, parts[0].extent):
+            return
         fd = self._descriptor(parts[0].extent, parts[0].what)
         if fd is None:
             self._far.expect(parts)
@@ -140,8 +153,17 @@ class PieceReader:
 
     def close(self) -> None:
         """Close the blobs that are open."""
+        if self._decoder is not None:
+            self._decoder.close()
         while self._open:
             _close(self._open.popitem()[1])
+
+    def _decode(self, blob: str, start: int, out: memoryview, what: str) -> None:
+        encoding = self._directory.manifest.encoding
+        if self._decoder is None and encoding is not None:
+            self._decoder = Decoder(self._directory, encoding)
+        if self._decoder is not None:
+            self._decoder.read(blob, start, out, what)
 
     def _read_elsewhere(self, part: Part, out: memoryview) -> None:
         """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
@@ -185,6 +207,31 @@ class PieceReader:
         self.close()
 
 
+def encoded(directory: CheckpointDirectory, extent: Extent) -> bool:
+    """Whether a piece is decoded, so that no file has its bytes."""
+    return is_encoded(directory, directory.manifest.blobs[extent.blob].digest)
+
+
+def extents_of(manifest: Manifest) -> list[list[Extent]]:
+    """Return the pieces in each blob of a manifest, each once, in the order in which they lie there."""
+    found: list[set[Extent]] = [set() for _ in manifest.blobs]
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            found[extent.blob].add(extent)
+    return [sorted(extents, key=lambda extent: extent.offset) for extents in found]
+
+
+def why_not_right(directory: CheckpointDirectory, extents: Iterable[Extent], before_each: Callable[[], None]) -> str:
+    """Read pieces and compare them with their digests; return what is wrong with the first that differs."""
+    with PieceReader(directory, before_each=before_each) as pieces:
+        for extent in extents:
+            try:
+                pieces.read(Part(extent, memoryview(bytearray(extent.length)), "a piece"))
+            except DamagedBlob as error:
+                return error.message
+    return ""
+
+
 def _close(fd: int | None) -> None:
     if fd is not None:
         os.close(fd)
@@ -219,6 +266,8 @@ def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
     if len(extents) != 1:
         return ""
     blob = directory.manifest.blobs[extents[0].blob]
+    if encoded(directory, extents[0]):
+        return ""
     return "" if extents[0].offset or extents[0].length != blob.nbytes else blob.digest
 
 
@@ -242,8 +291,11 @@ class PieceMaps:
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
         """Return memory of its own for a run of pieces; None: it does not lie where pages begin, or is mapped already.
 
-        As many small storages as there are may be equal, and a process may have only so many mappings.
+        As many small storages as there are may be equal, and a process may have only so many mappings. What is encoded
+        lies nowhere as it is.
         """
+        if any(encoded(self._directory, extent) for extent in extents):
+            return None
         try:
             return self._map(extents, what)
         except BytesElsewhere:  # it is fetched into memory instead

@@ -197,7 +197,7 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
         # What is elsewhere is whole where it is: an eviction compared it there.
         whole = _stays(present.manifest, manifest, if_there.rule) and all(
             blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes)
-            for blob in present.manifest.blobs
+            for blob in present.manifest.stored
             if blob.digest not in present.elsewhere
         )
         if whole:

@@ -12,9 +12,10 @@ from ckstore.errors import DamagedBlob, InUse, RemoteError
 from ckstore.fs import files, locks, peek
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
-from ckstore.objects.checkpoints import id_at
+from ckstore.objects.checkpoints import CheckpointDirectory, id_at
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
-from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST
+from ckstore.objects.encoded import decoded
+from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
 from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class StoreSource:
 
     def manifest(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
-        return self._read(place, MANIFEST, MANIFEST_MAX_BYTES)
+        # Of a compacted checkpoint the manifest lies beside what says how it is stored.
+        return self._read(place, PLAIN, MANIFEST_MAX_BYTES) or self._read(place, MANIFEST, MANIFEST_MAX_BYTES)
 
     def annotations(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
@@ -83,6 +85,10 @@ class StoreSource:
             with locks.lock_shared(path) as lock:
                 if id_at(lock.inside) != place.id:
                     return False
+                if peek.exists(lock.inside / PLAIN):
+                    directory = CheckpointDirectory.locked(path, lock, self._layout.hash_prefix)
+                    if decoded(directory, digest, offset, into, place.name):
+                        return True
                 with files.opened_regular(lock.inside / BLOBS / digest) as fd:
                     files.read_into(fd, offset, into, f"{path}: blob {digest}")
         except (FileNotFoundError, NotADirectoryError):

@@ -19,6 +19,9 @@ _FORMS = {
     "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
     "message metrics metadata tags durable damaged",
     "CheckpointUsage": "run step logical_bytes unique_bytes shared_bytes dead_bytes",
+    "Compacted": "run=info.run step=info.step before_bytes after_bytes",
+    "CompactionEntry": "run=info.run step=info.step id=info.id base reason",
+    "CompactionReport": "dry_run checkpoints=plan.entries compacted skipped encoded_count plain_bytes encoded_bytes",
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
     "DiffLeaf": "name kind dtype? shape?dtype nbytes",
@@ -46,7 +49,8 @@ _FORMS = {
     "Skipped": "run=info.run step=info.step reason",
     "TransferPlan": "direction remote missing_bytes all_bytes new checkpoints missing",
     "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
-    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes checkpoints",
+    "Uncompacted": "run=info.run step=info.step reason",
+    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes saved_bytes checkpoints",
     "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
     "in_time whole damage findings repaired unrepaired quarantined healable",
 }

@@ -39,6 +39,7 @@ COMMANDS = {
     "why": "look",
     "config": "store",
     "prune": "space",
+    "compact": "space",
     "gc": "space",
     "push": "remote",
     "pull": "remote",

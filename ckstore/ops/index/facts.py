@@ -44,11 +44,12 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
         if facts is None:
             from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
             from ckstore.model.manifest.parse import parse_facts  # `ckstore log` reads no manifest
+            from ckstore.objects.checkpoints import plain_in
 
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
             try:
                 # Not the leaves: that takes a fifth of the time for 5,000 tensors (docs/adr/0002).
-                facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix)
+                facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix, plain=plain_in(fd, path))
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
             context.known.manifests.remember_facts(stamp, facts)

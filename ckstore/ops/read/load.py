@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef
 from ckstore.model.names import plain
-from ckstore.objects.pieces import PieceMaps
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted
+from ckstore.objects.pieces import PieceMaps, encoded
+from ckstore.ops.notices import warn
 from ckstore.ops.read.storage_read import Tally, check_memories, names_of, read_far_memories, read_memories
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
@@ -215,6 +218,13 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
             memories[i] = wrap(names.kind(i), view)
     if verify:
         check_memories(directory, memories)
+    if decoded := [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]:
+        nbytes = sum(records[i].nbytes for i in decoded)
+        tensors = counted(len(decoded), "storage")
+        warn(
+            f"{tensors} of {directory.manifest.name} are encoded, and were decoded into memory ({size_text(nbytes)}) "
+            "instead of being mapped"
+        )
     if to_read:
         memories.update(read_memories(directory, to_read, verify=verify))
     return memories

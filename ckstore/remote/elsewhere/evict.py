@@ -98,6 +98,8 @@ def _try_one(  # noqa: PLR0917
         judged = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
         if judged.problem or marks.read_mark(directory.lock.fd) is not None:
             return judged.problem or "it is marked as damaged: verify it first"
+        if directory.manifest.encoding is not None:
+            return "it was compacted, and no remote has the files that it is decoded from"
         if not blobs or len(judged.elsewhere) == len(blobs):
             return "it has no bytes here"
     with ExitStack() as held:
