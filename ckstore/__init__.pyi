@@ -65,6 +65,7 @@ from ckstore.model.reports.reindex_report import RelinkReport as RelinkReport
 from ckstore.model.reports.retention_report import RetentionReport as RetentionReport
 from ckstore.model.reports.retention_report import Skipped as Skipped
 from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage
+from ckstore.model.reports.usage import RunUsage as RunUsage
 from ckstore.model.reports.usage import Usage as Usage
 from ckstore.model.reports.usage import Use as Use
 from ckstore.model.reports.verify_report import Damage as Damage

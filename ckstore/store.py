@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
-"""``STEP``, ``latest``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
+"""``STEP``, ``latest``, ``best:METRIC``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number;
+an info."""
 
 
 class Store:
@@ -700,6 +701,28 @@ class Store:
         from ckstore.ops.refs.find import latest
 
         return latest(self._context, run, valid=valid)
+
+    @act
+    def best(
+        self, metric: str, run: str | None = None, *, mode: Literal["min", "max"] = "min"
+    ) -> CheckpointInfo | None:
+        """Return the checkpoint of a run with the best number of a metric; of equal ones the newest; None without one.
+
+        As a ref it is ``RUN@best:METRIC``, or ``RUN@best:METRIC:max``. One that is marked as damaged is passed over
+        where another one has the metric.
+
+        Args:
+            metric: Its name, as given to `save` or `annotate`; nan never counts.
+            run: None: that of `open`, else the only one.
+            mode: ``min``: the smallest number is best; ``max``: the greatest.
+
+        Raises:
+            AmbiguousRef: No run is given, and the store has several.
+            BadInput: `metric`, `run` or `mode` is invalid.
+        """
+        from ckstore.ops.refs.find import best_by
+
+        return best_by(self._context, metric, run, mode)
 
     @act
     def checkpoints(self, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable
 from ckstore.model.document import shown
-from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.model.settings.retention_plan import metrics_there
+from ckstore.model.settings.retention import RetentionPolicy, metrics_there
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.ops.config_file import Setting

@@ -18,7 +18,7 @@ SAFE_INT = 2**53
 _FORMS = {
     "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
     "message metrics metadata tags durable damaged",
-    "CheckpointUsage": "run step logical_bytes unique_bytes shared_bytes dead_bytes",
+    "CheckpointUsage": "run step logical_bytes alone_bytes shared_bytes dead_bytes",
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
     "DiffLeaf": "name kind dtype? shape?dtype nbytes",
@@ -41,9 +41,10 @@ _FORMS = {
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",
+    "RunUsage": "run checkpoint_count logical_bytes alone_bytes shared_bytes",
     "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
     "Skipped": "run=info.run step=info.step reason",
-    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes checkpoints",
+    "Usage": "logical_bytes disk_bytes alone_bytes shared_bytes unused_bytes dead_bytes runs checkpoints",
     "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
     "in_time whole damage findings repaired unrepaired quarantined healable",
 }

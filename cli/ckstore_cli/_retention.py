@@ -21,7 +21,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _HEAD = ("CHECKPOINT", "PLAN", "")
 _BECAUSE = "BECAUSE"
 _LEAST_COLUMNS = 30
-_MODES = ("min", "max")
 
 
 def rule_options(function: F) -> F:
@@ -70,28 +69,24 @@ def policy_of(
     return RetentionPolicy(
         keep_last=keep_last,
         keep_every=keep_every,
-        keep_best=[best_of(text) for text in keep_best] or None,
+        keep_best=[_best_of(text) for text in keep_best] or None,
         keep_within=keep_within,
     )
 
 
-def best_of(text: str) -> Best:
-    """Return the rule that ``METRIC[:min|max[:n]]`` says; a colon in a metric's name needs the mode behind it.
+def _best_of(text: str) -> Best:
+    """Return the rule that a ``--keep-best`` says.
 
     Raises:
-        BadParameter: It cannot be read. A misspelt mode is never taken for a part of the name.
+        BadParameter: It cannot be read.
     """
-    from ckstore.model.settings.retention import Best
+    from ckstore.errors import BadInput
+    from ckstore.model.settings.retention import best_of
 
-    # From the right: names of metrics have colons, modes and counts have none.
-    metric, *rest = text.rsplit(":", 2)
-    if len(rest) == 2 and rest[0] not in _MODES:
-        metric, rest = f"{metric}:{rest[0]}", rest[1:]
-    count = rest[1] if len(rest) == 2 else "1"
-    if not metric or (rest and rest[0] not in _MODES) or not count.isascii() or not count.isdigit():
-        msg = f"wanted METRIC, METRIC:min, METRIC:max or METRIC:max:3, got {text!r}"
-        raise click.BadParameter(msg, param_hint="--keep-best")
-    return Best(metric, "max" if rest and rest[0] == "max" else "min", int(count))
+    try:
+        return best_of(text)
+    except BadInput as error:
+        raise click.BadParameter(error.message, param_hint="--keep-best") from error
 
 
 def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:

@@ -15,6 +15,7 @@ from ckstore.tracebacks import short_tracebacks
 
 _RULES = ("keep_last", "keep_every", "keep_best", "keep_within")
 _BEST_MEMBERS = ("metric", "mode", "n")
+_MODES = ("min", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Best:
     @short_tracebacks
     def __post_init__(self) -> None:
         _check_metric(self.metric)
-        if self.mode not in ("min", "max"):
+        if self.mode not in _MODES:
             raise BadInput(f"Best: mode must be 'min' or 'max', got {shown(self.mode)}")
         _count(self.n, "Best: n")
 
@@ -52,7 +53,7 @@ class RetentionPolicy:
     Attributes:
         keep_last: The newest so many, by order of commits.
         keep_every: Those whose step is a multiple of this.
-        keep_best: `Best`, or several; kept as a tuple, empty for none.
+        keep_best: `Best`, or its text ``METRIC[:min|max[:N]]``, or several; kept as a tuple, empty for none.
         keep_within: Those saved in the last ``7d``, ``36h``, ``90m`` or so many seconds.
 
     Raises:
@@ -61,7 +62,7 @@ class RetentionPolicy:
 
     keep_last: int | None = None
     keep_every: int | None = None
-    keep_best: Best | Sequence[Best] | None = None
+    keep_best: Best | str | Sequence[Best | str] | None = None
     keep_within: str | float | None = None
 
     @short_tracebacks
@@ -114,6 +115,33 @@ class RetentionPolicy:
             raise BadInput(f"{where}: {error}") from error
 
 
+def best_of(text: str) -> Best:
+    """Return the rule that ``METRIC[:min|max[:N]]`` says; a colon in a metric's name needs the mode behind it.
+
+    Raises:
+        BadInput: It cannot be read. A misspelt mode is never taken for a part of the name.
+    """
+    # From the right: names of metrics have colons, modes and counts have none.
+    metric, *rest = text.rsplit(":", 2)
+    if len(rest) == 2 and rest[0] not in _MODES:
+        metric, rest = f"{metric}:{rest[0]}", rest[1:]
+    count = rest[1] if len(rest) == 2 else "1"
+    if not metric or (rest and rest[0] not in _MODES) or not count.isascii() or not count.isdigit():
+        raise BadInput(f"wanted METRIC, METRIC:min, METRIC:max or METRIC:max:3, got {text!r}")
+    return Best(metric, "max" if rest and rest[0] == "max" else "min", int(count))
+
+
+def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
+    """Say which metrics checkpoints have, and which of them is spelt nearly as the one that was wanted."""
+    from difflib import get_close_matches  # for an error alone
+
+    names = sorted({name for metrics in found for name in metrics})
+    near = get_close_matches(wanted, names, n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"metrics there: {', '.join(names[:5])}" if names else "they have no metrics"
+
+
 def _check_metric(value: object) -> None:
     if not isinstance(value, str) or not value:
         raise BadInput(f"Best: metric must be the name of a metric, got {shown(value)}")
@@ -128,8 +156,9 @@ def _count(value: object, what: str) -> int:
 def _bests(value: object) -> tuple[Best, ...]:
     if value is None:
         return ()
-    given = (value,) if isinstance(value, Best) else tuple(value) if isinstance(value, Iterable) else (None,)
-    bests = tuple(best for best in given if isinstance(best, Best))
+    single = isinstance(value, Best | str)
+    given = (value,) if single else tuple(value) if isinstance(value, Iterable) else (None,)
+    bests = tuple(best_of(best) if isinstance(best, str) else best for best in given if isinstance(best, Best | str))
     if len(bests) != len(given):
         raise BadInput(f"keep_best must be a Best or several, got {shown(value)}", hint='Best("loss", mode="min")')
     return bests

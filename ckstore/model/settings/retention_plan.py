@@ -13,14 +13,13 @@ keeps what it met on the way. A metric that no checkpoint of a run has a number 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ckstore.model.brief import brief
-from ckstore.model.settings.retention import Best, RetentionPolicy
+from ckstore.model.settings.retention import Best, RetentionPolicy, metrics_there
 from ckstore.model.times import duration_s, time_of_text
 from ckstore.model.words import counted, first_of, in_lines, printable
 
@@ -143,15 +142,6 @@ def plan(policy: RetentionPolicy, history: Sequence[Candidate], now: datetime) -
         entries += planned.entries()
         notes += planned.notes
     return RetentionPlan(policy=policy, now=now, entries=tuple(entries), notes=tuple(notes))
-
-
-def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
-    """Say which metrics checkpoints have, and which of them is spelt nearly as the one that was wanted."""
-    names = sorted({name for metrics in found for name in metrics})
-    near = get_close_matches(wanted, names, n=1)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"metrics there: {', '.join(names[:5])}" if names else "they have no metrics"
 
 
 class _Run:

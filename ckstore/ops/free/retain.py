@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
-from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, metrics_there, plan
+from ckstore.model.settings.retention import RetentionPolicy, metrics_there
+from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, plan
 from ckstore.objects import reserve, trash
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import RETENTION, policy_of

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from ckstore.errors import NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
@@ -16,7 +15,7 @@ from ckstore.model.words import printable
 from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._output import Output
-from ckstore_cli._refs import complete_run, runs, steps
+from ckstore_cli._refs import complete_run, no_such_run, runs, steps
 
 ON_TERMINAL_COUNT = 20
 """How many a terminal gets unasked: more would push the newest off the screen."""
@@ -69,11 +68,7 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
     with frame.reading() as store:
         found = store.checkpoints(run, newest=count)
         if run is not None and not found:
-            known = runs(store.path)
-            raise NoSuchRef(
-                f"there is no run {run!r} in {store.path}",
-                hint=f"its runs: {', '.join(known)}" if known else "it has no checkpoint yet",
-            )
+            raise no_such_run(store.path, run)
     shown = found[::-1]
     if out.as_json:
         for info in shown:
