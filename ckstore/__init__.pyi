@@ -32,6 +32,7 @@ from ckstore.errors import StepExists as StepExists
 from ckstore.errors import StoreNotFound as StoreNotFound
 from ckstore.errors import UnknownOutcome as UnknownOutcome
 from ckstore.errors import UnsafePlace as UnsafePlace
+from ckstore.model.best import Best as Best
 from ckstore.model.checkpoint.pins import Pin as Pin
 from ckstore.model.checkpoint.runs import RunSummary as RunSummary
 from ckstore.model.checkpoint.tag import Tag as Tag
@@ -75,7 +76,7 @@ from ckstore.model.reports.verify_report import Unrepaired as Unrepaired
 from ckstore.model.reports.verify_report import VerifyReport as VerifyReport
 from ckstore.model.saver.status import SaveEvent as SaveEvent
 from ckstore.model.saver.status import SaverStatus as SaverStatus
-from ckstore.model.settings.retention import Best as Best
+from ckstore.model.settings.retention import Budget as Budget
 from ckstore.model.settings.retention import RetentionPolicy as RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry as PlanEntry
 from ckstore.model.settings.retention_plan import RetentionPlan as RetentionPlan

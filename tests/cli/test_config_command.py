@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import Best, RetentionPolicy, Store
+from ckstore import Best, Budget, RetentionPolicy, Store
 from tests.cli.conftest import Run
 
 
@@ -22,6 +22,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
 
     assert said.stdout.splitlines() == [
         "retention  off: every checkpoint stays until it is deleted",
+        "budget  off: checkpoints may fill the disk",
         "make-room  off: a save that does not fit fails",
         "read-back  off",
         "recheck  --share 0.005",
@@ -32,12 +33,14 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
         "retention": None,
+        "budget": None,
         "make_room": None,
         "read_back": False,
         "recheck_share": 0.005,
         "grace_s": 3600,
         "shared": None,
         "threads": None,
+        "retention_by_run": {},
     }
 
 
@@ -53,6 +56,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
 
     assert said.stdout.splitlines() == [
         "retention  --keep-last 3 --keep-best acc/top:max:2 --keep-within 36h",
+        "budget  off: checkpoints may fill the disk",
         "make-room  --keep-every 1000",
         "read-back  on",
         "recheck  --share 0.25",
@@ -123,3 +127,23 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(run: Run, path: Path
 
     assert (said.exit_code, says in said.stderr) == (2, True), said.stderr
     assert not (path / "config.json").exists()
+
+
+def test_a_run_has_a_policy_of_its_own_and_the_store_a_budget(run: Run, path: Path) -> None:
+    run("config", "retention", "--run", "sweep-*", "--keep-last", "1", "--store", path)
+    run("config", "retention", "--run", "gpt", "--keep-daily", "7", "--max-bytes", "1GB", "--store", path)
+    said = run("config", "budget", "--max-bytes", "2TB", "--low-bytes", "1.8TB", "--store", path)
+
+    assert said.stdout.splitlines()[:4] == [
+        "retention  off: every checkpoint stays until it is deleted",
+        "retention  --run gpt --keep-daily 7 --max-bytes 1000000000",
+        "retention  --run sweep-* --keep-last 1",
+        "budget  --max-bytes 2000000000000 --low-bytes 1800000000000",
+    ]
+    assert Store.open(path).config.budget == Budget("2TB", "1.8TB")
+    run("config", "retention", "--run", "gpt", "--off", "--store", path)
+    run("config", "budget", "--off", "--store", path)
+    assert list(Store.open(path).config.retention_by_run) == ["sweep-*"]
+    assert Store.open(path).config.budget is None
+    for wrong in (["make-room", "--run", "a"], ["budget"], ["budget", "--max-bytes", "1G", "--keep-last", "2"]):
+        assert run("config", *wrong, "--store", path).exit_code == 2

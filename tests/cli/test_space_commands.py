@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import Best, RetentionPolicy, Store
-from ckstore.model.settings.retention import best_of
+from ckstore.model.best import best_of
 from ckstore.ops.free.retain import carry_out
 from tests.cli.conftest import Run, on_terminal, process
 from tests.support.damage import two_part_state

@@ -60,7 +60,6 @@ def test_one_that_is_marked_as_damaged_is_passed_over(store: Store) -> None:
     blob.write_bytes(bytes(blob.stat().st_size))
     store.verify(1)
 
-
     assert store.info("best:loss").step == 2
     store.save({"w": np.full(4, 1)}, step=3)  # it heals the blob
     store.verify()

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
+from ckstore.model.best import best_of, metrics_there
 from ckstore.model.digest import short_id
 from ckstore.model.names import DEFAULT_RUN, MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
-from ckstore.model.settings.retention import best_of, metrics_there
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

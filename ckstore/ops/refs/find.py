@@ -9,11 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
+from ckstore.model.best import Best
 from ckstore.model.checkpoint.refs import BEST, Ref, has_id, is_latest_valid, parse_ref, resolve
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
-from ckstore.model.settings.retention import Best
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint, way_in
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ckstore.errors import BadInput
@@ -21,15 +23,13 @@ from ckstore_cli._retention import policy_of, rule_options
 @store_option
 @json_option
 @pass_frame
-def gc(  # noqa: PLR0917 - one for each option
+def gc(
     frame: Frame,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: tuple[str, ...],
-    keep_within: str | None,
+    /,
     run: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
     exclusive: bool,  # noqa: FBT001 - click's
+    **rules: Any,
 ) -> int:
     """Free what no checkpoint needs, and name the processes that hold the rest.
 
@@ -57,7 +57,7 @@ def gc(  # noqa: PLR0917 - one for each option
       5  another gc is running
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
-    policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    policy = policy_of(rules)
     if policy is None and run is not None:
         msg = f"--run {run} limits a retention policy to one run, and there is no policy"
         raise BadInput(msg, hint="give a rule, such as --keep-last 3, or leave --run out")

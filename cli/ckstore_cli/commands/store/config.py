@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.errors import BadInput
 from ckstore.model.times import duration_s
+from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._retention import options_of, policy_of, rule_options
 
 if TYPE_CHECKING:
-    from ckstore.model.settings.retention import RetentionPolicy
+    from collections.abc import Mapping
+
+    from ckstore.model.settings.retention import Budget, RetentionPolicy
+    from ckstore_cli._output import Output
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
-GRACE, SHARED, THREADS = "grace", "shared", "threads"
-_SETTINGS = [RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE, SHARED, THREADS]
+GRACE, SHARED, THREADS, BUDGET = "grace", "shared", "threads", "budget"
+_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, GRACE, SHARED, THREADS]
+_ATTRIBUTES = {
+    RETENTION: "retention",
+    BUDGET: "budget",
+    MAKE_ROOM: "make_room",
+    READ_BACK: "read_back",
+    RECHECK: "recheck_share",
+    GRACE: "grace_s",
+    SHARED: "shared",
+    THREADS: "threads",
+}
 _SHARED_WORDS = {
     None: "as its filesystem is",
     True: "on: other hosts use the store",
     False: "off: only this host uses the store",
 }
 _GRACE_HOW = "ckstore config grace --time 2h"
+_BUDGET_HOW = "ckstore config budget --max-bytes 2TB --low-bytes 1.8TB"
 _SHARED_HOW = "ckstore config shared --on"
 _THREADS_HOW = "ckstore config threads --count 8"
 
@@ -30,6 +45,7 @@ _THREADS_HOW = "ckstore config threads --count 8"
 @click.command()
 @click.argument("setting", required=False, type=click.Choice(_SETTINGS))
 @rule_options
+@click.option("--run", metavar="RUN", help="For retention: the policy of this run, or of those that a glob fits.")
 @click.option(
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
@@ -42,21 +58,22 @@ _THREADS_HOW = "ckstore config threads --count 8"
 @pass_frame
 def config(  # noqa: PLR0917 - one for each option
     frame: Frame,
+    /,
     setting: str | None,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: tuple[str, ...],
-    keep_within: str | None,
+    run: str | None,
     wanted: bool | None,  # noqa: FBT001 - click's
     share: float | None,
     wait: str | None,
     unset: bool,  # noqa: FBT001 - click's
     count: int | None,
+    **rules: Any,
 ) -> None:
     """Show what the store does by itself, or change one SETTING.
 
     retention: the policy that is applied to a run after each save to it; the
-    space of what it drops is freed. make-room: the policy by which a save that
+    space of what it drops is freed; with --run that of one run, or of those that a
+    glob fits. budget: how much all checkpoints may take; above it a save drops the
+    oldest. make-room: the policy by which a save that
     does not fit may drop the oldest checkpoints. read-back: whether a save reads
     back from the disk what it wrote before it counts as durable. recheck: the
     share of reused data that a save reads again, to find bit rot. grace: how long
@@ -69,6 +86,8 @@ def config(  # noqa: PLR0917 - one for each option
     Example:
       ckstore config
       ckstore config retention --keep-last 3 --keep-best loss
+      ckstore config retention --run 'sweep-*' --keep-last 1
+      ckstore config budget --max-bytes 2TB --low-bytes 1.8TB
       ckstore config make-room --keep-last 2
       ckstore config read-back --on
       ckstore config recheck --share 0.05
@@ -83,51 +102,55 @@ def config(  # noqa: PLR0917 - one for each option
       2  wrong usage
       4  there is no such store
     """
-    policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    budget = _budget_of(setting, rules)
+    policy = None if budget is not None else policy_of(rules)
+    if run is not None and setting != RETENTION:
+        raise BadInput("only retention has a --run", hint="ckstore config retention --run 'sweep-*' --keep-last 3")
     _check_shared(setting, wanted, unset=unset)
     _check_threads(setting, count, wanted, unset=unset)
     _check(setting, policy, wanted, share, wait)
+    if setting == BUDGET and (budget is None) != (wanted is False):
+        raise BadInput(f"{BUDGET} needs --max-bytes, or --off", hint=_BUDGET_HOW)
     grace_s = None if wait is None else duration_s(wait, "--time")
     out = frame.output()
     with frame.reading() if setting is None else frame.writing() as store:
-        if setting == RETENTION:
-            store.config.retention = policy
-        elif setting == MAKE_ROOM:
-            store.config.make_room = policy
-        elif setting == READ_BACK:
-            store.config.read_back = bool(wanted)
-        elif setting == RECHECK:
-            store.config.recheck_share = 0 if wanted is False else share
-        elif setting == GRACE:
-            store.config.grace_s = 0 if wanted is False else grace_s
-        elif setting == SHARED:
-            store.config.shared = wanted
-        elif setting == THREADS:
-            store.config.threads = count
-        retention, make_room, read_back = store.config.retention, store.config.make_room, store.config.read_back
-        share, grace_s, shared = store.config.recheck_share, store.config.grace_s, store.config.shared
-        threads = store.config.threads
-    out.document(
-        {
-            "retention": retention,
-            "make_room": make_room,
-            "read_back": read_back,
-            "recheck_share": share,
-            "grace_s": grace_s,
-            "shared": shared,
-            "threads": threads,
-        }
-    )
-    out.line(f"{RETENTION}  {options_of(retention) or 'off: every checkpoint stays until it is deleted'}")
-    out.line(f"{MAKE_ROOM}  {options_of(make_room) or 'off: a save that does not fit fails'}")
-    out.line(f"{READ_BACK}  {'on' if read_back else 'off'}")
+        if setting == RETENTION and run is not None:
+            others = {glob: own for glob, own in store.config.retention_by_run.items() if glob != run}
+            store.config.retention_by_run = others if policy is None else {**others, run: policy}
+        elif setting is not None:
+            values: dict[str, object] = {
+                RETENTION: policy,
+                BUDGET: budget,
+                MAKE_ROOM: policy,
+                READ_BACK: bool(wanted),
+                RECHECK: 0 if wanted is False else share,
+                GRACE: 0 if wanted is False else grace_s,
+                SHARED: wanted,
+                THREADS: count,
+            }
+            setattr(store.config, _ATTRIBUTES[setting], values[setting])
+        found = {name: getattr(store.config, name) for name in _ATTRIBUTES.values()}
+        by_run = store.config.retention_by_run
+    out.document({**found, "retention_by_run": by_run})
+    _print(out, found, by_run)
+
+
+def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, RetentionPolicy]) -> None:
+    """Print a line for each setting."""
+    share, grace_s = found["recheck_share"], found["grace_s"]
+    out.line(f"{RETENTION}  {options_of(found['retention']) or 'off: every checkpoint stays until it is deleted'}")
+    for glob, own in by_run.items():
+        out.line(f"{RETENTION}  --run {printable(glob)} {options_of(own)}")
+    out.line(f"{BUDGET}  {_budget_words(found['budget'])}")
+    out.line(f"{MAKE_ROOM}  {options_of(found['make_room']) or 'off: a save that does not fit fails'}")
+    out.line(f"{READ_BACK}  {'on' if found['read_back'] else 'off'}")
     out.line(
         f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves reuse what is in the store without reading it'}"
     )
     waits = f"--time {grace_s:g}s" if grace_s else "off: gc frees at once, whatever other hosts have open"
     out.line(f"{GRACE}  {waits}")
-    out.line(f"{SHARED}  {_SHARED_WORDS[shared]}")
-    out.line(f"{THREADS}  {threads or 'as the machine has use for'}")
+    out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
+    out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
 
 
 def _check(
@@ -154,6 +177,24 @@ def _check(
         raise BadInput(f"{setting} is --on, --off, or has a --time", hint=_GRACE_HOW)
     if setting == SHARED and policy is not None:
         raise BadInput(f"{setting} has no rules", hint=_SHARED_HOW)
+
+
+def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:
+    """Return what --max-bytes and --low-bytes say of a budget of the whole store; None: they do not say one."""
+    if setting != BUDGET or rules["max_bytes"] is None:
+        return None
+    from ckstore.model.settings.retention import Budget
+
+    if any(value not in (None, ()) for name, value in rules.items() if not name.endswith("_bytes")):
+        raise BadInput(f"{BUDGET} has no rules but --max-bytes and --low-bytes", hint=_BUDGET_HOW)
+    return Budget(rules["max_bytes"], rules["low_bytes"])
+
+
+def _budget_words(budget: Budget | None) -> str:
+    if budget is None:
+        return "off: checkpoints may fill the disk"
+    low = "" if budget.low == budget.most else f" --low-bytes {budget.low}"
+    return f"--max-bytes {budget.most}{low}"
 
 
 def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001 - click's
