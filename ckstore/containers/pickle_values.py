@@ -45,19 +45,12 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A record of bytes.
+    """A record of bytes."""
 
-    Attributes:
-        dtype: None if it is untyped.
-        key: Its name.
-        count: How many elements it is said to have; bytes, if it is untyped.
-        first: Where this part of it begins, in elements; only files of long ago have such.
-    """
-
-    dtype: str | None
+    dtype: str | None  # None if it is untyped
     key: str
-    count: int = 0
-    first: int = 0
+    count: int = 0  # how many elements it is said to have; bytes, if it is untyped
+    first: int = 0  # where this part of it begins, in elements; only files of long ago have such
 
     @property
     def item_bytes(self) -> int:
@@ -67,24 +60,16 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor as the pickle says, not compared with what is there.
+    """A tensor as the pickle says, not compared with what is there."""
 
-    Attributes:
-        key: Name of the record of its storage, below ``data/``.
-        dtype: Of `model/manifest/leaf_records`.
-        offset: Elements from the start of the storage to the first one.
-        shape, strides: As torch has them, of one length, none below 0.
-        storage: What it says of its storage; None: nothing.
-        kind: Full name of its class; empty for a tensor or parameter of torch.
-    """
-
-    key: str
-    dtype: str
-    offset: int
+    key: str  # name of the record of its storage, below ``data/``
+    dtype: str  # of `model/manifest/leaf_records`
+    offset: int  # elements from the start of the storage to the first one
+    # `shape` and `strides`: As torch has them, of one length, none below 0.
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    storage: Storage | None = None
-    kind: str = ""
+    storage: Storage | None = None  # what it says of its storage; None: nothing
+    kind: str = ""  # full name of its class; empty for a tensor or parameter of torch
 
     def reach_bytes(self) -> int | None:
         """Return the bytes of the storage up to its last element; 0 if it has none; None if no manifest holds it."""
@@ -213,10 +198,8 @@ _DECIMAL_PATTERN = re.compile(rb"-?(?:0|[1-9][0-9]{0,18})L?")
 
 
 def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Yield the name of each opcode, the bytes of its argument and where that ends, up to STOP.
-
-    Two lines are one argument.
-    """
+    """Yield the name of each opcode, the bytes of its argument and where that ends, up to STOP."""
+    # Two lines are one argument.
     at = 0
     name = ""
     while name != "STOP":

@@ -60,10 +60,8 @@ def looks_like_safetensors(file: RandomAccess) -> bool:
 
 
 def read_entries(file: RandomAccess) -> list[TensorEntry]:
-    """Return the tensors of a file that looks like safetensors, in the order of their bytes.
-
-    They cover everything after the header.
-    """
+    """Return the tensors of a file that looks like safetensors, in the order of their bytes."""
+    # They cover everything after the header.
     length = _header_bytes(file.read(0, _LENGTH_BYTES))
     start = _LENGTH_BYTES + length
     entries = sorted(

@@ -70,19 +70,15 @@ _ARGUMENTS_MOST = 9
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return the value of a pickle.
-
-    It is made of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes and
-    what `pickle_values` describes. A container may be in several places, also in itself.
-    """
+    """Return the value of a pickle."""
+    # It is made of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes
+    # and what `pickle_values` describes. A container may be in several places, also in itself.
     return read_first_pickle(data)[0]
 
 
 def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -> tuple[Any, int]:
-    """Return the value of the pickle that `data` begins with, and how many bytes it has.
-
-    `storages` gets what it says of each storage that it names.
-    """
+    """Return the value of the pickle that `data` begins with, and how many bytes it has."""
+    # `storages` gets what it says of each storage that it names.
     # Calls may copy in proportion to the length of the pickle: a small one must not make gigabytes by memo entries.
     machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
     stop = 0

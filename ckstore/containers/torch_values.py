@@ -47,10 +47,8 @@ def _are_sizes(value: Any) -> bool:
 
 
 def storage_of(persistent_id: Any) -> Any:
-    """Return what torch.load's persistent_load would.
-
-    That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
-    """
+    """Return what torch.load's persistent_load would."""
+    # That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
         return Unknown("a persistent id that is not of a storage")
     _, kind, key, _, count, *view = persistent_id

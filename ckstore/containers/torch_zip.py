@@ -164,12 +164,10 @@ def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | Non
 
 
 def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str, TensorView]]:
-    """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state.
-
-    Names are plain, as people write them. Values deeper than `MAX_DEPTH`, with names much longer than `MAX_TEXT`, or
-    after `MAX_STEPS` others, are left out. A tensor that is the whole value has the empty name. The storages of sparse
-    tensors, whose parts have no names, and of tensors in objects are added to `parts`.
-    """
+    """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state."""
+    # Names are plain, as people write them. Values deeper than `MAX_DEPTH`, with names much longer than `MAX_TEXT`, or
+    # after `MAX_STEPS` others, are left out. A tensor that is the whole value has the empty name. The storages of
+    # sparse tensors, whose parts have no names, and of tensors in objects are added to `parts`.
     steps = 0
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = []
     name = ""

@@ -31,21 +31,13 @@ _VERSION, _VERSION_64 = 20, 45
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLayout:
-    """Where everything in an archive goes.
+    """Where everything in an archive goes."""
 
-    Attributes:
-        names: Of its records, in the order in which they lie.
-        sizes: Bytes of each.
-        heads: First byte of what is before each record.
-        starts: First byte of each record.
-        end: Where the directory begins, behind the last record.
-    """
-
-    names: tuple[bytes, ...]
-    sizes: tuple[int, ...]
-    heads: tuple[int, ...]
-    starts: tuple[int, ...]
-    end: int
+    names: tuple[bytes, ...]  # of its records, in the order in which they lie
+    sizes: tuple[int, ...]  # bytes of each
+    heads: tuple[int, ...]  # first byte of what is before each record
+    starts: tuple[int, ...]  # first byte of each record
+    end: int  # where the directory begins, behind the last record
 
     @property
     def nbytes(self) -> int:

@@ -71,11 +71,8 @@ def looks_like_zip(file: RandomAccess) -> bool:
 
 
 def read_records(file: RandomAccess) -> list[Record]:
-    """Return the records of a file that looks like a zip archive, in the order of their bytes.
-
-    Raises:
-        Refused: It is not an archive, or parts of it do not lie one after another, or a name is there twice.
-    """
+    """Return the records of a file that looks like a zip archive, in the order of their bytes."""
+    # Raises Refused: it is not an archive, or parts of it do not lie one after another, or a name is there twice.
     directory = _find_directory(file)
     entries = sorted(_entries(file, directory), key=lambda entry: entry.header)
     # Readers differ in which of two records counts, so such an archive is no container here.

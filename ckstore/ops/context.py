@@ -72,61 +72,50 @@ NO_WATCH = SaveWatch()
 
 @dataclass
 class Context:
-    """An open store.
-
-    Attributes:
-        durable: False on a filesystem that is not known to keep a checkpoint through a power cut.
-        not_durable_because: Why, as a sentence; empty if it is.
-        shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
-            here; empty if that is impossible.
-        catalog_is_private: The catalog is this user's, or this host's, alone. Changes by other users and hosts are in
-            theirs, so this one catches up from all directories at each opening and before gc.
-        known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
-        relied_on: The run that was last saved to, and what is known of the last readings of the blobs of that save.
-        greatest_sequence: The greatest sequence number that this process gave or saw.
-        last_parents: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
-            of all loads.
-        problems: What the user should know: directories that only look like checkpoints, annotations that
-            cannot be read, retention that failed.
-        manifest_cache: What is known of manifests that this process has read or written.
-        directory_cache: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
-            any that is not unsure in it.
-        synced_runs: How each run was when this process last made its name durable, as `objects.publish` keeps it.
-        distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
-        watch: Called as a save goes on.
-        totals: What the saves of this store did so far.
-        marks_duty: How often saves look for marks of damage in all checkpoints.
-        writes_disabled_because: Why this process must not write to the store any more; empty if it may.
-        told: What was logged of saves of this store, as `interpreter.log_notes` keeps it.
-        run_was_open: The ref that was looked for last names no run, and means the only one, or main.
-        run_guessed: The run of what was loaded last, if its ref named none; "" else.
-        run: The run that is meant where a call or a ref names none; None: the handle is not bound to one.
-    """
+    """An open store."""
 
     layout: Layout
     settings: StoreSettings
     catalog: Catalog
     readonly: bool
-    durable: bool = True
-    not_durable_because: str = ""
+    durable: bool = True  # False on a filesystem that is not known to keep a checkpoint through a power cut
+    not_durable_because: str = ""  # why, as a sentence; empty if it is
+    # Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from here; empty if
+    # that is impossible.
     shared: str = ""
+    # The catalog is this user's, or this host's, alone. Changes by other users and hosts are in theirs, so this one
+    # catches up from all directories at each opening and before gc.
     catalog_is_private: bool = False
+    # The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     run: str | None = None
+    # Where packed pieces are that this process wrote or read and checked in its last save.
     known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
+    # The run that was last saved to, and what is known of the last readings of the blobs of that save.
     relied_on: tuple[str, Sequence[Reading]] = ("", ())
+    # The greatest sequence number that this process gave or saw.
     greatest_sequence: HighWaterMark = field(default_factory=HighWaterMark)
+    # For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last of all loads.
     last_parents: dict[str, str] = field(default_factory=dict)
-    writes_disabled_because: str = ""
+    writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
+    # What the user should know: directories that only look like checkpoints, annotations that cannot be read, retention
+    # that failed.
     problems: dict[str, str] = field(default_factory=dict)
+    # What was logged of saves of this store, as `interpreter.log_notes` keeps it.
     told: set[str] = field(default_factory=set)
-    run_was_open: bool = False
-    run_guessed: str = ""
+    run_was_open: bool = False  # the ref that was looked for last names no run, and means the only one, or main
+    run_guessed: str = ""  # the run of what was loaded last, if its ref named none; "" else
+    # What is known of manifests that this process has read or written.
     manifest_cache: ManifestCache = field(default_factory=ManifestCache)
+    # What is known of the directories of checkpoints. `greatest_sequence` is no less than that of any that is not
+    # unsure in it.
     directory_cache: DirectoryCache = field(default_factory=DirectoryCache)
+    # How each run was when this process last made its name durable, as `objects.publish` keeps it.
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
+    # Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
-    watch: SaveWatch = NO_WATCH
-    totals: SaveTotals = field(default_factory=SaveTotals)
+    watch: SaveWatch = NO_WATCH  # called as a save goes on
+    totals: SaveTotals = field(default_factory=SaveTotals)  # what the saves of this store did so far
+    # How often saves look for marks of damage in all checkpoints.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
     @property
@@ -150,11 +139,8 @@ class Context:
         return Need(new, room.free_bytes, room.free_inodes)
 
     def check_writable(self) -> None:
-        """Raise if this process must not write to the store.
-
-        Raises:
-            ReadOnlyStore: The store was opened for reading only.
-        """
+        """Raise if this process must not write to the store."""
+        # Raises ReadOnlyStore: the store was opened for reading only.
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"
             if peek.is_mounted_read_only(self.layout.path):
@@ -172,14 +158,8 @@ class Context:
 def info_of(
     context: Context, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] | None = None
 ) -> CheckpointInfo:
-    """Return everything that the store says about a checkpoint: its manifest, its tags, what was added to it.
-
-    Args:
-        context: The store.
-        manifest: Of the checkpoint that is at its place.
-        manifest_id: Its id.
-        tags: None: they are looked up.
-    """
+    """Return everything that the store says about a checkpoint: its manifest, its tags, what was added to it."""
+    # `manifest`: of the checkpoint that is at its place. `tags`: None: they are looked up.
     if tags is None:
         tags = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
     info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable)
@@ -253,11 +233,9 @@ def way_in(context: Context, path: str) -> str:
 
 
 def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
-    """Warn, once for an open store, that the directories are read because the catalog cannot be used.
-
-    Not where this user cannot open it, or another process replaces it at this moment, or who only reads has none of
-    their own: then nothing is to be done.
-    """
+    """Warn, once for an open store, that the directories are read because the catalog cannot be used."""
+    # Not where this user cannot open it, or another process replaces it at this moment, or who only reads has none of
+    # their own: then nothing is to be done.
     has_none = context.catalog_is_private and error.why == "missing"
     if error.why == "unreadable" or _CATALOG in context.problems or has_none:
         return
@@ -282,10 +260,8 @@ def tell_not_durable(context: Context) -> None:
 
 
 def tell_unnamed_run(context: Context) -> None:
-    """Warn, once for an open store, if a save that names no run leaves the run that a load without a name took.
-
-    For a load that is the only run there is, for a save the run main. Only memory is looked at.
-    """
+    """Warn, once for an open store, if a save that names no run leaves the run that a load without a name took."""
+    # For a load that is the only run there is, for a save the run main. Only memory is looked at.
     run = context.run_guessed
     if run not in ("", DEFAULT_RUN):
         warn(

@@ -47,13 +47,9 @@ def _in_huge_pages(memory: StorageMemory) -> StorageMemory:
 
 
 def wrap(kind: LeafKind, view: memoryview) -> StorageMemory:
-    """Return the memory of a storage that lies in `view`, uncopied.
-
-    Args:
-        kind: Kind of the leaves that will be made of it.
-        view: Bytes of a writable buffer, such as a mapping. It stays exported, so that it
-            cannot be closed, for as long as one of the leaves lives.
-    """
+    """Return the memory of a storage that lies in `view`, uncopied."""
+    # `kind`: kind of the leaves that will be made of it. `view`: Bytes of a writable buffer, such as a mapping. It
+    # stays exported, so that it cannot be closed, for as long as one of the leaves lives.
     if not view:
         return allocate(kind, 0)
     owner: Any = view

@@ -62,15 +62,11 @@ _SCALARS: dict[type, Callable[[Any], Node]] = {
 
 
 def capture(state: object) -> Captured:
-    """Return the nodes, the leaves and the sources of a state.
-
-    The sources look at live memory: a change of the state before they are read changes what is
-    read. Objects with `state_dict` and `load_state_dict` are taken as their `state_dict()`.
-
-    Raises:
-        CannotStore: Values are of a type that the format does not hold, contain themselves, or are
-            nested too deep; the error has the paths of all, and says what to do.
-    """
+    """Return the nodes, the leaves and the sources of a state."""
+    # The sources look at live memory: a change of the state before they are read changes what is read. Objects with
+    # `state_dict` and `load_state_dict` are taken as their `state_dict()`. Raises CannotStore: values are of a type
+    # that the format does not hold, contain themselves, or are nested too deep; the error has the paths of all, and
+    # says what to do.
     walk = Walk()
     node = walk.node(state, "", 1)
     # All of them at once: a state with ten such values must not take ten failed saves to be mended.
@@ -92,10 +88,9 @@ def _factory_of(value: Any, path: str) -> str | None:
 
 
 class Walk:
-    """One pass over a state. Storages are numbered in the order of their first leaves.
+    """One pass over a state. Storages are numbered in the order of their first leaves."""
 
-    Tensors are placed after it, when all that share a memory are known.
-    """
+    # Tensors are placed after it, when all that share a memory are known.
 
     def __init__(self) -> None:
         self.leaves: dict[int, LeafRecord] = {}

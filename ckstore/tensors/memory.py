@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StorageMemory:
-    """The bytes of one storage, to be filled before leaves are made of it.
+    """The bytes of one storage, to be filled before leaves are made of it."""
 
-    Attributes:
-        owner: A flat uint8 tensor or array, or, for bytes and str, a buffer. Leaves keep it alive.
-        view: All of its bytes, writable.
-    """
-
-    owner: object
-    view: memoryview
+    owner: object  # A flat uint8 tensor or array, or, for bytes and str, a buffer. Leaves keep it alive.
+    view: memoryview  # all of its bytes, writable

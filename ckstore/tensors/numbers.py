@@ -15,10 +15,8 @@ _CODE_OF = {"int64": "q", "float64": "d"}
 
 
 def pack_numbers(values: list[Any]) -> tuple[str, bytes] | None:
-    """Return dtype and bytes of a long list whose items are all int, all float or all bool; None if it is another.
-
-    Each item keeps all its bits. Integers beyond 64 bits stay what they are.
-    """
+    """Return dtype and bytes of a long list whose items are all int, all float or all bool; None if it is another."""
+    # Each item keeps all its bits. Integers beyond 64 bits stay what they are.
     if len(values) < NUMBERS_FROM_COUNT or type(values[0]) not in _CODES:
         return None
     kind = type(values[0])

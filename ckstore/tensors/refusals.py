@@ -111,10 +111,8 @@ def type_name(kind: type) -> str:
 
 
 def is_made_of_fields(kind: Any) -> bool:
-    """Whether an object of a class is what is set on it and no more: none of dict, list or Tensor as well.
-
-    One with a `state_dict` is that instead.
-    """
+    """Whether an object of a class is what is set on it and no more: none of dict, list or Tensor as well."""
+    # One with a `state_dict` is that instead.
     if not isinstance(kind, type) or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _NOT_MADE:
         return kind is types.SimpleNamespace
     made_by: Any = kind.__new__

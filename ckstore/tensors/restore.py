@@ -30,23 +30,17 @@ _ABSENT = object()
 
 
 def build(
-    state: Node,
-    leaves: Sequence[LeafRecord],
+    state: Node,  # the root node
+    leaves: Sequence[LeafRecord],  # all leaves of the manifest
     memory: Callable[[int], StorageMemory],
     *,
-    device: object = "cpu",
+    device: object = "cpu",  # where tensors are made; each storage is moved once, so what was tied stays tied
     keep: Keep | None = None,
 ) -> object:
-    """Return the value that `state` stands for.
-
-    Args:
-        state: The root node.
-        leaves: All leaves of the manifest.
-        memory: Gives the filled memory of a storage; asked once for each of `needed_storages`.
-        device: Where tensors are made; each storage is moved once, so what was tied stays tied.
-        keep: Says by name which leaves and plain values are wanted; None: all. The others are left
-            out of dicts, with the containers that would be empty, and None in lists and tuples.
-    """
+    """Return the value that `state` stands for."""
+    # `memory`: gives the filled memory of a storage; asked once for each of `needed_storages`. `keep`: Says by name
+    # which leaves and plain values are wanted; None: all. The others are left out of dicts, with the containers that
+    # would be empty, and None in lists and tuples.
     made = LeafMaker(leaves, memory, device)
     return build_with(state, made.leaf, leaves, keep)
 
@@ -88,11 +82,9 @@ def check_device(leaves: Sequence[LeafRecord], device: object) -> None:
 
 
 def make_leaf(leaf: LeafRecord, memory: StorageMemory, device: object = "cpu") -> object:
-    """Return the tensor, array, bytes or string of a leaf.
-
-    Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and
-    filled. On another `device` a tensor has a copy of its own.
-    """
+    """Return the tensor, array, bytes or string of a leaf."""
+    # Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and filled. On another
+    # `device` a tensor has a copy of its own.
     return _make(leaf, _moved(leaf, memory, device))
 
 

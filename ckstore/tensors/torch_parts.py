@@ -22,17 +22,11 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """What a tensor is made of.
+    """What a tensor is made of."""
 
-    Attributes:
-        kind: ``sparse_coo``, ``sparse_csr``, or the full name of its class.
-        tensors: Its parts by name.
-        extra: What else is needed to put them together; plain values.
-    """
-
-    kind: str
-    tensors: dict[str, torch.Tensor]
-    extra: object
+    kind: str  # ``sparse_coo``, ``sparse_csr``, or the full name of its class
+    tensors: dict[str, torch.Tensor]  # its parts by name
+    extra: object  # what else is needed to put them together; plain values
 
 
 def take_apart(tensor: Any) -> Parts | None:
@@ -61,10 +55,8 @@ def take_apart(tensor: Any) -> Parts | None:
 
 
 def without_devices(extra: Node, device: object = None) -> Node:
-    """Return what says how parts are put together with its devices left out, or replaced by `device`.
-
-    A context may repeat where the tensor was when it was saved; now it is where its parts are.
-    """
+    """Return what says how parts are put together with its devices left out, or replaced by `device`."""
+    # A context may repeat where the tensor was when it was saved; now it is where its parts are.
     return with_others(extra, "torch.device", lambda _: None if device is None else ["torch.device", str(device)])
 
 

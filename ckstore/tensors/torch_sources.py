@@ -23,11 +23,7 @@ Watched = tuple[torch.Tensor, int]
 
 
 class TorchSource:
-    """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it.
-
-    Attributes:
-        watched: The tensors whose versions count modifications.
-    """
+    """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it."""
 
     __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "watched")
 
@@ -41,18 +37,16 @@ class TorchSource:
     ) -> None:
         self.name = name
         self.nbytes = nbytes
-        self.watched = watched
+        self.watched = watched  # the tensors whose versions count modifications
         self._storage = storage
         self._start = start
         self._address: int | None = None
         self._view = memoryview(b"")
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied; None on another device than the CPU.
-
-        Valid until the storage is resized, which is looked at with every call: a thread that frees it while the
-        bytes are being read breaks the rule that a state is left alone until `save` has returned.
-        """
+        """Return these bytes, uncopied; None on another device than the CPU."""
+        # Valid until the storage is resized, which is looked at with every call: a thread that frees it while the bytes
+        # are being read breaks the rule that a state is left alone until `save` has returned.
         if self._address is None:
             if self._storage.device.type != "cpu":
                 return None

@@ -47,10 +47,8 @@ def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
 
 
 def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[str, Node]]:
-    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts.
-
-    With another `tag` give the nodes that have it.
-    """
+    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts."""
+    # With another `tag` give the nodes that have it.
     if not isinstance(node, list):
         return
     if node[0] == tag:

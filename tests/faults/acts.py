@@ -18,7 +18,10 @@ from unittest.mock import patch
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
+from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.objects.shared import two_renames
+from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.retain import carry_out
 from ckstore.training import import_history
@@ -191,9 +194,14 @@ def _marked(path: Path, journal: Journal) -> None:
         _found_damaged(store, journal)
 
 
+@act  # so that its errors are those that a caller of `prune` sees
+def _drop(store: Store, plan: RetentionPlan) -> RetentionReport:
+    return carry_out(store._context, plan)
+
+
 def _pruning(store: Store, journal: Journal) -> None:
     # The drop alone: gc, which follows it in `prune`, would make it durable once more, and another gc may keep it away.
-    report = carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
+    report = _drop(store, store.plan_retention(RetentionPolicy(keep_last=1)))
     mark(gone=[f"store/checkpoints/{info.run}/{info.step}" for info in report.dropped])
 
 

@@ -35,22 +35,14 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def describe(
     metrics: Mapping[str, Any] | None,
     metadata: Mapping[str, Any] | None,
-    message: str,
-    parent: str | None,
+    message: str,  # free text
+    parent: str | None,  # id of the checkpoint that this one continues
 ) -> Description:
-    """Return what the caller says, checked and copied; later changes of the arguments do not show.
-
-    Args:
-        metrics: Name -> real number: int, float or anything with ``__float__`` that is one number
-            (a NumPy scalar, a tensor of no dimensions). Integers beyond ±2^53 become floats.
-        metadata: JSON-like values: None, bool, int, float, str, list, tuple (comes back as a list),
-            dict with str keys that do not start with ``$``; nested at most `METADATA_MAX_DEPTH`.
-        message: Free text.
-        parent: Id of the checkpoint that this one continues.
-
-    Raises:
-        BadInput: Something else; the message says where it is.
-    """
+    """Return what the caller says, checked and copied; later changes of the arguments do not show."""
+    # `metrics`: Name -> real number: int, float or anything with ``__float__`` that is one number (a NumPy scalar, a
+    # tensor of no dimensions). Integers beyond ±2^53 become floats. `metadata`: JSON-like values: None, bool, int,
+    # float, str, list, tuple (comes back as a list), dict with str keys that do not start with ``$``; nested at most
+    # `METADATA_MAX_DEPTH`. Raises BadInput: something else; the message says where it is.
     if not isinstance(message, str):
         raise BadInput(f"message: wanted a str, got {_kind(message)} {shown(message)}")
     if parent is not None and not is_digest(parent):
@@ -73,10 +65,8 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def decode_metadata(encoded: Any) -> Any:
-    """Return one value of metadata as the caller gave it (tuples as lists); a copy.
-
-    `encoded` must come from `encode_metadata` or a parsed manifest.
-    """
+    """Return one value of metadata as the caller gave it (tuples as lists); a copy."""
+    # `encoded` must come from `encode_metadata` or a parsed manifest.
     if isinstance(encoded, list):
         return [decode_metadata(item) for item in encoded]
     if not isinstance(encoded, dict):
@@ -96,16 +86,9 @@ def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_metadata(metadata: object, where: str, what: str = "metadata") -> dict[str, Any]:
-    """Return `metadata` if it is as `encode_metadata` makes it.
-
-    Args:
-        metadata: What `document.parse_object` made of it.
-        where: What is read, for messages.
-        what: Which part of it, for messages.
-
-    Raises:
-        BadInput: It is not; `decode_metadata` would not understand it.
-    """
+    """Return `metadata` if it is as `encode_metadata` makes it."""
+    # `metadata`: what `document.parse_object` made of it. `where`: what is read, for messages. `what`: which part of
+    # it, for messages. Raises BadInput: it is not; `decode_metadata` would not understand it.
     if not isinstance(metadata, dict):
         refuse(where, what, "an object", metadata)
     todo: list[tuple[dict[str, Any] | list[Any], int]] = [(metadata, 1)]

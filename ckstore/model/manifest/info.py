@@ -140,19 +140,14 @@ _MOST = 2**64
 
 
 class Stamp(NamedTuple):
-    """Which directory a checkpoint lies in, and which file its manifest is: another one, or one written to, differs.
+    """Which directory a checkpoint lies in, and which file its manifest is: another one, or one written to, differs."""
 
-    Inode numbers alone do not tell: a filesystem gives that of a removed directory to the next one. No user can
-    set the time of change (`ctime`) of a file.
+    # Inode numbers alone do not tell: a filesystem gives that of a removed directory to the next one. No user can set
+    # the time of change (`ctime`) of a file.
 
-    Attributes:
-        dir_inode: Inode number of the directory.
-        inode: Inode number of its ``manifest.json``.
-        mtime_ns, ctime_ns: Times of that file, modulo 2^64.
-    """
-
-    dir_inode: int
-    inode: int
+    dir_inode: int  # inode number of the directory
+    inode: int  # inode number of its ``manifest.json``
+    # `mtime_ns` and `ctime_ns`: Times of that file, modulo 2^64.
     mtime_ns: int
     ctime_ns: int
 
@@ -164,14 +159,8 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A complete checkpoint, as its directory was when it was read.
+    """A complete checkpoint, as its directory was when it was read."""
 
-    Attributes:
-        manifest: What its ``manifest.json`` says; its run and step are the names of the directory.
-        manifest_id: Digest of the manifest, the id of the checkpoint.
-        stamp: Tells that the rows of the catalog are about this directory, without reading the manifest again.
-    """
-
-    manifest: Manifest
-    manifest_id: str
-    stamp: Stamp
+    manifest: Manifest  # what its ``manifest.json`` says; its run and step are the names of the directory
+    manifest_id: str  # digest of the manifest, the id of the checkpoint
+    stamp: Stamp  # tells that the rows of the catalog are about this directory, without reading the manifest again

@@ -21,11 +21,8 @@ _ARRAYS = ("torch", "numpy", "numbers")
 
 
 def read_leaves(items: list[Any], storages: tuple[StorageRecord, ...], where: str) -> tuple[LeafRecord, ...]:
-    """Return the leaves that JSON says, whose storages were read before.
-
-    Raises:
-        BadInput: They are not as the format says; `where` is the file, for the message.
-    """
+    """Return the leaves that JSON says, whose storages were read before."""
+    # Raises BadInput: they are not as the format says; `where` is the file, for the message.
     return _Leaves([storage.nbytes for storage in storages], where).read(items)
 
 

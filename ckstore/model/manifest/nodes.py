@@ -57,11 +57,7 @@ class NotStored(ValueError):
 
 
 def encode_int(value: int) -> Node:
-    """Return the node of an integer.
-
-    Raises:
-        NotStored: It is too long to be read again in bounded time.
-    """
+    """Return the node of an integer. Raises NotStored: it is too long to be read again in bounded time."""
     if -SAFE_INT <= value <= SAFE_INT:
         return value
     if not is_storable_int(value):
@@ -101,11 +97,8 @@ def decode_scalar(node: Node) -> object:
 
 
 def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
-    """Return the string that the bytes of a leaf are.
-
-    Raises:
-        DamagedBlob: They are not UTF-8 although their digest is right: they were no string before.
-    """
+    """Return the string that the bytes of a leaf are."""
+    # Raises DamagedBlob: they are not UTF-8 although their digest is right: they were no string before.
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
@@ -169,11 +162,7 @@ _ESCAPED = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]"})
 
 
 def encode_key(key: object, depth: int = 1) -> Any:
-    """Return the node of a key.
-
-    Raises:
-        ValueError: The format does not hold it; the message says why.
-    """
+    """Return the node of a key. Raises ValueError: the format does not hold it; the message says why."""
     kind = type(key)
     if kind is str:
         if not fits_json(key):  # type: ignore[arg-type]
@@ -209,10 +198,8 @@ def decode_key(node: Any) -> Any:
 
 
 def identity_of(node: Any, depth: int = 1) -> Any:
-    """Return what two keys have in common that are one in a dict, as 1, 1.0 and True; None: it is not a key.
-
-    No great integer is made of its digits.
-    """
+    """Return what two keys have in common that are one in a dict, as 1, 1.0 and True; None: it is not a key."""
+    # No great integer is made of its digits.
     if type(node) is str:
         return (node,)
     if node is None:

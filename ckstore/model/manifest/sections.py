@@ -30,14 +30,8 @@ _Children = Iterable[tuple[Any, Any]]
 
 
 def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
-    """Check that `state` is a node, and that it names each of `leaves` once, by its path.
-
-    Args:
-        state: The root node.
-        leaves: All of the manifest.
-        where: Its path, for messages.
-        names_most: Characters that the paths to all values may have together; each is counted without what escapes it.
-    """
+    """Check that `state` is a node, and that it names each of `leaves` once, by its path."""
+    # `names_most`: characters that the paths to all values may have together; each is counted without what escapes it.
     walk = _StateCheck(leaves, where, names_most)
     walk.down([(_STATE, state)])
     # A leaf that no node names would be loaded by no name, and its bytes never be missed.
@@ -47,10 +41,9 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
 
 
 class _Place:
-    """Where a container is. Its name is made only when a leaf below it asks.
+    """Where a container is. Its name is made only when a leaf below it asks."""
 
-    So a hostile manifest cannot make us write out a long name for each of many empty containers.
-    """
+    # So a hostile manifest cannot make us write out a long name for each of many empty containers.
 
     __slots__ = ("_name", "depth", "key", "leafless", "name_chars", "parent")
 
@@ -206,13 +199,7 @@ _TIME_MOST_NS = 2**63 * 10**9
 
 
 def read_files(items: object, storage_count: int, where: str) -> tuple[FileRecord, ...]:
-    """Return the files of a manifest.
-
-    Args:
-        items: Its member ``files``.
-        storage_count: How many storages it has.
-        where: Its path, for messages.
-    """
+    """Return the files of a manifest."""
     if not isinstance(items, list):
         refuse(where, "files", "an array", items)
     records = tuple(_record(item, i, storage_count, where) for i, item in enumerate(items))

@@ -30,10 +30,8 @@ _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves
 
 
 def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
-    """Return the filesystem of a store, with what its settings say of it, and what the user should know.
-
-    Where the settings cannot be read, other hosts may be at work: nothing is freed before they can be.
-    """
+    """Return the filesystem of a store, with what its settings say of it, and what the user should know."""
+    # Where the settings cannot be read, other hosts may be at work: nothing is freed before they can be.
     place = examine(root)
     try:
         return replace(place, told=setting_of(Layout(root), SHARED)), ()
@@ -47,17 +45,10 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
 
 
 def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) -> Catalog:
-    """Return the catalog of the store at `root`; nothing is made.
-
-    Args:
-        place: The filesystem of the store.
-        root: Of the store.
-        uuid: Of the store.
-        wanted: What the caller asked for; relative to the working directory.
-
-    Raises:
-        BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may write.
-    """
+    """Return the catalog of the store at `root`; nothing is made."""
+    # `place`: the filesystem of the store. `wanted`: what the caller asked for; relative to the working directory.
+    # Raises BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may
+    # write.
     reason = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)

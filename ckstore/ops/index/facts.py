@@ -38,13 +38,7 @@ _OF_MANIFEST = (
 
 
 def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
-    """Return what the manifest at a place (run, step) says.
-
-    Annotations and tags are not in it.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: The checkpoint is gone.
-    """
+    """Return what the manifest at a place (run, step) says. Annotations and tags are not in it."""
     path = context.layout.checkpoint(*place)
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:
@@ -107,10 +101,8 @@ def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Whether two values of metadata are the same; a metric that is not a number equals itself.
-
-    No text is made of them: Python refuses that for an integer of more than 4,300 digits.
-    """
+    """Whether two values of metadata are the same; a metric that is not a number equals itself."""
+    # No text is made of them: Python refuses that for an integer of more than 4,300 digits.
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

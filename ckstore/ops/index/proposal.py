@@ -30,38 +30,25 @@ _MOST_UNKNOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """What a list of names and the catalog say together.
+    """What a list of names and the catalog say together."""
 
-    Attributes:
-        listed: Run -> name -> inode number of each directory there.
-        published: Where the newest checkpoints are, and those that the catalog does not know, with what is there now.
-        unknown: Those that the catalog does not know.
-    """
-
-    listed: Mapping[str, Mapping[str, int]]
+    listed: Mapping[str, Mapping[str, int]]  # run -> name -> inode number of each directory there
+    # Where the newest checkpoints are, and those that the catalog does not know, with what is there now.
     published: dict[CheckpointKey, Stamp | None]
-    unknown: set[CheckpointKey]
+    unknown: set[CheckpointKey]  # those that the catalog does not know
 
 
 def propose(
     context: Context,
-    runs: OpenRuns,
-    run: str | None,
+    runs: OpenRuns,  # looks into the directories
+    run: str | None,  # None: all runs
     *,
-    newest: int,
+    newest: int,  # how many are wanted
     listed: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Proposed | None:
-    """Return where the newest so many checkpoints of a run, or of all, can be; None: all have to be looked at.
-
-    The checkpoint whose manifest was written last is among them.
-
-    Args:
-        context: The store.
-        runs: Looks into the directories.
-        run: None: all runs.
-        newest: How many are wanted.
-        listed: Run -> name -> inode number of everything that is there, where that is known.
-    """
+    """Return where the newest so many checkpoints of a run, or of all, can be; None: all have to be looked at."""
+    # The checkpoint whose manifest was written last is among them. `listed`: run -> name -> inode number of everything
+    # that is there, where that is known.
     if context.shared:  # its inode numbers may be used again unseen by this host
         return None
     layout = context.layout

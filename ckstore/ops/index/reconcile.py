@@ -31,16 +31,10 @@ _BATCH_S = 0.5
 
 
 def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | None = None) -> None:
-    """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
-
-    A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. A process
-    that dies in between leaves a catalog that is behind, which the next opener corrects.
-
-    Args:
-        context: The store.
-        keys: Run and step of each.
-        note: Called with what was found at each place; it must not use the catalog.
-    """
+    """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags."""
+    # A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. A process
+    # that dies in between leaves a catalog that is behind, which the next opener corrects. `note`: called with what was
+    # found at each place; it must not use the catalog.
     from ckstore.objects.checkpoints import look
 
     def look_at(run: str, step: int) -> Published | None:
@@ -92,10 +86,8 @@ def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKe
 
 
 def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
-    """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide.
-
-    None: the catalog does not say it. Each place has the checkpoint that it names.
-    """
+    """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide."""
+    # None: the catalog does not say it. Each place has the checkpoint that it names.
     if context.catalog_is_private:
         return None
     try:

@@ -102,18 +102,12 @@ def _both(listing: Listing) -> Rows:
 
 
 class _Known:
-    """Sequence numbers of checkpoints, by the catalog where its rows are current, else by their manifests.
-
-    Attributes:
-        sequences: What is known.
-        torn: Where no manifest can be read now; it may be repaired later.
-        looked: Whether anything was looked at.
-    """
+    """Sequence numbers of checkpoints, by the catalog where its rows are current, else by their manifests."""
 
     def __init__(self, context: Context) -> None:
-        self.sequences: dict[CheckpointKey, int] = {}
-        self.torn: set[CheckpointKey] = set()
-        self.looked = False
+        self.sequences: dict[CheckpointKey, int] = {}  # what is known
+        self.torn: set[CheckpointKey] = set()  # where no manifest can be read now; it may be repaired later
+        self.looked = False  # whether anything was looked at
         self._context = context
         self._written: dict[CheckpointKey, int] = {}
         self._checked: set[CheckpointKey] = set()

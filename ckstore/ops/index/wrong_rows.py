@@ -30,15 +30,9 @@ def remove(context: Context) -> list[str]:
 
 
 def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_count: int = 0) -> None:
-    """Write the rows of checkpoints again from their directories, and warn, once for an open store.
-
-    A failure is left for the next opening.
-
-    Args:
-        context: The store.
-        places: Whose rows are wrong or missing.
-        damaged_count: How many rows do not fit their checksums; 0: those of `places` do, and are still wrong.
-    """
+    """Write the rows of checkpoints again from their directories, and warn, once for an open store."""
+    # A failure is left for the next opening. `places`: whose rows are wrong or missing. `damaged_count`: how many rows
+    # do not fit their checksums; 0: those of `places` do, and are still wrong.
     if _PROBLEM not in context.problems:
         said = _damaged(damaged_count) if damaged_count else _forged(places)
         context.problems[_PROBLEM] = said

@@ -44,10 +44,8 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
 
 
 def _fill(layout: Layout, settings: StoreSettings) -> bool:
-    """Make what is missing, ``store.json`` last; False if another process was faster.
-
-    The root is locked, but on a shared filesystem not against other hosts.
-    """
+    """Make what is missing, ``store.json`` last; False if another process was faster."""
+    # The root is locked, but on a shared filesystem not against other hosts.
     if peek.exists(layout.settings):
         return False
     try:

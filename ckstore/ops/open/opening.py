@@ -81,12 +81,8 @@ def open_context(
 
 
 def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:
-    """Return what costs or weakens a promise, one sentence each.
-
-    Args:
-        place: The filesystem of the store.
-        readonly: Then whose the store is does not matter.
-    """
+    """Return what costs or weakens a promise, one sentence each."""
+    # `place`: the filesystem of the store. `readonly`: then whose the store is does not matter.
     status = os.stat(place.path)
     # Numbers, not names: looking a name up may ask a directory service, which may not answer.
     facts = OwnerFacts(

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 
 def recover(context: Context) -> list[str]:
-    """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know.
-
-    Called twice, or by several processes at once, it does no harm.
-
-    Raises:
-        OSError: The system refused; the store is as it was or further on the way.
-    """
+    """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know."""
+    # Called twice, or by several processes at once, it does no harm. Raises OSError: the system refused; the store is
+    # as it was or further on the way.
     notes: list[str] = []
     layout = context.layout
     try:
@@ -67,11 +63,8 @@ def recover(context: Context) -> list[str]:
 
 
 def _make_store_durable(context: Context) -> None:
-    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F).
-
-    Raises:
-        OSError: That did not work; this process must not write to the store.
-    """
+    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F)."""
+    # Raises OSError: that did not work; this process must not write to the store.
     try:
         files.sync_directory(context.layout.root)
         files.sync_name(context.layout.path)

@@ -70,12 +70,9 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
 
 
 def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
-    """Relink every checkpoint; the old files go to trash, and are freed as far as no process has them open.
-
-    Raises:
-        OSError: The system refused; what was done before is done, and the store is as sound as it was. The old files
-            stay in ``staging/`` until the next sweep, since what took their places may not be durable.
-    """
+    """Relink every checkpoint; the old files go to trash, and are freed as far as no process has them open."""
+    # Raises OSError: The system refused; what was done before is done, and the store is as sound as it was. The old
+    # files stay in ``staging/`` until the next sweep, since what took their places may not be durable.
     staging = Staging.create(context.layout, trash.RELINKING, None)
     try:
         relinker = Relinker(context.layout, staging.path, report)

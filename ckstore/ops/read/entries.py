@@ -18,18 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A value of a checkpoint.
+    """A value of a checkpoint."""
 
-    Attributes:
-        path: Its keys and places in lists.
-        name: In the state, as `ckstore.Store.load` selects by.
-        node: Its node.
-        tensor: Its leaf, if it is a tensor that lies row-major in a storage from its start on; else None.
-    """
-
-    path: tuple[str | int, ...]
-    name: str
-    node: Node
+    path: tuple[str | int, ...]  # its keys and places in lists
+    name: str  # in the state, as `ckstore.Store.load` selects by
+    node: Node  # its node
+    # Its leaf, if it is a tensor that lies row-major in a storage from its start on; else None.
     tensor: LeafRecord | None
 
 

@@ -37,23 +37,14 @@ _WILDCARD = re.compile(r"[*?]")
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """What an export will write.
+    """What an export will write."""
 
-    Attributes:
-        leaves: The tensors that are written, in the order of the state.
-        tensors: The same as they will stand in the files.
-        tied: Name that is left out -> name of the tensor that it is tied to.
-        unheld: Leaves that go into ``state.json``.
-        values: What else goes there.
-        metadata: What goes into the metadata of each file.
-    """
-
-    leaves: tuple[LeafRecord, ...]
-    tensors: tuple[TensorToWrite, ...]
-    tied: dict[str, str]
-    unheld: tuple[LeafRecord, ...]
-    values: PlainValues
-    metadata: Mapping[str, str]
+    leaves: tuple[LeafRecord, ...]  # the tensors that are written, in the order of the state
+    tensors: tuple[TensorToWrite, ...]  # the same as they will stand in the files
+    tied: dict[str, str]  # name that is left out -> name of the tensor that it is tied to
+    unheld: tuple[LeafRecord, ...]  # leaves that go into ``state.json``
+    values: PlainValues  # what else goes there
+    metadata: Mapping[str, str]  # what goes into the metadata of each file
 
     @property
     def has_state(self) -> bool:
@@ -64,12 +55,9 @@ class ExportPlan:
 def plan_export(
     manifest: Manifest, *, select: Select = None, strip_prefix: bool = False, ties: bool = True
 ) -> ExportPlan:
-    """Return what an export of the checkpoint will write; without `ties` each tied tensor by itself.
-
-    Raises:
-        BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a JSON
-            file, or there is no prefix to strip. The message names them.
-    """
+    """Return what an export of the checkpoint will write; without `ties` each tied tensor by itself."""
+    # Raises BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a
+    # JSON file, or there is no prefix to strip. The message names them.
     keep = as_filter(select)
     refuse_files(manifest)
     chosen = [(i, leaf) for i, leaf in enumerate(manifest.leaves) if keep is None or keep(leaf.name)]

@@ -48,27 +48,17 @@ _HINT = "ckstore checkout REF DEST writes the file, for torch.load where you tru
 
 @contextmanager
 def state_of(
-    directory: CheckpointDirectory,
-    file: object,
+    directory: CheckpointDirectory,  # the checkpoint
+    file: object,  # path of a committed file
     *,
-    chunk_bytes: int,
+    chunk_bytes: int,  # where values of the file that have no piece of their own are cut
     keep: Callable[[str], bool] | None = None,
-    verify: bool = True,
-    can_select: bool = True,
+    verify: bool = True,  # check what is read of the file
+    can_select: bool = True,  # whether the caller can leave out what cannot be loaded, for the advice
 ) -> Iterator[CheckpointDirectory]:
-    """Give an open checkpoint as it is, or, with `file`, as the state that this file of it holds.
-
-    Args:
-        directory: The checkpoint.
-        file: Path of a committed file.
-        chunk_bytes: Where values of the file that have no piece of their own are cut.
-        keep: Which names are wanted: what cannot be loaded among the others is no error.
-        verify: Check what is read of the file.
-        can_select: Whether the caller can leave out what cannot be loaded, for the advice.
-
-    Raises:
-        CannotLoad: It holds no state that can be loaded.
-    """
+    """Give an open checkpoint as it is, or, with `file`, as the state that this file of it holds."""
+    # `keep`: which names are wanted: what cannot be loaded among the others is no error. Raises CannotLoad: it holds no
+    # state that can be loaded.
     if file is None:
         yield directory
         return
@@ -89,10 +79,9 @@ def state_of(
 
 
 class _FileView(CheckpointDirectory):
-    """An open checkpoint with the manifest of a file in it, and one more blob, which is in memory.
+    """An open checkpoint with the manifest of a file in it, and one more blob, which is in memory."""
 
-    The lock is the checkpoint's, which stays open longer.
-    """
+    # The lock is the checkpoint's, which stays open longer.
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         # The lock is borrowed: closing the view must leave the caller's checkpoint open.

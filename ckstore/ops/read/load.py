@@ -138,10 +138,8 @@ def continue_from(context: Context, run: str, checkpoint_id: str) -> None:
 
 
 def lose_parents(context: Context) -> None:
-    """Let the next save have no parent: a load that failed has left parts of another checkpoint in its target.
-
-    The names stay, with no id, so that a saver in the background hears of it.
-    """
+    """Let the next save have no parent: a load that failed has left parts of another checkpoint in its target."""
+    # The names stay, with no id, so that a saver in the background hears of it.
     context.last_parents.update(dict.fromkeys([*context.last_parents, ""], ""))
 
 
@@ -186,11 +184,8 @@ def load_open(
 
 
 def check_selection(directory: CheckpointDirectory, select: Select) -> None:
-    """Raise if a selection names no value at all: a misspelt name must not look like an empty checkpoint.
-
-    Raises:
-        NoSuchRef: It names nothing. A function may.
-    """
+    """Raise if a selection names no value at all: a misspelt name must not look like an empty checkpoint."""
+    # Raises NoSuchRef: It names nothing. A function may.
     keep = as_filter(select)
     if keep is None or callable(select):
         return
@@ -200,10 +195,8 @@ def check_selection(directory: CheckpointDirectory, select: Select) -> None:
 
 
 def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
-    """Map storages copy-on-write; those that cannot be mapped as they lie are read.
-
-    With `verify`, every byte is read and checked now, not when it is used.
-    """
+    """Map storages copy-on-write; those that cannot be mapped as they lie are read."""
+    # With `verify`, every byte is read and checked now, not when it is used.
     with directory.reporting_damage():
         return _map_memories(directory, storages, verify=verify)
 

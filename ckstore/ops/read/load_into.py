@@ -41,18 +41,13 @@ SHOWN_MOST = 20
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a target holds after a load, for the next one: the manifest outlives the checkpoint.
+    """What a target holds after a load, for the next one: the manifest outlives the checkpoint."""
 
-    Attributes:
-        manifest: Of the checkpoint that was loaded.
-        select, rename: As they were given.
-        names: Of the leaves that the target took; None: all.
-    """
-
-    manifest: Manifest
+    manifest: Manifest  # of the checkpoint that was loaded
+    # `select` and `rename`: As they were given.
     select: Select
     rename: Mapping[str, str] | None
-    names: frozenset[str] | None = None
+    names: frozenset[str] | None = None  # of the leaves that the target took; None: all
 
 
 @brief()
@@ -293,11 +288,7 @@ def _as_written(found: Differences, manifest: Manifest) -> Differences:
 
 
 def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest) -> None:
-    """Raise if the target and the checkpoint differ in more than the caller allows.
-
-    Raises:
-        DoesNotFit: They do.
-    """
+    """Raise if the target and the checkpoint differ in more than the caller allows."""
     found = load.found
     differ = found.missing or found.unexpected or found.mismatched
     # These `strict=False` does not excuse: there is no way to fill them.

@@ -31,35 +31,22 @@ _start_of = attrgetter("start")
 
 
 class RegionReader:
-    """Reads parts of one storage of an open checkpoint. Not for several threads.
-
-    Attributes:
-        storage: Which one.
-        name: What it belongs to, for messages.
-        read_bytes: How many bytes were read from blobs.
-
-    Args:
-        directory: The checkpoint.
-        storage: Which storage of it.
-        name: As above.
-        verify: Check the pieces.
-        pieces: Reads them; without it, each piece opens its blob.
-    """
+    """Reads parts of one storage of an open checkpoint. Not for several threads."""
 
     def __init__(
         self,
-        directory: CheckpointDirectory,
-        storage: int,
+        directory: CheckpointDirectory,  # the checkpoint
+        storage: int,  # which storage of it
         name: str,
         *,
-        verify: bool = True,
-        pieces: PieceReader | None = None,
+        verify: bool = True,  # check the pieces
+        pieces: PieceReader | None = None,  # reads them; without it, each piece opens its blob
     ) -> None:
-        self.storage = storage
-        self.read_bytes = 0
+        self.storage = storage  # which one
+        self.read_bytes = 0  # how many bytes were read from blobs
         self._directory = directory
         self._record: StorageRecord = directory.manifest.storages[storage]
-        self.name = name
+        self.name = name  # what it belongs to, for messages
         tiling = self._record.tiling
         self._bands: list[Band] = [] if tiling is None else bands(tiling.blocks)
         self._verify = verify
@@ -178,11 +165,10 @@ class RegionReader:
 
 
 class RangeReader:
-    """Reads ranges of storages by rising start, one storage at a time, each piece once; a context manager.
+    """Reads ranges of storages by rising start, one storage at a time, each piece once; a context manager."""
 
-    What is read together (a piece, or a band of tiles) is read whole and checked, and kept from the start of the last
-    range on: so its memory is that of a range and of one piece.
-    """
+    # What is read together (a piece, or a band of tiles) is read whole and checked, and kept from the start of the last
+    # range on: so its memory is that of a range and of one piece.
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
@@ -197,11 +183,8 @@ class RangeReader:
         self._low = self._high = 0
 
     def read(self, start: int, stop: int, name: str) -> memoryview:
-        """Return the bytes `start` to `stop` of the storage, valid until the next call.
-
-        Raises:
-            DamagedBlob: A piece is damaged or missing; the message has `name`.
-        """
+        """Return the bytes `start` to `stop` of the storage, valid until the next call."""
+        # Raises DamagedBlob: A piece is damaged or missing; the message has `name`.
         if start == stop or self._region is None:
             return self._buffer[:0]
         self._region.name = name

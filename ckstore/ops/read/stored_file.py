@@ -19,21 +19,16 @@ LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 class StoredFile:
-    """A file of an open checkpoint, as `containers` reads it. Not for several threads.
-
-    Attributes:
-        directory: The checkpoint.
-        nbytes: Its length.
-        storages: The storage that is the stretch of the file from its first byte to the one after its last.
-    """
+    """A file of an open checkpoint, as `containers` reads it. Not for several threads."""
 
     def __init__(self, directory: CheckpointDirectory, record: FileRecord, *, verify: bool = True) -> None:
-        self.directory = directory
+        self.directory = directory  # the checkpoint
         self._record = record
         self._verify = verify
         sizes = [directory.manifest.storages[number].nbytes for number in record.storages]
         self._starts = list(accumulate(sizes, initial=0))
-        self.nbytes = self._starts[-1]
+        self.nbytes = self._starts[-1]  # its length
+        # The storage that is the stretch of the file from its first byte to the one after its last.
         self.storages = dict(zip(pairwise(self._starts), record.storages, strict=True))
         self._last: RegionReader | None = None
 
@@ -65,11 +60,7 @@ class StoredFile:
 
 
 def find_file(manifest: Manifest, path: str) -> FileRecord:
-    """Return the committed file of that path.
-
-    Raises:
-        CannotLoad: It is a directory or a symlink.
-    """
+    """Return the committed file of that path. Raises CannotLoad: it is a directory or a symlink."""
     name = manifest.name
     found = next((record for record in manifest.files if record.path == path), None)
     if found is None:

@@ -25,7 +25,7 @@ class TensorNames:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self.leaves = {leaf.name: leaf for leaf in manifest.leaves}
+        self.leaves = {leaf.name: leaf for leaf in manifest.leaves}  # each by its name in the state
 
     @cached_property
     def written(self) -> dict[str, str]:

@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 
 
 def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, note: str | None) -> CheckpointInfo:
-    """Add metrics and a note to a checkpoint, durably; return what the store says about it now.
-
-    Raises:
-        CkstoreError: What was added before is damaged; nothing was changed.
-    """
+    """Add metrics and a note to a checkpoint, durably; return what the store says about it now."""
+    # Raises CkstoreError: what was added before is damaged; nothing was changed.
     info = find(context, ref)
     more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
     path = context.layout.checkpoint(info.run, info.step)

@@ -34,11 +34,7 @@ _OPEN_TRIES = 5
 
 
 def find(context: Context, ref: AnyRef) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names.
-
-    Raises:
-        NoSuchRef: There is none; the message says what there is.
-    """
+    """Return the checkpoint that `ref` names. Raises NoSuchRef: there is none; the message says what there is."""
     if isinstance(ref, CheckpointInfo):
         context.run_was_open = False
         return _same(context, ref)

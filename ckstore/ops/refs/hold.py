@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) -> Iterator[locks.DirectoryLock]:
-    """Lock the directory of a checkpoint for use (rule L), after making sure that it survives a power cut (rule F).
-
-    Its run is locked for use before it, so that no save replaces the checkpoint meanwhile. With `is_durable` the caller
-    has made sure of it.
-    """
+    """Lock the directory of a checkpoint for use (rule L), after making sure that it survives a power cut (rule F)."""
+    # Its run is locked for use before it, so that no save replaces the checkpoint meanwhile. With `is_durable` the
+    # caller has made sure of it.
     context.check_writable()
     path = context.layout.checkpoint(info.run, info.step)
     with ExitStack() as locked:

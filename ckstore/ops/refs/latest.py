@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 
 
 def newest(context: Context, run: str | None) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, or of all; None: there is none.
-
-    Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
-    says something else than the manifest makes no other checkpoint the newest.
-    """
+    """Return the newest checkpoint of a run, or of all; None: there is none."""
+    # Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
+    # says something else than the manifest makes no other checkpoint the newest.
     sured: set[str] = set()
     # A replacement in two renames leaves the newest checkpoint without a place for a moment.
     settle(context)
@@ -89,10 +87,8 @@ def run_meant(context: Context, run: str | None) -> str | None:
 
 
 def in_one_run(context: Context, ref: Ref) -> Ref:
-    """Return `ref` with the run that it is looked for in, where its kind is counted in runs.
-
-    Tags and ids name one checkpoint of the whole store, whatever the handle is bound to.
-    """
+    """Return `ref` with the run that it is looked for in, where its kind is counted in runs."""
+    # Tags and ids name one checkpoint of the whole store, whatever the handle is bound to.
     context.run_was_open = False
     if ref.run is not None or ref.kind in ("tag", "id"):
         return ref

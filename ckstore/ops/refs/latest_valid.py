@@ -36,36 +36,22 @@ Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A checkpoint that was passed over.
+    """A checkpoint that was passed over."""
 
-    Attributes:
-        name: ``RUN@STEP``.
-        problem: Damage, or the process that has it locked.
-        order: Its place in the order of commits; None if that cannot be read.
-    """
-
-    name: str
-    problem: str
-    order: Order | None
+    name: str  # ``RUN@STEP``
+    problem: str  # damage, or the process that has it locked
+    order: Order | None  # its place in the order of commits; None if that cannot be read
 
 
 def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched: bool) -> T:
-    """Return what `take` makes of the newest valid checkpoint that `ref` asks for; it is open meanwhile.
-
-    A checkpoint that turns out to be damaged, also while `take` reads it, is marked and passed over with a
-    `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or to
-    move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way.
-
-    Args:
-        context: The store.
-        ref: ``latest-valid`` or ``RUN@latest-valid``.
-        take: Called with what the store says and the directory, open and complete; what it raises other than
-            `DamagedBlob` passes on.
-        read_touched: Read blobs whose time says that a program wrote into them; `take` does not.
-
-    Raises:
-        NoSuchRef: There is none; the message says what is wrong with each.
-    """
+    """Return what `take` makes of the newest valid checkpoint that `ref` asks for; it is open meanwhile."""
+    # A checkpoint that turns out to be damaged, also while `take` reads it, is marked and passed over with a
+    # `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or to
+    # move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way. `ref`:
+    # ``latest-valid`` or ``RUN@latest-valid``. `take`: called with what the store says and the directory, open and
+    # complete; what it raises other than `DamagedBlob` passes on. `read_touched`: read blobs whose time says that a
+    # program wrote into them; `take` does not. Raises NoSuchRef: there is none; the message says what is wrong with
+    # each.
     run = _run_of(context, ref)
     passed: list[Passed] = []
     deadline_s = time.monotonic() + LOCKED_S
@@ -124,11 +110,9 @@ def newest_valid(context: Context, ref: str) -> CheckpointInfo:
 def fill_from_newest_valid(
     context: Context, ref: str, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """As `take_newest_valid`, for a `read` that fills a target; with `strict` it fills all of the target.
-
-    Without `strict` a damaged checkpoint could leave values where the next one has none, so each is read and
-    checked before the target is touched.
-    """
+    """As `take_newest_valid`, for a `read` that fills a target; with `strict` it fills all of the target."""
+    # Without `strict` a damaged checkpoint could leave values where the next one has none, so each is read and checked
+    # before the target is touched.
     begun: list[str] = []
 
     def take(info: CheckpointInfo, directory: CheckpointDirectory) -> T:

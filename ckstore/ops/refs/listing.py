@@ -35,23 +35,16 @@ if TYPE_CHECKING:
 
 def infos(
     context: Context,
-    run: str | None = None,
+    run: str | None = None,  # None: all runs
     *,
-    newest: int | None = None,
+    newest: int | None = None,  # only so many, the newest; what the others are is not looked at
     only: Callable[[int], bool] | None = None,
     at: Mapping[CheckpointKey, Stamp] | None = None,
 ) -> list[CheckpointInfo]:
-    """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first.
-
-    What the catalog knows of a directory with the same stamp is taken from there; other manifests are read.
-
-    Args:
-        context: The store.
-        run: None: all runs.
-        newest: Only so many, the newest; what the others are is not looked at.
-        only: Only those whose step it is true of; the others are not looked at either.
-        at: Only those at these places, whose stamps are given; the directories are not listed.
-    """
+    """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first."""
+    # What the catalog knows of a directory with the same stamp is taken from there; other manifests are read. `only`:
+    # only those whose step it is true of; the others are not looked at either. `at`: only those at these places, whose
+    # stamps are given; the directories are not listed.
     if run is not None:
         check_run(run)
     with context.layout.open_runs() as runs:
@@ -159,10 +152,8 @@ _PAUSE_S = 0.005
 
 
 def settle(context: Context) -> None:
-    """Wait until no place is empty because of a replacement, and complete those that no living process has open.
-
-    What cannot be completed, or is still open after the deadline, is named in a warning and waited for no more.
-    """
+    """Wait until no place is empty because of a replacement, and complete those that no living process has open."""
+    # What cannot be completed, or is still open after the deadline, is named in a warning and waited for no more.
     waiting = _unsaid(context)
     deadline = time.monotonic() + DEADLINE_S
     while waiting:
@@ -203,25 +194,17 @@ def _say(context: Context, gap: Gap, message: str) -> None:
 
 
 def refuse_unfinished(context: Context, run: str | None, is_meant: Callable[[Gap], bool] = lambda _: True) -> None:
-    """Raise if something is not there only because a save that replaces it has not finished.
-
-    So that a training does not take a run whose one checkpoint is in a gap for one that has none, and begin again.
-
-    Args:
-        context: The store.
-        run: What is asked for is in this run; None: in any.
-        is_meant: Whether it is what was at the place of a gap.
-    """
+    """Raise if something is not there only because a save that replaces it has not finished."""
+    # So that a training does not take a run whose one checkpoint is in a gap for one that has none, and begin again.
+    # `run`: what is asked for is in this run; None: in any. `is_meant`: whether it is what was at the place of a gap.
     for gap in two_renames.gaps(context.layout):
         if run in (None, gap.key[0]) and is_meant(gap) and peek.exists(gap.old):  # else both went since it was listed
             raise InUse(_stopped(gap), hint=_what_completes(context))
 
 
 def fill_dead(context: Context, grace: Grace | None = None) -> None:
-    """Complete every gap that no living process has open, as far as that works now.
-
-    With a grace, where other hosts may be at work, only those for which it is over.
-    """
+    """Complete every gap that no living process has open, as far as that works now."""
+    # With a grace, where other hosts may be at work, only those for which it is over.
     _fill(context, [gap for gap in two_renames.gaps(context.layout) if grace is None or grace.is_over(gap.old)])
 
 

@@ -20,17 +20,9 @@ if TYPE_CHECKING:
 def check_unprotected(
     context: Context, key: CheckpointKey, *, moving: Container[str] = (), replacing: bool = False
 ) -> None:
-    """Raise if a tag or an unexpired pin names a checkpoint. The caller holds its run locked against all others.
-
-    Args:
-        context: The store.
-        key: Of the checkpoint.
-        moving: Tags that do not count, since the caller is about to move them.
-        replacing: Whether it is to be replaced by a save, which can be forced.
-
-    Raises:
-        Protected: It is.
-    """
+    """Raise if a tag or an unexpired pin names a checkpoint. The caller holds its run locked against all others."""
+    # `moving`: tags that do not count, since the caller is about to move them. `replacing`: whether it is to be
+    # replaced by a save, which can be forced.
     # First: while one entry of refs/ cannot be read, any checkpoint may be the one that it protects.
     check_tags(context.layout)
     name = f"{key[0]}@{key[1]}"

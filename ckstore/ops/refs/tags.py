@@ -25,10 +25,8 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
-    """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step.
-
-    The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
-    """
+    """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step."""
+    # The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
         links.symlink(tag_text(run, step), fresh)

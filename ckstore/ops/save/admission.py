@@ -40,14 +40,9 @@ class _ChunkNeed:
 
 
 def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> tuple[str, ...]:
-    """Compare what a save may write with what is free, and make room where the store has a policy for that.
-
-    When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
-    store has; those are claimed for the save.
-
-    Returns:
-        What was done to make room, a sentence each.
-    """
+    """Compare what a save may write with what is free, and make room where the store has a policy for that."""
+    # When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
+    # store has; those are claimed for the save. Returns: what was done to make room, a sentence each.
     # The usual case: no byte is read and no blob claimed, one statvfs.
     if context.measure(_at_most(context, sources)).fits:
         return ()

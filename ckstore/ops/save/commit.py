@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """What the caller of `commit` may choose.
+    """What the caller of `commit` may choose."""
 
-    Attributes:
-        times: Keep modification times.
-        allow_incomplete: Take files that say of themselves that they are unfinished.
-    """
-
-    times: bool = False
-    allow_incomplete: bool = False
+    times: bool = False  # keep modification times
+    allow_incomplete: bool = False  # take files that say of themselves that they are unfinished
 
 
 def commit(context: Context, paths: Sequence[Path], request: Request, options: CommitOptions) -> CheckpointInfo:

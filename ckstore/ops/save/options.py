@@ -46,11 +46,7 @@ class SaveOptions(TypedDict, total=False):
 
 
 def check_options(method: Callable[..., Any], options: SaveOptions) -> None:
-    """Refuse what is no option, as Python does where the names stand in the signature.
-
-    Raises:
-        TypeError: Something is not.
-    """
+    """Refuse what is no option, as Python does where the names stand in the signature."""
     for word in options.keys() - SaveOptions.__annotations__.keys():
         from ckstore.ops.acts import message_for  # seldom needed
 
@@ -60,16 +56,8 @@ def check_options(method: Callable[..., Any], options: SaveOptions) -> None:
 def request_of(  # noqa: PLR0917 - as `Request` has them
     context: Context, run: str, step: int | None, options: SaveOptions, progress: Progress | None, ref: str = ""
 ) -> Request:
-    """Return what is to be done, checked as far as it can be without the filesystem.
-
-    Args:
-        context: The store.
-        run: Name of the run.
-        step: None: the next one.
-        options: What the caller said.
-        progress: Called now and then.
-        ref: The saver looks up this parent; empty: it is looked up here.
-    """
+    """Return what is to be done, checked as far as it can be without the filesystem."""
+    # `step`: None: the next one. `ref`: the saver looks up this parent; empty: it is looked up here.
     from ckstore.model.manifest.describe import describe
     from ckstore.ops.refs.find import find
     from ckstore.ops.save.save import Request

@@ -68,10 +68,8 @@ class Packer:
         self._waiting: list[_Waiting] = []
 
     def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
-        """Add the bytes of a source, no more than a pack has, whose digest the key has.
-
-        `apart`: not at the start of a pack, so that the pack is not the piece itself.
-        """
+        """Add the bytes of a source, no more than a pack has, whose digest the key has."""
+        # `apart`: not at the start of a pack, so that the pack is not the piece itself.
         if self._entries and aligned(self._end) + source.nbytes > self._pack_bytes:
             self._flush()
         if self._pack is None:
@@ -131,15 +129,11 @@ def place_small(
     recheck: Recheck,
     compare: bool = False,
 ) -> tuple[list[str], dict[str, PieceLocation], int]:
-    """Store the bytes of small sources as pieces.
-
-    `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
-    `compare`: equal digests do not prove equal bytes.
-
-    Returns:
-        The key of each source in order, where each piece is by its key, and how many bytes of pieces were written. A
-        key is the digest, or, of further bytes with the same digest, the digest and a number: `digest_of_key`.
-    """
+    """Store the bytes of small sources as pieces."""
+    # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
+    # `compare`: equal digests do not prove equal bytes. Returns: The key of each source in order, where each piece is
+    # by its key, and how many bytes of pieces were written. A key is the digest, or, of further bytes with the same
+    # digest, the digest and a number: `digest_of_key`.
     packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
@@ -186,10 +180,8 @@ def digest_of_key(key: str) -> str:
 
 
 def _pack_bytes_for(small_bytes: int) -> int:
-    """Return the size of new packs: not one for everything, since packs of one age are written again at one time.
-
-    A small sum of pieces is one pack, since each pack takes an fsync.
-    """
+    """Return the size of new packs: not one for everything, since packs of one age are written again at one time."""
+    # A small sum of pieces is one pack, since each pack takes an fsync.
     nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))
     return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
 
@@ -234,10 +226,8 @@ def state_changed(name: str) -> StateChanged:
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:
-    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
-
-    The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
-    """
+    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be."""
+    # The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
     found = {digest: place for digest in sizes if (place := context.known_pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()
     if unknown:
@@ -262,10 +252,8 @@ def _take_from_packs(
     recheck: Recheck,
     compare: bool,
 ) -> tuple[dict[str, PieceLocation], list[str]]:
-    """Claim the packs that are worth it, reading a share of them again.
-
-    Return the places of their pieces, and the pieces to be written again.
-    """
+    """Claim the packs that are worth it, reading a share of them again."""
+    # Return the places of their pieces, and the pieces to be written again.
     by_pack: dict[str, dict[str, PieceLocation]] = defaultdict(dict)
     for digest, (place, _) in hits.items():
         by_pack[place.blob][digest] = place

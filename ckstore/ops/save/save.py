@@ -165,22 +165,14 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What lies in a staging directory and is to be published.
+    """What lies in a staging directory and is to be published."""
 
-    Attributes:
-        draft: The manifest but for its step and its place in the sequence.
-        texts: The texts of its leaves and state.
-        readings: When what it uses was last read, for the catalog.
-        warnings: What the user should know of these readings.
-        by_others: What it says was chosen by others, so that it is to be read again as strictly as any.
-        kept_bytes: Bytes of it that were not read; None: that is not known, as of what several ranks staged.
-    """
-
-    draft: Manifest
-    texts: StateTexts
-    readings: Callable[[], dict[str, tuple[int, int]]] = dict
-    warnings: Callable[[], Sequence[str]] = tuple
-    by_others: bool = False
+    draft: Manifest  # the manifest but for its step and its place in the sequence
+    texts: StateTexts  # the texts of its leaves and state
+    readings: Callable[[], dict[str, tuple[int, int]]] = dict  # when what it uses was last read, for the catalog
+    warnings: Callable[[], Sequence[str]] = tuple  # what the user should know of these readings
+    by_others: bool = False  # what it says was chosen by others, so that it is to be read again as strictly as any
+    # Bytes of it that were not read; None: that is not known, as of what several ranks staged.
     kept_bytes: int | None = None
 
     def counters(self, staging: Staging, laps: Laps) -> SaveCounters | None:
@@ -199,20 +191,13 @@ class Staged:
 
 def save_staged(
     context: Context,
-    request: Request,
-    create: Callable[[], Staging],
+    request: Request,  # what the caller wants; it was checked
+    create: Callable[[], Staging],  # makes and locks the directory
     stage: Callable[[Staging, list[str]], Staged],
-    watch: SaveWatch | None = None,
+    watch: SaveWatch | None = None,  # called as the save goes on; None: that of the store
 ) -> CheckpointInfo:
-    """Make a staging directory, fill it with what `stage` puts there, publish it, and see to all that comes after.
-
-    Args:
-        context: The store.
-        request: What the caller wants; it was checked.
-        create: Makes and locks the directory.
-        stage: Called with the directory and the notes to the user, to which it may add.
-        watch: Called as the save goes on; None: that of the store.
-    """
+    """Make a staging directory, fill it with what `stage` puts there, publish it, and see to all that comes after."""
+    # `stage`: called with the directory and the notes to the user, to which it may add.
     watch = watch or context.watch
     # Before anything is written: the user learns it from the first save, not from the power cut.
     tell_not_durable(context)
@@ -434,10 +419,8 @@ def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
 def _tag(
     context: Context, published: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
 ) -> tuple[str, ...]:
-    """Point the tags to a published checkpoint as far as that works; return those that it has.
-
-    A tag that could not be made durable is not among those returned, and in `notes` with the reason.
-    """
+    """Point the tags to a published checkpoint as far as that works; return those that it has."""
+    # A tag that could not be made durable is not among those returned, and in `notes` with the reason.
     failed: set[str] = set()
     try:
         if tags:

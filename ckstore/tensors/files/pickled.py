@@ -28,17 +28,12 @@ _PROTOCOL = 2
 
 @dataclass(frozen=True, slots=True)
 class PickledState:
-    """A state as a pickle, and the storages that it names by their place in this list.
+    """A state as a pickle, and the storages that it names by their place in this list."""
 
-    Attributes:
-        data: The pickle.
-        storages: Each the number of a storage of the checkpoint, or bytes that are in no such storage.
-        unsafe_globals: What ``weights_only=True`` does not admit.
-    """
-
-    data: bytes
+    data: bytes  # the pickle
+    # Each the number of a storage of the checkpoint, or bytes that are in no such storage.
     storages: tuple[int | bytes, ...]
-    unsafe_globals: tuple[str, ...]
+    unsafe_globals: tuple[str, ...]  # what ``weights_only=True`` does not admit
 
 
 class Placeholders:
@@ -70,12 +65,8 @@ class Placeholders:
 
 
 def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | None]) -> PickledState:
-    """Pickle a state whose storages may be placeholders.
-
-    Args:
-        state: The state.
-        number: Gives the number of a storage that is one; None for those that hold their bytes.
-    """
+    """Pickle a state whose storages may be placeholders."""
+    # `number`: gives the number of a storage that is one; None for those that hold their bytes.
     keys: dict[int, int] = {}
     held: list[torch.UntypedStorage] = []
     named: dict[int, Any] = {}

@@ -32,16 +32,11 @@ _HINT = "export as torch or dcp: format='torch' keeps it as it is; or select wha
 
 
 class QuantizedNames:
-    """How the quantized tensors of a checkpoint are written.
-
-    Attributes:
-        names: Leaf number of each of their parts -> its name in the file.
-        metadata: What torchao puts them together by; empty if there are none.
-    """
+    """How the quantized tensors of a checkpoint are written."""
 
     def __init__(self, manifest: Manifest, keep: Callable[[str], bool] | None, naming: Callable[[str], str]) -> None:
-        self.names: dict[int, str] = {}
-        self.metadata: dict[str, str] = {}
+        self.names: dict[int, str] = {}  # leaf number of each of their parts -> its name in the file
+        self.metadata: dict[str, str] = {}  # what torchao puts them together by; empty if there are none
         self._leaves = manifest.leaves
         for path, node in parts_in(manifest.state):
             numbers = list(leaf_numbers(node))
@@ -81,11 +76,8 @@ def _refused(name: str, reason: str) -> BadInput:
 
 
 def _encoded(node: Node) -> Any:
-    """Return a value of a context as torchao's encoder writes it.
-
-    Raises:
-        ValueError: It has no such form; the message says what it is.
-    """
+    """Return a value of a context as torchao's encoder writes it."""
+    # Raises ValueError: it has no such form; the message says what it is.
     if not isinstance(node, list):
         return node
     tag = node[0]

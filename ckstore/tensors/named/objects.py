@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 
 def named_value(value: Any) -> Node | None:
-    """Return the node of a value that is only named: a member of an enumeration, an allowed class or function.
-
-    None if it is something else, or would not be found again.
-    """
+    """Return the node of a value that is only named: a member of an enumeration, an allowed class or function."""
+    # None if it is something else, or would not be found again.
     if isinstance(value, enum.Enum):
         name = value._name_  # "A|B" for flags that were joined, which are members of no name
         found = name in type(value).__members__ and is_findable_enum(type(value))

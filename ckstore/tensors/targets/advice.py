@@ -28,25 +28,15 @@ _ENTRIES_MOST = 4
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load whose target does not fit.
+    """A load whose target does not fit."""
 
-    Attributes:
-        manifest: What the checkpoint holds.
-        target: As it was given.
-        terms: What the caller allows.
-        strict: Whether everything has to fit.
-        found: The differences, by the names of the manifest.
-        fits_somewhere: Whether any value of the checkpoint has a place in the target.
-        compare: Gives the differences with other terms.
-    """
-
-    manifest: Manifest
-    target: object
-    terms: LoadRules
-    strict: bool
-    found: Differences
-    fits_somewhere: bool
-    compare: Callable[[LoadRules], Differences]
+    manifest: Manifest  # what the checkpoint holds
+    target: object  # as it was given
+    terms: LoadRules  # what the caller allows
+    strict: bool  # whether everything has to fit
+    found: Differences  # the differences, by the names of the manifest
+    fits_somewhere: bool  # whether any value of the checkpoint has a place in the target
+    compare: Callable[[LoadRules], Differences]  # gives the differences with other terms
 
 
 def advice(load: Load) -> list[str]:

@@ -53,13 +53,7 @@ class Trial(Protocol):
 
 
 class Comparison:
-    """Collects what fits and what does not, and the steps to be taken once all tensors are filled.
-
-    Attributes:
-        attempts: What is loaded before anything else is touched, and says then what does not fit.
-        guessed: Keys that one side alone has, where it is for an attempt to say what that means.
-        steps: What is done once all tensors are filled.
-    """
+    """Collects what fits and what does not, and the steps to be taken once all tensors are filled."""
 
     def __init__(
         self,
@@ -73,9 +67,10 @@ class Comparison:
         self.storages = storages
         self._read = read
         self.filling = Filling(leaves)
-        self.steps: list[Callable[[Leaf], object]] = []
+        self.steps: list[Callable[[Leaf], object]] = []  # what is done once all tensors are filled
+        # What is loaded before anything else is touched, and says then what does not fit.
         self.attempts: list[Trial] = []
-        self.guessed: list[str] = []
+        self.guessed: list[str] = []  # keys that one side alone has, where it is for an attempt to say what that means
         self.differences = Differences()
 
     def early(self, index: int) -> object:
@@ -121,10 +116,8 @@ class Comparison:
         return found
 
     def suggest_rename(self, node: Node, own: Iterable[object], *, rename_all: bool) -> None:
-        """Look for a renaming with which more of a dict of the checkpoint has the names `own`.
-
-        As `found_in`, it is for all keys, or those of tensors and arrays.
-        """
+        """Look for a renaming with which more of a dict of the checkpoint has the names `own`."""
+        # As `found_in`, it is for all keys, or those of tensors and arrays.
         keys = [decode_key(key) for key, item in node[1] if rename_all or self.is_tensor_leaf(item)]
         wanted = [key for key in own if isinstance(key, str)]
         self.differences.rename |= suggest([key for key in keys if isinstance(key, str)], wanted) or {}

@@ -11,21 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """What the caller of a load into a target allows.
+    """What the caller of a load into a target allows."""
 
-    Attributes:
-        keep: Says by the checkpoint's name what is to be loaded; None: everything.
-        rename: See `renames.renamed`; for the keys of tensors in dicts and in the states of modules.
-        cast: Convert to the dtype of the target.
-        assign: Give memory to tensors of the target on the meta device.
-        strict: Whether all has to fit.
-    """
-
-    keep: Callable[[str], bool] | None = None
+    keep: Callable[[str], bool] | None = None  # says by the checkpoint's name what is to be loaded; None: everything
+    # See `renames.renamed`; for the keys of tensors in dicts and in the states of modules.
     rename: Mapping[str, str] = field(default_factory=dict)
-    cast: bool = False
-    assign: bool = False
-    strict: bool = True
+    cast: bool = False  # convert to the dtype of the target
+    assign: bool = False  # give memory to tensors of the target on the meta device
+    strict: bool = True  # whether all has to fit
 
 
 @dataclass(slots=True)
@@ -46,14 +39,20 @@ class Differences:
         renaming: The keys of the caller's renaming that a name begins with, or has.
     """
 
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # in the target only
+    unexpected: list[str] = field(default_factory=list)  # in the checkpoint only
+    # Name -> ``shape [2] float32 wanted, found a dict``: another shape or kind.
     mismatched: dict[str, str] = field(default_factory=dict)
+    # Name -> ``float32 wanted, found int64``, of tensors that agree in all else and are not converted.
     dtypes: dict[str, str] = field(default_factory=dict)
+    # Name -> ``float32 to bfloat16``, of tensors that will be converted.
     cast: dict[str, str] = field(default_factory=dict)
-    meta: list[str] = field(default_factory=list)
+    meta: list[str] = field(default_factory=list)  # tensors of the target without memory, which are not assigned
+    # Tensors of `mismatched` that the checkpoint's would replace if they were assigned.
     replaceable: list[str] = field(default_factory=list)
+    # Tensor of a module -> its class, where the checkpoint has parts of it that the module does not take.
     partial: dict[str, str] = field(default_factory=dict)
+    # Modules of which the checkpoint has names, and not one that fits.
     strangers: list[str] = field(default_factory=list)
-    rename: dict[str, str] = field(default_factory=dict)
-    renaming: set[str] = field(default_factory=set)
+    rename: dict[str, str] = field(default_factory=dict)  # A renaming with which more would fit
+    renaming: set[str] = field(default_factory=set)  # the keys of the caller's renaming that a name begins with, or has

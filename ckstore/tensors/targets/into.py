@@ -29,37 +29,28 @@ if TYPE_CHECKING:
 
 
 class IntoPlan:
-    """How a checkpoint will be read into a target. Nothing of it is touched before `fill` and `finish`.
+    """How a checkpoint will be read into a target. Nothing of it is touched before `fill` and `finish`."""
 
-    Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `fill`, or in parts to
-    `fill_part`, then call `finish`.
-
-    Attributes:
-        differences: What does not fit; it is left alone.
-        taken: Leaves that the target takes.
-        is_empty: Whether there is nothing to be loaded.
-        new_bytes: Memory that `prepare` takes, for tensors that have none.
-        kept_bytes: Memory that `attempt` takes, for what `undo` puts back.
-        attempted: The storages that `attempt` asks for, as it does.
-        direct: Storage -> memory of the target, to be filled with all bytes of that storage.
-        copied: Storages of which the target takes copies.
-        indirect: Storages to be read to fresh memory, which `finish` asks for.
-    """
+    # Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `fill`, or in parts to
+    # `fill_part`, then call `finish`.
 
     def __init__(self, comparison: Comparison) -> None:
-        self.differences = comparison.differences
-        self.taken = comparison.filling.wanted
+        self.differences = comparison.differences  # what does not fit; it is left alone
+        self.taken = comparison.filling.wanted  # leaves that the target takes
         # Both refer to the comparison, which must not refer to them: together they keep the target.
         self._attempts, comparison.attempts = comparison.attempts, []
         self._steps, comparison.steps = comparison.steps, []
         handed = [given for attempt in self._attempts for given in attempt.handed.values()]
-        self.is_empty = not self.taken and not self._steps and not any(handed)
+        self.is_empty = not self.taken and not self._steps and not any(handed)  # whether there is nothing to be loaded
+        # Memory that `attempt` takes, for what `undo` puts back.
         self.kept_bytes = sum(attempt.kept_bytes for attempt in self._attempts)
+        # The storages that `attempt` asks for, as it does.
         self.attempted = [storages for attempt in self._attempts for storages in attempt.storages()]
-        self.new_bytes = comparison.filling.later_bytes
+        self.new_bytes = comparison.filling.later_bytes  # memory that `prepare` takes, for tensors that have none
+        # Storage -> memory of the target, to be filled with all bytes of that storage.
         self.direct: dict[int, memoryview] = {}
-        self.copied: list[int] = []
-        self.indirect: set[int] = set()
+        self.copied: list[int] = []  # storages of which the target takes copies
+        self.indirect: set[int] = set()  # storages to be read to fresh memory, which `finish` asks for
         self._filling = comparison.filling
         self._guessed = comparison.guessed
 
@@ -69,22 +60,13 @@ class IntoPlan:
         return replace(self.differences, missing=[*self.differences.missing, *self._guessed])
 
     def prepare(self, storage_bytes: Sequence[int] | None = None) -> None:
-        """Decide which storages go where; take the memory for tensors that have none.
-
-        Args:
-            storage_bytes: Sizes of the storages; None: each ends with its last element.
-        """
+        """Decide which storages go where; take the memory for tensors that have none."""
+        # `storage_bytes`: sizes of the storages; None: each ends with its last element.
         self.direct, self.copied, self.indirect = self._filling.decide(storage_bytes)
 
     def attempt(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
-        """Let each part of a module that loads in a way of its own do so; what it reports is in `differences` then.
-
-        Args:
-            read: Gives storages in fresh memory.
-
-        Raises:
-            BadInput: One refuses its values. All parts are as they were.
-        """
+        """Let each part of a module that loads in a way of its own do so; what it reports is in `differences` then."""
+        # `read`: gives storages in fresh memory. Raises BadInput: One refuses its values. All parts are as they were.
         try:
             for attempt in self._attempts:
                 attempt.run(read)
@@ -127,31 +109,21 @@ class IntoPlan:
 
 def plan_into(  # noqa: PLR0917 - the last ones are options
     target: object,
-    state: Node,
-    leaves: Sequence[LeafRecord],
-    terms: LoadRules | None = None,
+    state: Node,  # the root node
+    leaves: Sequence[LeafRecord],  # all leaves of the manifest
+    terms: LoadRules | None = None,  # what the caller allows
     storages: Sequence[StorageRecord] | None = None,
     read: Callable[[int], object] | None = None,
 ) -> IntoPlan:
-    """Plan to read a state into `target`.
-
-    In dicts and lists tensors and arrays are filled in place, and other values are replaced. An
-    empty dict takes all there is; a list without tensors or objects takes the new items. Modules and optimizers are
-    compared by name; parts of a module that load in a way of their own are given their values. Any other
-    `Stateful` object (`state_dict` and `load_state_dict`) is given its whole state; whether that fits is for it to say.
-
-    Args:
-        target: A dict, a list, a tensor or a `Stateful` object. Nothing in it is touched, and nothing of it is called.
-        state: The root node.
-        leaves: All leaves of the manifest.
-        terms: What the caller allows.
-        storages: All storages, by which the values of tied tensors are told apart; None: they are not.
-        read: Gives the value of a leaf at once, for the few that the plan depends on.
-
-    Raises:
-        BadInput: `target` is of another type, or contains itself; names are equal once they are renamed; a part of what
-            is loaded as a whole is selected.
-    """
+    """Plan to read a state into `target`."""
+    # In dicts and lists tensors and arrays are filled in place, and other values are replaced. An empty dict takes all
+    # there is; a list without tensors or objects takes the new items. Modules and optimizers are compared by name;
+    # parts of a module that load in a way of their own are given their values. Any other `Stateful` object
+    # (`state_dict` and `load_state_dict`) is given its whole state; whether that fits is for it to say. `target`: A
+    # dict, a list, a tensor or a `Stateful` object. Nothing in it is touched, and nothing of it is called. `storages`:
+    # all storages, by which the values of tied tensors are told apart; None: they are not. `read`: gives the value of a
+    # leaf at once, for the few that the plan depends on. Raises BadInput: `target` is of another type, or contains
+    # itself; names are equal once they are renamed; a part of what is loaded as a whole is selected.
     comparison = Comparison(leaves, terms or LoadRules(), storages, read)
     make = _TargetWalk(comparison).visit(target, state, "")
     if make is not None:
@@ -162,11 +134,10 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
 
 
 class _TargetWalk:
-    """Walks down the target and the nodes side by side.
+    """Walks down the target and the nodes side by side."""
 
-    `visit` returns how to make the value that the parent has to set, or None when the target itself
-    stays where it is.
-    """
+    # `visit` returns how to make the value that the parent has to set, or None when the target itself stays where it
+    # is.
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison

@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 
 
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
-    """Plan to load a module: each parameter and buffer by its name, and what it loads in a way of its own.
-
-    Plain tensors are filled where they lie; those on the meta device are assigned: parameters stay parameters, with
-    their `requires_grad`, and tensors that were one stay one. Of all other values only the part that takes them knows
-    whether they fit: it is given them first of all, as `load_state_dict` of torch would give them.
-    """
+    """Plan to load a module: each parameter and buffer by its name, and what it loads in a way of its own."""
+    # Plain tensors are filled where they lie; those on the meta device are assigned: parameters stay parameters, with
+    # their `requires_grad`, and tensors that were one stay one. Of all other values only the part that takes them knows
+    # whether they fit: it is given them first of all, as `load_state_dict` of torch would give them.
     if not isinstance(node, list) or node[0] not in DICTS:
         if comparison.wants_some(node, path):
             comparison.mismatch(path, "the state of a module", comparison.described(node))
@@ -148,10 +146,8 @@ class _Module:
         return place is not None and _memory(place.value) in self._memories
 
     def _may_take(self, value: torch.Tensor, name: str, item: Node) -> bool:
-        """Whether a part may be given the value of one of its tensors; say why not.
-
-        Its shape is for the part to judge. Another dtype would be converted silently.
-        """
+        """Whether a part may be given the value of one of its tensors; say why not."""
+        # Its shape is for the part to judge. Another dtype would be converted silently.
         if torch.nn.parameter.is_lazy(value):
             return True
         # No memory: torch's `copy_` into it does nothing and says nothing.

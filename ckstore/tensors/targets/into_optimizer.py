@@ -35,10 +35,8 @@ _TELLING = {
 
 
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
-    """Plan to load an optimizer: whole, or not at all if its groups differ.
-
-    The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
-    """
+    """Plan to load an optimizer: whole, or not at all if its groups differ."""
+    # The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
     parts = {decode_key(own): item for own, item in node[1]} if isinstance(node, list) and node[0] in DICTS else {}
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
         comparison.mismatch(path, "the state of an optimizer", comparison.described(node))
@@ -144,10 +142,8 @@ class _Optimizer:
         return True
 
     def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
-        """Return what gives leaves, those inside objects on the device of their parameter.
-
-        torch moves the tensors of a state there, but looks into no object.
-        """
+        """Return what gives leaves, those inside objects on the device of their parameter."""
+        # torch moves the tensors of a state there, but looks into no object.
         parameter, inside = self._parameters.get(key), _below(node, "object")
         if parameter is None or parameter.device.type == "cpu" or not inside:
             return leaf

@@ -17,10 +17,9 @@ _CONTAINERS = {dict, OrderedDict, list, set}
 
 
 class Snapshot:
-    """What a part of a module held: values of tensors, attributes, extra state.
+    """What a part of a module held: values of tensors, attributes, extra state."""
 
-    Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.
-    """
+    # Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.
 
     def __init__(self, part: Any, *, whole: bool) -> None:
         # References first, then values: a loader may replace a buffer, or write into it, or both.

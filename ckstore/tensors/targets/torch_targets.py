@@ -42,10 +42,8 @@ def takes(target: torch.Tensor, leaf: LeafRecord) -> bool:
 
 
 def casts(target: torch.Tensor, leaf: LeafRecord) -> bool:
-    """Whether the values of a leaf can be converted to the dtype of `target`, whose shape they have.
-
-    As `torch.can_cast`: to fewer bits, but never from complex to real numbers, nor from real ones to integers.
-    """
+    """Whether the values of a leaf can be converted to the dtype of `target`, whose shape they have."""
+    # As `torch.can_cast`: to fewer bits, but never from complex to real numbers, nor from real ones to integers.
     return leaf.kind == "torch" and tuple(target.shape) == leaf.shape and _can_cast(leaf.dtype, target.dtype)
 
 
@@ -84,15 +82,10 @@ def describe(target: torch.Tensor) -> str:
 
 
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
-    """Return where the elements of `target` lie, if they lie there as those of `leaf` do.
-
-    Args:
-        target: A tensor that can be filled, and takes the leaf.
-        leaf: It ends where a row-major leaf would end, so that nothing lies between its elements.
-
-    Returns:
-        None if they do not, or not on the CPU, or not as plain bits (conjugate views).
-    """
+    """Return where the elements of `target` lie, if they lie there as those of `leaf` do."""
+    # `target`: A tensor that can be filled, and takes the leaf. `leaf`: it ends where a row-major leaf would end, so
+    # that nothing lies between its elements. Returns: None if they do not, or not on the CPU, or not as plain bits
+    # (conjugate views).
     if not target.is_cpu or target.is_conj() or target.is_neg() or not target.numel():
         return None
     if leaf.strides is None:

@@ -19,14 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LeafRows:
-    """Consecutive bytes of the storage of a tensor.
+    """Consecutive bytes of the storage of a tensor."""
 
-    Attributes:
-        leaf: The tensor.
-        start, stop: Which, from its first element on.
-    """
-
-    leaf: LeafRecord
+    leaf: LeafRecord  # the tensor
+    # `start` and `stop`: Which, from its first element on.
     start: int
     stop: int
 
@@ -36,11 +32,7 @@ Source = int | bytes | LeafRows
 
 
 class Archive:
-    """One archive that is to be written.
-
-    Attributes:
-        layout: Where everything goes, from its beginning.
-    """
+    """One archive that is to be written."""
 
     def __init__(self, directory: CheckpointDirectory, pickled: bytes, storages: Sequence[Source]) -> None:
         self._directory = directory
@@ -51,6 +43,7 @@ class Archive:
             VERSION_RECORD,
         ]
         sizes = [self._size(source) for _, source in self._records]
+        # Where everything goes, from its beginning.
         self.layout: ArchiveLayout = lay_out([name for name, _ in self._records], sizes)
 
     def write(self, fd: int, start: int, reader: RangeReader, meter: Meter) -> Iterator[WrittenPart]:

@@ -46,20 +46,14 @@ _ARCHIVE_BYTES = 2**10
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What is written at once: a chunk of a tensor, or a value.
+    """What is written at once: a chunk of a tensor, or a value."""
 
-    Attributes:
-        name: Of the tensor or the value.
-        content: The value, or the bytes of the chunk.
-        shape, offsets: Of the chunk.
-        held_bytes: Of the parts of a value that is a tensor of several.
-    """
-
-    name: str
-    content: Found | LeafRows
+    name: str  # of the tensor or the value
+    content: Found | LeafRows  # the value, or the bytes of the chunk
+    # `shape` and `offsets`: Of the chunk.
     shape: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
-    held_bytes: int = 0
+    held_bytes: int = 0  # of the parts of a value that is a tensor of several
 
     @property
     def nbytes(self) -> int:
@@ -207,11 +201,7 @@ def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
 
 
 class _Work(Work):
-    """Writes the files of one export, one after another.
-
-    Attributes:
-        placed: Where everything lies, by name.
-    """
+    """Writes the files of one export, one after another."""
 
     def __init__(
         self,
@@ -222,7 +212,7 @@ class _Work(Work):
         keep: Callable[[str], bool] | None,
     ) -> None:
         super().__init__(directory, tree, reader, meter)
-        self.placed: dict[str, list[WrittenChunk]] = {}
+        self.placed: dict[str, list[WrittenChunk]] = {}  # where everything lies, by name
         self._keep = keep
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:

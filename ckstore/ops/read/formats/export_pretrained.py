@@ -46,18 +46,12 @@ _READ_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What will be written.
+    """What will be written."""
 
-    Attributes:
-        copied: Committed files that are copied.
-        added: Files of the user.
-        left_out: What is not written, a sentence each.
-        weights: The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
-    """
-
-    copied: tuple[FileRecord, ...]
-    added: tuple[Added, ...]
-    left_out: tuple[str, ...]
+    copied: tuple[FileRecord, ...]  # committed files that are copied
+    added: tuple[Added, ...]  # files of the user
+    left_out: tuple[str, ...]  # what is not written, a sentence each
+    # The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
     weights: tuple[CheckpointDirectory, ExportPlan, tuple[Shard, ...]] | None
 
 

@@ -106,11 +106,7 @@ def _pickled(
 
 
 def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
-    """Raise if values that go through memory are too large for it.
-
-    Raises:
-        BadInput: They are; it names the largest.
-    """
+    """Raise if values that go through memory are too large for it. Raises BadInput: they are; it names the largest."""
     sizes = {
         leaf.name: leaf_bytes(manifest, leaf) * (_NUMBERS_TIMES if leaf.kind == "numbers" else 1) for leaf in leaves
     }

@@ -33,25 +33,15 @@ _WEIGHTS = re.compile(r"[^/]*\.(?:safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|on
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """A kind of directory.
+    """A kind of directory."""
 
-    Attributes:
-        name: Of the format.
-        stem: How the name of its weights begins.
-        pickled_stem: The same where they are a pickle.
-        config: The file that has to be there.
-        call: What opens it.
-        other: The other kind.
-        is_cut: Whether its weights may be several files.
-    """
-
-    name: str
-    stem: str
-    pickled_stem: str
-    config: str
-    call: str
-    other: str
-    is_cut: bool
+    name: str  # of the format
+    stem: str  # how the name of its weights begins
+    pickled_stem: str  # the same where they are a pickle
+    config: str  # the file that has to be there
+    call: str  # what opens it
+    other: str  # the other kind
+    is_cut: bool  # whether its weights may be several files
 
     def is_weights(self, path: str) -> bool:
         """Whether a file holds the weights, or a part of them, or the list of the parts."""
@@ -73,17 +63,11 @@ PEFT = ModelForm(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is taken of committed files.
+    """What is taken of committed files."""
 
-    Attributes:
-        weights: The files of the weights, with their index.
-        beside: What else is taken.
-        left_out: Paths of what is not.
-    """
-
-    weights: tuple[FileRecord, ...]
-    beside: tuple[FileRecord, ...]
-    left_out: tuple[str, ...]
+    weights: tuple[FileRecord, ...]  # the files of the weights, with their index
+    beside: tuple[FileRecord, ...]  # what else is taken
+    left_out: tuple[str, ...]  # paths of what is not
 
 
 def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
@@ -127,25 +111,16 @@ def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A file of the user's that is put beside the weights.
+    """A file of the user's that is put beside the weights."""
 
-    Attributes:
-        name: In the export.
-        path: As it was given.
-        entry: The file that it leads to, as it was when it was looked at.
-    """
-
-    name: str
-    path: Path
-    entry: Entry
+    name: str  # in the export
+    path: Path  # as it was given
+    entry: Entry  # the file that it leads to, as it was when it was looked at
 
 
 def added_files(add: object) -> tuple[Added, ...]:
-    """Return the files that `add` names; of a directory those at its top that are no weights.
-
-    Raises:
-        BadInput: It is no list of paths, or one is neither a file nor a directory, or two have the same name.
-    """
+    """Return the files that `add` names; of a directory those at its top that are no weights."""
+    # Raises BadInput: it is no list of paths, or one is neither a file nor a directory, or two have the same name.
     if isinstance(add, (str, os.PathLike)) or not isinstance(add, Sequence):
         msg = f"add must be a list of paths, got {add!r}"
         raise BadInput(msg)
