@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.diff import Diff
+    from ckstore.model.reports.event import Event
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport
     from ckstore.model.reports.progress import Progress
@@ -910,6 +911,23 @@ class Store:
         from ckstore.ops.report.usage import usage
 
         return usage(self._context)
+
+    @act
+    def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:
+        """Return what happened in the store, the oldest first: saves, drops and by which rule, damage, failures.
+
+        They are a log that is bounded and may be lost, and decide nothing.
+
+        Args:
+            since: ``1d``, ``36h`` and the like, seconds, or a datetime with a time zone; None: all that are there.
+            run: Only those of this run; None: of all.
+
+        Raises:
+            BadInput: `since` is invalid.
+        """
+        from ckstore.ops.events import events
+
+        return events(self._context, since=since, run=run)
 
     @act
     def why(self, digest: str) -> list[Use]:

@@ -28,6 +28,7 @@ COMMANDS = {
     "export": "files",
     "log": "look",
     "runs": "look",
+    "events": "look",
     "show": "look",
     "ls": "look",
     "diff": "look",

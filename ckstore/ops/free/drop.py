@@ -13,6 +13,7 @@ from ckstore.objects import far_locks, reserve, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
+from ckstore.ops import events
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
@@ -54,7 +55,7 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
     context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
-        dropped = drop(context, info)
+        dropped = drop(context, info, "by hand")
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)
     warn_unfreed(context)
@@ -72,7 +73,7 @@ def check_droppable(context: Context, info: CheckpointInfo) -> None:
         check_unprotected(context, info.key)
 
 
-def drop(context: Context, info: CheckpointInfo) -> Dropped:
+def drop(context: Context, info: CheckpointInfo, why: str) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
     Raises:
@@ -104,6 +105,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
     context.directory_cache.changed(info.key, None, change)
+    events.note(context, "dropped", info.key, id=info.id, why=why)
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 

@@ -27,9 +27,11 @@ from ckstore.fs.inside import NotInStore
 from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention_plan import RetentionPlan
+from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
+from ckstore.ops import events
 from ckstore.ops.config_file import GRACE_S, setting_of
 from ckstore.ops.context import tell_passed_over, warn
 from ckstore.ops.free import reclaim, retain
@@ -151,6 +153,8 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
             # With a grace most of it waits, which is no news; and without a forecast there is nothing to compare.
             differences=differences(context, plan, done, swept) if settle and grace is None else (),
         )
+    if report.freed_count:
+        events.note(context, "freed", nbytes=report.freed_bytes, why=counted(report.freed_count, "blob"))
     tell_passed_over(context)
     if settle:  # before the reserve is filled again, which takes what was freed
         grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.settings.retention import Budget
+    from ckstore.model.settings.retention_plan import PlanEntry
     from ckstore.ops.context import Context
 
 # Who has it alone is dropping it, which takes a moment; then the next newest is held instead.
@@ -240,8 +241,8 @@ def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
             kept = [entry.info for entry in to_do.kept if entry.run == run]
             with ExitStack() as guarded:
                 guard = _hold_newest_valid(context, kept, guarded)
-                going = [entry.info for entry in to_do.dropped if entry.run == run]
-                why_not += [(info, _try_drop(context, info, guard)) for info in going]
+                going = [entry for entry in to_do.dropped if entry.run == run]
+                why_not += [(entry.info, _try_drop(context, entry, guard)) for entry in going]
     return RetentionReport(
         to_do,
         dropped=tuple(info for info, why in why_not if not why),
@@ -263,14 +264,15 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     return None
 
 
-def _try_drop(context: Context, info: CheckpointInfo, guard: CheckpointInfo | None) -> str:
+def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None) -> str:
     """Drop one checkpoint; return why not, or an empty string."""
+    info = entry.info
     if guard is None:
         return f"no checkpoint of the run {info.run} that the plan keeps is still there and valid"
     if info.order > guard.order and not why_not_valid(context, info):
         return f"it is now the newest valid checkpoint of the run {info.run}"
     try:
-        drop(context, info)
+        drop(context, info, "; ".join(entry.reasons))
     except (InUse, NoSuchRef) as error:
         return error.message
     except PermissionError as error:

@@ -52,6 +52,7 @@ from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
+from ckstore.ops import events
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint, tell_not_durable
 from ckstore.ops.counting import Laps
@@ -204,7 +205,8 @@ def save_staged(
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     laps = Laps()
-    with context.totals.counting_failures(), failing_as_save(context, act_name):
+    failing = events.noting_failure(context, (request.run, request.step))
+    with context.totals.counting_failures(), failing, failing_as_save(context, act_name):
         # Inside `failing_as_save`: a full disk shows here first, at a mkdir, and must be `InsufficientSpace`.
         staging = create()
         try:
@@ -238,6 +240,10 @@ def save_staged(
     laps.end("finishing_s")
     info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
     context.totals.saved(info)
+    if outcome.existing is None:
+        events.note(
+            context, "saved" if outcome.old is None else "replaced", info.key, id=info.id, nbytes=info.new_bytes
+        )
     return info
 
 

@@ -11,6 +11,7 @@ import click
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
+from ckstore.model.times import start_of, time_of_text
 from ckstore.model.words import printable
 from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
@@ -33,12 +34,20 @@ _ALIGN = "><<<>>"
     help=f"Print the newest N. Default: all; on a terminal the newest {ON_TERMINAL_COUNT}.",
 )
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
+@click.option("--since", metavar="TIME", help="Only those saved in the last 90m, 36h, 7d ….")
 @click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
 @store_option
 @json_option
 @pass_frame
 @click.pass_context
-def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, oneline: bool) -> None:  # noqa: FBT001 - click's
+def log(  # noqa: PLR0917 - one for each option
+    ctx: click.Context,
+    frame: Frame,
+    count: int | None,
+    run: str | None,
+    since: str | None,
+    oneline: bool,  # noqa: FBT001 - click's
+) -> None:
     """List the checkpoints, the newest first.
 
     SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
@@ -50,6 +59,7 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
     Example:
       ckstore log -n 5
       ckstore log --run sweep-7 --oneline
+      ckstore log --since 1d
       ckstore log --json | jq -r 'select(.metrics.loss < 2) | .id'
 
     \b
@@ -62,14 +72,15 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
         msg = f"unexpected argument {ctx.args[0]!r}: log --run NAME lists one run, show REF shows one checkpoint"
         raise click.UsageError(msg, ctx)
     out = frame.output()
-    if count is None and out.width is not None:
+    start = start_of(since, datetime.now(UTC), "--since")
+    if count is None and out.width is not None and start is None:
         # Only on a terminal: a program that reads the list must get all of it.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
         found = store.checkpoints(run, newest=count)
         if run is not None and not found:
             raise no_such_run(store.path, run)
-    shown = found[::-1]
+    shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
     if out.as_json:
         for info in shown:
             out.document(info)
@@ -78,6 +89,8 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
         out.line(line)
     if not found:
         out.note("no checkpoint yet")
+    elif not shown:
+        out.note(f"no checkpoint was saved in the last {printable(since or '')}")
     elif out.width is not None and len(shown) == count and (total := _count(store.path, run)) > count:
         out.note(f"{total - count} older; -n {total} shows them all")
 
