@@ -55,6 +55,7 @@ from ckstore.model.reports.export_report import ExportReport as ExportReport
 from ckstore.model.reports.gc_report import GcPlan as GcPlan
 from ckstore.model.reports.gc_report import GcReport as GcReport
 from ckstore.model.reports.gc_report import NextToFree as NextToFree
+from ckstore.model.reports.gc_report import Waiting as Waiting
 from ckstore.model.reports.held import DeletedFile as DeletedFile
 from ckstore.model.reports.held import HeldBlob as HeldBlob
 from ckstore.model.reports.held import Holder as Holder

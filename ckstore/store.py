@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
     from ckstore.model.reports.export_report import ExportReport
-    from ckstore.model.reports.gc_report import GcPlan, GcReport
+    from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.usage import Usage, Use
@@ -968,6 +968,7 @@ class Store:
         *,
         dry_run: bool = False,
         exclusive: bool = False,
+        now: bool = False,
     ) -> GcReport:
         """Drop the checkpoints that a policy does not keep, durably, then free the space as `gc` does.
 
@@ -979,6 +980,7 @@ class Store:
             run: Only this one; None: that of `open`, else each run by itself, or as the plan has it.
             dry_run: Change nothing; report what would be dropped and freed.
             exclusive: As in `gc`.
+            now: Free it at once: what is dropped cannot be brought back.
 
         Returns:
             What `gc` returns; its `retention` has the plan, and what was dropped and skipped.
@@ -994,10 +996,10 @@ class Store:
         from ckstore.ops.free.gc import prune
 
         run = self.run if run is None else run
-        return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
+        return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive, now=now)
 
     @act
-    def gc(self, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:
+    def gc(self, *, dry_run: bool = False, exclusive: bool = False, now: bool = False) -> GcReport:
         """Free what no checkpoint needs and no process has open, and what killed saves left.
 
         Savers and readers go on meanwhile. What a process has open is reported with its holder, and freed by the
@@ -1008,6 +1010,7 @@ class Store:
             exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
                 filesystem, where open files of other hosts cannot be seen, only what has waited for
                 `StoreConfig.grace_s` is freed without it. Elsewhere it changes nothing.
+            now: Free what could be brought back by `undelete`, too.
 
         Raises:
             InUse: Another gc is at work: nothing was changed.
@@ -1016,7 +1019,38 @@ class Store:
         """
         from ckstore.ops.free.gc import collect, gc_dry
 
-        return gc_dry(self._context) if dry_run else collect(self._context, exclusive=exclusive)
+        if dry_run:
+            return gc_dry(self._context, purge=now)
+        return collect(self._context, exclusive=exclusive, purge=now)
+
+    @act
+    def dropped(self) -> tuple[Waiting, ...]:
+        """Return the dropped and replaced checkpoints that `undelete` can bring back, the one dropped last first.
+
+        See `StoreConfig.undo_by_hand_s` and `StoreConfig.undo_by_rule_s`.
+
+        Raises:
+            CkstoreError: A directory of the store cannot be read.
+        """
+        from ckstore.ops.free.waiting import waiting
+
+        return waiting(self._context)
+
+    @act
+    def undelete(self, ref: RefLike = "latest") -> CheckpointInfo:
+        """Bring back a checkpoint that was dropped or replaced, durably, every bit as it was.
+
+        Args:
+            ref: ``RUN@STEP``, an id, or an info, of what `dropped` lists; ``latest``: the one dropped last.
+
+        Raises:
+            NoSuchRef: It is not there any more, or gc is freeing it.
+            StepExists: Another checkpoint has its place by now: delete that one first.
+            BadInput: It has no form of such a ref, or several runs have one.
+        """
+        from ckstore.ops.free.waiting import undelete
+
+        return undelete(self._context, ref)
 
     @act_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:

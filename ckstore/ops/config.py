@@ -187,6 +187,19 @@ class StoreConfig:
     Elsewhere it does not matter. Default: 3600.
     """
 
+    undo_by_hand_s = _plain(config_file.UNDO_BY_HAND_S)
+    """How many seconds `undelete` can bring back what `delete` and `prune` dropped; 0: it is freed at once.
+
+    It keeps its bytes meanwhile. ``gc(now=True)`` and a save that finds no room free it earlier. Where other hosts use
+    the store, too, `grace_s` is that time. Default: 0.
+    """
+
+    undo_by_rule_s = _plain(config_file.UNDO_BY_RULE_S)
+    """As `undo_by_hand_s`, for what a policy drops after a save, and for what a save replaces. Default: 0.
+
+    What a budget or `make_room` drops is freed at once, since its space is needed.
+    """
+
     shared = _plain(config_file.SHARED)
     """Whether other hosts use the store; None: its filesystem says so, as ``ckstore doctor`` shows.
 

@@ -27,7 +27,7 @@ _FORMS = {
     "FileChange": "path kind before after changed_bytes",
     "FileSummary": "kind mode:04o nbytes",
     "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_elsewhere differences "
-    "dead_pack_bytes catalog_bytes explanation",
+    "dead_pack_bytes catalog_bytes waiting explanation",
     "HeldBlob": "digest nbytes why holders",
     "Holder": "pid command how",
     "LeafChange": "name before after changed_bytes largest_absolute=difference.largest_absolute "
@@ -44,9 +44,10 @@ _FORMS = {
     "RunUsage": "run checkpoint_count logical_bytes alone_bytes shared_bytes",
     "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
     "Skipped": "run=info.run step=info.step reason",
-    "Usage": "logical_bytes disk_bytes alone_bytes shared_bytes unused_bytes dead_bytes runs checkpoints",
+    "Usage": "logical_bytes disk_bytes alone_bytes shared_bytes unused_bytes waiting_bytes dead_bytes runs checkpoints",
     "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
     "in_time whole damage findings repaired unrepaired quarantined healable",
+    "Waiting": "run step id dropped until nbytes",
 }
 """The keys of a type, in their order; of one that is not listed, its fields.
 

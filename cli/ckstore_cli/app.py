@@ -36,6 +36,7 @@ COMMANDS = {
     "tag": "names",
     "pin": "names",
     "delete": "space",
+    "undo": "space",
     "du": "look",
     "why": "look",
     "config": "store",
@@ -138,7 +139,7 @@ class App(click.Group):
 
 # "did you mean delete" for a typo is one Enter away from deleting checkpoints.
 _DELETING = ("delete", "prune", "gc")
-_OTHER_WORDS = {"rm": "delete", "remove": "delete", "untag": "tag -d", "unpin": "pin -d"}
+_OTHER_WORDS = {"rm": "delete", "remove": "delete", "untag": "tag -d", "unpin": "pin -d", "undelete": "undo"}
 """Words of other programs, and what they mean here."""
 _VERY_LIKE = 0.8
 

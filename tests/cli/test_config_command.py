@@ -26,6 +26,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "make-room  off: a save that does not fit fails",
         "read-back  off",
         "recheck  --share 0.005",
+        "undo  off: what is dropped is freed at once",
         "grace  --time 3600s",
         "shared  as its filesystem is",
         "threads  as the machine has use for",
@@ -37,6 +38,8 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "make_room": None,
         "read_back": False,
         "recheck_share": 0.005,
+        "undo_by_hand_s": 0,
+        "undo_by_rule_s": 0,
         "grace_s": 3600,
         "shared": None,
         "threads": None,
@@ -60,6 +63,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "make-room  --keep-every 1000",
         "read-back  on",
         "recheck  --share 0.25",
+        "undo  off: what is dropped is freed at once",
         "grace  --time 5400s",
         "shared  on: other hosts use the store",
         "threads  8",
@@ -147,3 +151,23 @@ def test_a_run_has_a_policy_of_its_own_and_the_store_a_budget(run: Run, path: Pa
     assert Store.open(path).config.budget is None
     for wrong in (["make-room", "--run", "a"], ["budget"], ["budget", "--max-bytes", "1G", "--keep-last", "2"]):
         assert run("config", *wrong, "--store", path).exit_code == 2
+
+
+def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
+    said = run("config", "undo", "--on", "--store", path)
+    assert "undo  --time 86400s, 3600s for what rules drop" in said.stdout
+    with Store.open(path) as store:
+        store.save({"w": list(range(9))}, step=1)
+        store.save({"w": list(range(8))}, step=2)
+
+    run("delete", "1", "--store", path)
+    listed = json.loads(run("undo", "--json", "--store", path).stdout)
+    assert (listed["run"], listed["step"]) == ("main", 1)
+    assert run("undo", "--last", "--store", path).stdout == "brought back main@1\n"
+    assert run("undo", "--last", "--store", path).exit_code == 4
+    run("delete", "2", "--store", path)
+    assert "main@2" in run("undo", "--store", path).stdout
+    assert run("gc", "--now", "--store", path).exit_code == 0
+    assert "nothing can be brought back" in run("undo", "--store", path).stderr
+    assert "off" in run("config", "undo", "--off", "--store", path).stdout
+    assert run("undo", "1", "--last", "--store", path).exit_code == 2

@@ -87,10 +87,11 @@ class Usage:
         runs: What each run takes, the one that holds most alone first.
         checkpoints: One for each complete checkpoint, in the order of their commits.
         logical_bytes: Sum over all of them: what they would take without a store.
-        disk_bytes: Blobs on disk, each file once; the sum of the next three.
+        disk_bytes: Blobs on disk, each file once; the sum of the next four.
         alone_bytes: Blobs that a single checkpoint has.
         shared_bytes: Blobs that several have, each once.
         unused_bytes: Blobs that no checkpoint has; gc frees them.
+        waiting_bytes: Blobs of dropped checkpoints alone, which `Store.undelete` can bring back; freed later.
         dead_bytes: The part of all packs that is dead, each pack once; see `CheckpointUsage`.
     """
 
@@ -101,6 +102,7 @@ class Usage:
     alone_bytes: int
     shared_bytes: int
     unused_bytes: int
+    waiting_bytes: int
     dead_bytes: int
 
     def __str__(self) -> str:
@@ -115,6 +117,8 @@ def summary(usage: Usage) -> Iterator[str]:
         yield f"{size_text(usage.shared_bytes)} of it is in several checkpoints"
     if usage.unused_bytes:
         yield f"{size_text(usage.unused_bytes)} of it is unused: ckstore gc frees it"
+    if usage.waiting_bytes:
+        yield f"{size_text(usage.waiting_bytes)} of it was dropped and can be brought back: ckstore undo lists it"
     if usage.dead_bytes:
         yield f"{size_text(usage.dead_bytes)} of it is dead: unused parts of blobs that are still needed"
 

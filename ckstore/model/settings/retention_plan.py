@@ -206,7 +206,7 @@ def over_budget(
         gone.add(entry.info.name)
         uses.subtract(blobs[entry.info.name].keys())
         total -= sum(size for digest, size in blobs[entry.info.name].items() if uses[digest] == 0)
-    reason = f"{whose} is above its budget of {budget}"
+    reason = f"{whose}{OVER_BUDGET}{budget}"
     made = [
         replace(entry, keep=False, reasons=(reason,), relied_on=False) if entry.info.name in gone else entry
         for entry in entries
@@ -219,6 +219,7 @@ def _is_best(entry: PlanEntry) -> bool:
     return any(_BEST_REASON.search(reason) for reason in entry.reasons)
 
 
+OVER_BUDGET = " is above its budget of "
 LACKS_METRIC = "it has no metric "
 """How the reason begins for one that a rule by a metric could not judge."""
 _BEST_REASON = re.compile(r" best by .* \((?:min|max)\)\Z")

@@ -9,7 +9,7 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, InU
 from ckstore.fs.lock_files import service_failed
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.words import counted
-from ckstore.ops.config_file import rules_of
+from ckstore.ops.config_file import UNDO_BY_RULE_S, rules_of, setting_of
 from ckstore.ops.free.exclusive import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_drops, plan_retention
@@ -44,8 +44,9 @@ def _keep_policy(context: Context, run: str) -> tuple[str, ...]:
     policy = rules.of(run)
     if policy is None and rules.budget is None:
         return ()
+    undo_s = setting_of(context.layout, UNDO_BY_RULE_S)
     plans = [] if policy is None else [plan_drops(context, policy, run)]
-    dropped = [info for plan in plans for info in carry_out(context, plan).dropped]
+    dropped = [info for plan in plans for info in carry_out(context, plan, undo_s).dropped]
     if rules.budget is not None and _used_bytes(context) > rules.budget.most:
         plans.append(plan_retention(context, None))
         dropped += carry_out(context, plans[-1]).dropped

@@ -14,6 +14,7 @@ from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
 from ckstore.ops import events
+from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
@@ -55,7 +56,8 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
     context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
-        dropped = drop(context, info, "by hand")
+        undo_s = setting_of(context.layout, UNDO_BY_HAND_S)
+        dropped = drop(context, info, "by hand", undo_s)
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)
     warn_unfreed(context)
@@ -73,8 +75,10 @@ def check_droppable(context: Context, info: CheckpointInfo) -> None:
         check_unprotected(context, info.key)
 
 
-def drop(context: Context, info: CheckpointInfo, why: str) -> Dropped:
+def drop(context: Context, info: CheckpointInfo, why: str, undo_s: float = 0) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
+
+    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time.
 
     Raises:
         OSError: The system refused; it may or may not come back after a power cut.
@@ -96,7 +100,7 @@ def drop(context: Context, info: CheckpointInfo, why: str) -> Dropped:
             # Right before the rename: a lock service that was restarted may have given the run to another host.
             run_lock.check()
             before = layout.run_stamp(info.run)
-            trash.move_to_trash(layout, path, lock)
+            trash.move_to_trash(layout, path, lock, undo_s=0 if context.shared else undo_s)
             change = RunChange(before, layout.run_stamp(info.run))
         except FileNotFoundError:  # another process put one there at this moment
             raise gone(info) from None

@@ -13,7 +13,7 @@ from ckstore.fs import locks
 from ckstore.model.best import metrics_there
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.model.settings.retention_plan import LACKS_METRIC, Candidate, RetentionPlan, plan
+from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Candidate, RetentionPlan, plan
 from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
 from ckstore.objects.last_names import blobs_in
@@ -220,8 +220,10 @@ def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
     return {}
 
 
-def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
+def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> RetentionReport:
     """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
+
+    It can be brought back for `undo_s`, but for what a budget drops.
 
     Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
     its run stays, which is held meanwhile.
@@ -242,7 +244,7 @@ def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
             with ExitStack() as guarded:
                 guard = _hold_newest_valid(context, kept, guarded)
                 going = [entry for entry in to_do.dropped if entry.run == run]
-                why_not += [(entry.info, _try_drop(context, entry, guard)) for entry in going]
+                why_not += [(entry.info, _try_drop(context, entry, guard, undo_s)) for entry in going]
     return RetentionReport(
         to_do,
         dropped=tuple(info for info, why in why_not if not why),
@@ -264,7 +266,7 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     return None
 
 
-def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None) -> str:
+def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> str:
     """Drop one checkpoint; return why not, or an empty string."""
     info = entry.info
     if guard is None:
@@ -272,7 +274,8 @@ def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None) 
     if info.order > guard.order and not why_not_valid(context, info):
         return f"it is now the newest valid checkpoint of the run {info.run}"
     try:
-        drop(context, info, "; ".join(entry.reasons))
+        # A budget needs the space: it would be exceeded on the disk for as long as that can be undone.
+        drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
     except (InUse, NoSuchRef) as error:
         return error.message
     except PermissionError as error:

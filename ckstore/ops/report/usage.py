@@ -15,7 +15,7 @@ from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, blob_u
 from ckstore.objects.checkpoints import look
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
-from ckstore.objects.trash import names_in
+from ckstore.objects.trash import names_in, waiting_blobs
 from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class _File:
     link_count: int
     holders: set[CheckpointKey] = field(default_factory=set)
     names_found: int = 0
+    waits: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -65,15 +66,17 @@ def usage(context: Context) -> Usage:
         for info in listed
     )
     alone_bytes, shared_bytes = sum(sums.alone.values()), sum(sums.shared.values())
-    unused_bytes = sum(file.nbytes for file in files if not file.holders)
+    unused_bytes = sum(file.nbytes for file in files if not file.holders and not file.waits)
+    waiting_bytes = sum(file.nbytes for file in files if not file.holders and file.waits)
     return Usage(
         runs=_by_run(checkpoints, sums),
         checkpoints=checkpoints,
         logical_bytes=sum(info.logical_bytes for info in listed),
-        disk_bytes=alone_bytes + shared_bytes + unused_bytes,
+        disk_bytes=alone_bytes + shared_bytes + unused_bytes + waiting_bytes,
         alone_bytes=alone_bytes,
         shared_bytes=shared_bytes,
         unused_bytes=unused_bytes,
+        waiting_bytes=waiting_bytes,
         dead_bytes=packs.total_dead_bytes(),
     )
 
@@ -124,12 +127,13 @@ def _files(context: Context) -> list[_File]:
         file.names_found += 1
         return file
 
+    waiting = waiting_blobs(context.layout)
     for run, step, _ in context.layout.published():
         for _, status in blobs_in(context.layout.checkpoint(run, step) / BLOBS):
             note(status).holders.add((run, step))
     for name in names_in(context.layout.blobs):
-        for _, status in blobs_in(context.layout.blobs / name):
-            note(status)
+        for digest, status in blobs_in(context.layout.blobs / name):
+            note(status).waits = digest in waiting
     return list(found.values())
 
 

@@ -53,7 +53,7 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
-from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops.config_file import UNDO_BY_RULE_S, save_checks_or_all, setting_of
 from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint, tell_not_durable
 from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
@@ -273,7 +273,7 @@ def _follow_up(  # noqa: PLR0917
         staging.lock.release()
     # Only now: the row in the catalog names the new checkpoint, and the pins were written again for it.
     if outcome.old is not None:
-        reclaim.discard_path(context, outcome.old)
+        reclaim.discard_path(context, outcome.old, _undo_s(context))
     notes += _without_parent(context, manifest)
     context.last_parents[manifest.run] = manifest_id
     info = info_of(context, manifest, manifest_id, tags=tags)
@@ -466,6 +466,13 @@ def _say_followed(context: Context, new: Published, tags: list[str], outcome: Ou
     if not outcome.other_bytes or not followed:
         return []
     return [f"{name} was replaced: {' and '.join(followed)} may protect other bytes now"]
+
+
+def _undo_s(context: Context) -> float:
+    try:
+        return setting_of(context.layout, UNDO_BY_RULE_S)
+    except (CkstoreError, OSError):  # the checkpoint is saved; what it replaced goes as if nothing was set
+        return 0
 
 
 def _kept(existing: Manifest) -> str:

@@ -20,6 +20,7 @@ from ckstore_cli._retention import policy_of, rule_options
 @click.option(
     "--exclusive", is_flag=True, help="On a shared filesystem, free at once: no other host is using the store."
 )
+@click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
 @store_option
 @json_option
 @pass_frame
@@ -29,6 +30,7 @@ def gc(
     run: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
     exclusive: bool,  # noqa: FBT001 - click's
+    now: bool,  # noqa: FBT001 - click's
     **rules: Any,
 ) -> int:
     """Free what no checkpoint needs, and name the processes that hold the rest.
@@ -46,6 +48,7 @@ def gc(
     \b
     Example:
       ckstore gc
+      ckstore gc --now
       ckstore gc --keep-last 3 --dry-run
       ckstore gc --exclusive
 
@@ -65,7 +68,7 @@ def gc(
     # The dry run opens the store as the real one does, which clears up what killed saves left: so both see the same.
     with frame.writing() as store:
         if policy is None:
-            report = store.gc(dry_run=dry_run, exclusive=exclusive)
+            report = store.gc(dry_run=dry_run, exclusive=exclusive, now=now)
         else:
-            report = store.prune(policy, run, dry_run=dry_run, exclusive=exclusive)
+            report = store.prune(policy, run, dry_run=dry_run, exclusive=exclusive, now=now)
     return print_freed(out, report)

@@ -19,6 +19,7 @@ from ckstore_cli._retention import policy_of, rule_options
     "--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: every run, each by itself."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
+@click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
 @store_option
 @json_option
 @pass_frame
@@ -27,6 +28,7 @@ def prune(
     /,
     run: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
+    now: bool,  # noqa: FBT001 - click's
     **rules: Any,
 ) -> int:
     """Drop the checkpoints that no rule keeps, say why for each, and free the space.
@@ -34,7 +36,8 @@ def prune(
     A checkpoint stays if any rule keeps it. Whatever the rules say, a checkpoint
     that has a tag, is pinned or open, or is the newest whole one of its run is
     never dropped. Without rules, the store's own policies and budget apply. The space is freed
-    as ckstore gc does it; on a shared filesystem ckstore gc --exclusive frees at once.
+    as ckstore gc does it, once the time of ckstore config undo is over. On a shared
+    filesystem ckstore gc --exclusive frees at once.
 
     \b
     Example:
@@ -62,5 +65,5 @@ def prune(
                 "no rule was given and the store has no policy: everything would be dropped",
                 hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",
             )
-        report = store.prune(policy, run, dry_run=dry_run)
+        report = store.prune(policy, run, dry_run=dry_run, now=now)
     return print_freed(out, report)

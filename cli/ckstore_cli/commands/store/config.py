@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from ckstore_cli._output import Output
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
-GRACE, SHARED, THREADS, BUDGET = "grace", "shared", "threads", "budget"
-_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, GRACE, SHARED, THREADS]
+GRACE, SHARED, THREADS, BUDGET, UNDO = "grace", "shared", "threads", "budget", "undo"
+_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS]
 _ATTRIBUTES = {
     RETENTION: "retention",
     BUDGET: "budget",
     MAKE_ROOM: "make_room",
     READ_BACK: "read_back",
     RECHECK: "recheck_share",
+    UNDO: "undo_by_hand_s",
     GRACE: "grace_s",
     SHARED: "shared",
     THREADS: "threads",
@@ -37,6 +38,8 @@ _SHARED_WORDS = {
     False: "off: only this host uses the store",
 }
 _GRACE_HOW = "ckstore config grace --time 2h"
+# A rule drops with each save, and what it dropped takes space; a person finds a mistake on the next day.
+_BY_HAND_S, _BY_RULE_S = 86400.0, 3600.0
 _BUDGET_HOW = "ckstore config budget --max-bytes 2TB --low-bytes 1.8TB"
 _SHARED_HOW = "ckstore config shared --on"
 _THREADS_HOW = "ckstore config threads --count 8"
@@ -52,7 +55,7 @@ _THREADS_HOW = "ckstore config threads --count 8"
 @click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
 @click.option("--auto", "unset", is_flag=True, help="For shared and threads: as the filesystem, or the machine, is.")
 @click.option("--count", type=int, metavar="N", help="How many threads a save, a load or a verification uses.")
-@click.option("--time", "wait", metavar="TIME", help="How long what is dropped waits: 90s, 30m, 2h, 1d; 1h by default.")
+@click.option("--time", "wait", metavar="TIME", help="For undo and grace: how long dropped data waits: 30m, 2h, 1d.")
 @store_option
 @json_option
 @pass_frame
@@ -76,7 +79,9 @@ def config(  # noqa: PLR0917 - one for each option
     oldest. make-room: the policy by which a save that
     does not fit may drop the oldest checkpoints. read-back: whether a save reads
     back from the disk what it wrote before it counts as durable. recheck: the
-    share of reused data that a save reads again, to find bit rot. grace: how long
+    share of reused data that a save reads again, to find bit rot. undo: how long
+    ckstore undo can bring back what was dropped (--on: a day; what a rule drops
+    or a save replaces: at most an hour). grace: how long
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
     threads: how many a save, a load or a verification uses.
@@ -91,6 +96,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config make-room --keep-last 2
       ckstore config read-back --on
       ckstore config recheck --share 0.05
+      ckstore config undo --on
       ckstore config grace --time 2h
       ckstore config shared --on
       ckstore config threads --count 8
@@ -112,6 +118,7 @@ def config(  # noqa: PLR0917 - one for each option
     if setting == BUDGET and (budget is None) != (wanted is False):
         raise BadInput(f"{BUDGET} needs --max-bytes, or --off", hint=_BUDGET_HOW)
     grace_s = None if wait is None else duration_s(wait, "--time")
+    undo_s = (_BY_HAND_S if wanted else 0) if wait is None else grace_s
     out = frame.output()
     with frame.reading() if setting is None else frame.writing() as store:
         if setting == RETENTION and run is not None:
@@ -124,12 +131,16 @@ def config(  # noqa: PLR0917 - one for each option
                 MAKE_ROOM: policy,
                 READ_BACK: bool(wanted),
                 RECHECK: 0 if wanted is False else share,
+                UNDO: undo_s,
                 GRACE: 0 if wanted is False else grace_s,
                 SHARED: wanted,
                 THREADS: count,
             }
             setattr(store.config, _ATTRIBUTES[setting], values[setting])
+        if setting == UNDO:
+            store.config.undo_by_rule_s = None if undo_s is None else min(undo_s, _BY_RULE_S)
         found = {name: getattr(store.config, name) for name in _ATTRIBUTES.values()}
+        found["undo_by_rule_s"] = store.config.undo_by_rule_s
         by_run = store.config.retention_by_run
     out.document({**found, "retention_by_run": by_run})
     _print(out, found, by_run)
@@ -147,6 +158,8 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(
         f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves reuse what is in the store without reading it'}"
     )
+    undo = f"--time {found['undo_by_hand_s']:g}s, {found['undo_by_rule_s']:g}s for what rules drop"
+    out.line(f"{UNDO}  {undo if found['undo_by_hand_s'] else 'off: what is dropped is freed at once'}")
     waits = f"--time {grace_s:g}s" if grace_s else "off: gc frees at once, whatever other hosts have open"
     out.line(f"{GRACE}  {waits}")
     out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
@@ -165,7 +178,7 @@ def _check(
         raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
     if setting != RECHECK and share is not None:
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
-    if setting != GRACE and wait is not None:
+    if setting not in (GRACE, UNDO) and wait is not None:
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
     if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
@@ -173,8 +186,8 @@ def _check(
         raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
     if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
-    if setting == GRACE and (policy is not None or (wanted is None) == (wait is None)):
-        raise BadInput(f"{setting} is --on, --off, or has a --time", hint=_GRACE_HOW)
+    if setting in (GRACE, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
+        raise BadInput(f"{setting} is --on, --off, or has a --time", hint=f"ckstore config {setting} --time 2h")
     if setting == SHARED and policy is not None:
         raise BadInput(f"{setting} has no rules", hint=_SHARED_HOW)
 
