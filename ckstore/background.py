@@ -99,7 +99,7 @@ class BackgroundSaves:
 
     def _submit(self, state: object, order: Order, terms: Terms, unchanged: Unchanged | None) -> PendingSave:
         """Have a save begun; see `ckstore.Store.save_async`."""
-        pending = self._client().submit(state, order, terms, self._context.last_parents, unchanged)
+        pending = self._client().submit(state, order, terms, self._context.known.last_parents, unchanged)
         if pending.skipped:
             self._context.totals.not_saved("skipped")
         return pending
@@ -136,7 +136,7 @@ class BackgroundSaves:
 
         def ended(outcome: CheckpointInfo | CkstoreError) -> None:
             if isinstance(outcome, CheckpointInfo):
-                context.last_parents[outcome.run] = outcome.id
+                context.known.last_parents[outcome.run] = outcome.id
                 context.totals.saved(outcome)
             else:
                 context.totals.not_saved("failed")

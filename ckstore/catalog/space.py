@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import forms
 from ckstore.catalog.forms import checked
-from ckstore.catalog.text import in_parts
+from ckstore.catalog.values import in_parts
 from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
@@ -44,10 +44,16 @@ def _total(total: int | None) -> int:
 
 def _numbers(connection: sqlite3.Connection, places: Collection[CheckpointKey]) -> str:
     """Return the row numbers of checkpoints as a list for SQL."""
-    query = "SELECT id FROM checkpoints WHERE run = ? AND step = ?"
+    steps: dict[str, list[int]] = {}
+    for run, step in places:
+        steps.setdefault(run, []).append(step)
+    found = []
+    for run, of_run in steps.items():
+        for marks, part in in_parts(of_run):
+            query = f"SELECT id FROM checkpoints WHERE run = ? AND step IN {marks}"  # noqa: S608
+            found += connection.execute(query, (run, *part)).fetchall()
     # Numbers of rows, made integers: nothing of the caller's gets into the text of a statement.
-    found = [row[0] for place in places for row in connection.execute(query, place).fetchall()]
-    return ", ".join(str(int(number)) for number in found)
+    return ", ".join(str(int(number)) for (number,) in found)
 
 
 def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, int, int]]:

@@ -9,7 +9,8 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from ckstore.fs.inside import CLOSED, Inside, close_quietly, open_below, open_directory
+from ckstore.fs.inside import CLOSED, Inside
+from ckstore.fs.peek import close_quietly, open_below, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -133,16 +134,18 @@ def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, I
     """
     parent: tuple[object, ...] | None = None
     held: Held | None = None
+    folder: Inside | None = None
     try:
         for thing, place in places:
             # Only neighbours share a directory: one descriptor is open, however many places there are.
             if parent != (place.top, place.parts[:-1], place.holder) or not place.parts:
                 if held is not None:
                     held.close()
-                held, parent = None, (place.top, place.parts[:-1], place.holder)
+                held, folder, parent = None, None, (place.top, place.parts[:-1], place.holder)
                 with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # a call there says so
                     held = Held(place.parent) if place.parts else None
-            yield thing, place if held is None else held.inside / place.name
+                folder = None if held is None else held.inside
+            yield thing, place if folder is None else folder / place.name
     finally:
         if held is not None:
             held.close()

@@ -1,17 +1,373 @@
-"""Look at places in a store, or elsewhere, without opening files: rule N of the design (`ckstore.fs.inside`)."""
+"""Reach places in a store, or elsewhere, and look at them: rule N of the design (`ckstore.fs.inside`)."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.fs.inside import Inside, Where, at, open_directory
+from ckstore.fs.inside import Inside, NotInStore, Where
+from ckstore.fs.owner import give_to_owner_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
 
 MOST_LEVELS = 16
 """How deep `walk` goes."""
+
+
+class at:  # noqa: N801 - a with statement reads as a function
+    """Give ``(dir_fd, name)`` of a place for the time of a ``with`` block: `name` in the directory `dir_fd`.
+
+    Of a path elsewhere, and of the root of a store, it is the path as it is. An error of the system in the block gets
+    the whole path as its file name.
+
+    Raises:
+        NotInStore: On the way something is not a directory of this store.
+        FileNotFoundError: On the way something is missing.
+        OSError: The system refused.
+    """
+
+    __slots__ = ("_dir_fd", "_fd", "_name", "_where")
+
+    def __init__(self, where: Where, dir_fd: int | None = None) -> None:
+        self._where = where
+        self._dir_fd = dir_fd
+        self._fd = -1
+        self._name = ""
+
+    def __enter__(self) -> tuple[int | None, str | Path]:
+        where = self._where
+        if not isinstance(where, Inside):
+            return self._dir_fd, where
+        if not where.parts:
+            # The root belongs to the user who named it, and may be reached by a symlink of theirs.
+            return (None, where.top) if where.holder is None else (_held(where), ".")
+        self._name = where.parts[-1]
+        # Directly in a held directory: no descriptor to open, which spares a save two calls for each blob.
+        if where.holder is not None and len(where.parts) == 1:
+            return _held(where), self._name
+        self._fd = _reach(where)
+        return self._fd, self._name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+        # The kernel was given one name only; a user needs the whole path in the message.
+        if isinstance(error, OSError) and error.filename == self._name and error.filename2 is None and self._name:
+            error.filename = str(self._where)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:  # no handler of a signal runs between these lines
+            close_quietly(fd)
+
+    # After a call that failed, a handler of a signal runs when `__exit__` is entered, and may raise there.
+    __del__ = _close
+
+
+def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost.
+
+    A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
+    """
+    if not isinstance(where, Inside) and (dir_fd is None or not flags & os.O_CREAT):
+        return open_descriptor(where, flags, mode, dir_fd=dir_fd)
+    fd = -1
+    try:
+        with at(where, dir_fd) as (parent, name):
+            fd = open_descriptor(name, flags, mode, dir_fd=parent)
+            if flags & os.O_CREAT and parent is not None:
+                # Before others see the file used: a file that root makes here would else stay root's, in a store of
+                # another user.
+                give_to_owner_of(parent, fd)
+    except BaseException:
+        if fd >= 0:
+            close_quietly(fd)
+        raise
+    return fd
+
+
+def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    """Return a descriptor as `os.open` does, which no exception of a signal handler loses; it is closed on exec.
+
+    CPython runs signal handlers between two steps of Python code: after a call of C code has returned, when a Python
+    function is entered, and when a loop goes back. One of these places is between ``os.open(…)`` and the assignment of
+    what it returned: a handler that raises there leaves a descriptor, and its lock, that nothing closes until the
+    process ends. Here C code alone moves the number from `os.open` into a list that exists before.
+
+    The caller assigns what this returns to a name or an attribute, and a ``try`` that closes it follows at once. It may
+    be passed to `os.close`, and to nothing else: a Python function or class that is called is such a place.
+
+    Raises:
+        BaseException: What a signal handler raised; nothing is left open.
+    """
+    opened: list[int] = []
+    try:
+        # C code alone runs between the system call and the list, so no handler of a signal can lose the number.
+        opened.extend(map(partial(os.open, dir_fd=dir_fd), (path,), (flags | os.O_CLOEXEC,), (mode,)))
+    except BaseException:
+        for fd in opened:
+            with suppress(OSError):  # the first error is the news
+                os.close(fd)
+        raise
+    return opened[0]
+
+
+def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
+    """Return a descriptor of a directory: to list it, to lock it, to make its names durable.
+
+    `flags` count for a path elsewhere: in a store no symlink is followed anyway.
+    """
+    if not isinstance(where, Inside) or not where.parts:
+        return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
+    fd = -1
+    try:
+        with at(where) as (parent, _):
+            if parent is not None:
+                fd = _step(parent, where, len(where.parts), _device_of(where, parent), how=os.O_RDONLY)
+    except BaseException:
+        if fd >= 0:
+            close_quietly(fd)
+        raise
+    return fd
+
+
+def _held(where: Inside) -> int:
+    fd = -1 if where.holder is None else where.holder.fd
+    if fd < 0:
+        raise OSError(errno.EBADF, "it was closed", where.top)
+    return fd
+
+
+def _reach(where: Inside) -> int:
+    """Return a new descriptor of the directory of a place.
+
+    It has ``O_PATH``, as those on the way: that needs no right to read them, as following a path does not.
+    """
+    if where.holder is None:
+        # No O_NOFOLLOW for the root: its path is the user's own.
+        fd = open_descriptor(where.top, os.O_PATH | os.O_DIRECTORY)
+        owned = True
+    else:
+        fd, owned = _held(where), False
+    try:
+        device = _device_of(where, fd)
+        for level in range(1, len(where.parts)):
+            # Assigned at once: were the new descriptor only in a local of the call, an exception here would leak the
+            # old one.
+            above, fd = fd, _step(fd, where, level, device, how=os.O_PATH)
+            if owned:
+                close_quietly(above)
+            owned = True
+    except BaseException:
+        if owned:
+            close_quietly(fd)
+        raise
+    return fd
+
+
+def _device_of(where: Inside, fd: int) -> int | None:
+    """Return the filesystem that the way to a place stays on; None: any, as in a folder of another program."""
+    return None if where.is_foreign else os.fstat(fd).st_dev
+
+
+def _step(fd: int, where: Inside, level: int, device: int | None, *, how: int) -> int:
+    """Open the directory of that level on the way to a place, in the one above it, which is open."""
+    try:
+        return open_below(fd, where.parts[level - 1], how, device)
+    except OSError as error:
+        error.filename = f"{where.top}/{'/'.join(where.parts[:level])}"
+        raise
+
+
+def open_below(fd: int, name: str, how: int, device: int | None) -> int:
+    """Return a descriptor of a directory in the open one `fd`, if it is on this device; None: on any."""
+    try:
+        below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+    except OSError as error:
+        # Linux says ENOTDIR of a symlink here; ELOOP is the error that POSIX names.
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise NotInStore(errno.ENOTDIR, _kind(fd, name), name) from error
+        raise
+    try:
+        # A filesystem mounted inside the store would break hardlinks and fsyncs, and may be another user's (FUSE).
+        if device is None or os.fstat(below).st_dev == device:
+            return below
+    except BaseException:
+        close_quietly(below)
+        raise
+    close_quietly(below)
+    raise NotInStore(errno.ENOTDIR, "is on another filesystem than the rest of the store", name)
+
+
+def _kind(fd: int, name: str) -> str:
+    """Return what has the name of a directory, for a message."""
+    try:
+        mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+    except OSError:  # it changed again
+        return "is not a directory"
+    return "is a symlink" if stat.S_ISLNK(mode) else "is not a directory"
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor through which nothing was written: an error says nothing, and Linux closes it either way."""
+    try:
+        os.close(fd)
+    except OSError:
+        return
+
+
+def status(where: Where, *, dir_fd: int | None = None) -> os.stat_result:
+    """Return the status of what is there; a symlink is not followed."""
+    with at(where, dir_fd) as (parent, name):
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+
+
+def find(where: Where, *, dir_fd: int | None = None) -> os.stat_result | None:
+    """As `status`; None if there is nothing, or no directory in which it could be."""
+    try:
+        return status(where, dir_fd=dir_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def found_in(folder: Inside, names: Sequence[str]) -> dict[str, os.stat_result]:
+    """As `find` for several names in one directory, which is reached once; those that are not there are left out."""
+    found: dict[str, os.stat_result] = {}
+    with suppress(FileNotFoundError, NotADirectoryError), at(folder / names[0]) as (parent, _):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found[name] = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    return found
+
+
+def exists(where: Where, *, dir_fd: int | None = None) -> bool:
+    """Whether there is anything of that name, a symlink that points to nothing, too."""
+    try:
+        status(where, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def is_directory(where: Where) -> bool:
+    """Whether there is a directory; a symlink to one does not count."""
+    found = find(where)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def may_write(where: Where) -> bool:
+    """Whether this user may make names in a directory."""
+    with at(where) as (parent, name):
+        # access asks the kernel, which knows ACLs and read-only mounts; mode bits do not tell those.
+        return os.access(name, os.W_OK, dir_fd=parent, follow_symlinks=False)
+
+
+def names(where: Where) -> list[str]:
+    """Return the names in a directory, in no order."""
+    fd = open_directory(where)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """Give what is in a directory, in no order; an entry can be asked for its status inside the block only."""
+    fd = open_directory(where)
+    try:
+        with os.scandir(fd) as found:
+            yield found
+    finally:
+        os.close(fd)
+
+
+def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
+    """Yield all but the directories below a directory, with its status, and without what vanishes or is closed to us.
+
+    Nothing recurses, and one directory is open at a time. A store has at most five levels; directories deeper than
+    `MOST_LEVELS` are not looked into, and noted in `too_deep`.
+    """
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            listed = statuses(folder)
+        except PermissionError:
+            continue
+        for name, about in listed:
+            place = folder / name
+            if not stat.S_ISDIR(about.st_mode):
+                yield place, about
+            # Anyone who may write to a store could nest directories without end.
+            elif len(place.parts) - len(top.parts) < MOST_LEVELS:
+                waiting.append(place)
+            elif too_deep is not None:
+                too_deep.append(place)
+
+
+def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
+    """Return the names in a directory with their status, without those that vanish meanwhile; nothing if it is gone."""
+    listed: list[tuple[str, os.stat_result]] = []
+    try:
+        fd = open_directory(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return listed
+    try:  # no context managers: a plan of gc asks this of 20,000 small directories
+        with os.scandir(fd) as found:
+            for entry in found:
+                try:
+                    listed.append((entry.name, entry.stat(follow_symlinks=False)))
+                except FileNotFoundError:  # renamed meanwhile
+                    continue
+    finally:
+        os.close(fd)
+    return listed
+
+
+def listed(folder: Where) -> list[tuple[str, int, bool]]:
+    """Return each name in a directory with its inode number and whether it is a directory; nothing if it is gone."""
+    with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
+        return [(entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in found]
+    return []
+
+
+def symlink_texts(folder: Inside) -> dict[str, str | None]:
+    """Return what each symlink in a directory holds; None: the entry is something else. Nothing if it is gone.
+
+    Names that start with a dot are temporary, and left out.
+    """
+    found: dict[str, str | None] = {}
+    try:
+        fd = open_directory(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return found
+    try:
+        for name in os.listdir(fd):
+            if name.startswith("."):
+                continue
+            try:
+                found[name] = os.readlink(name, dir_fd=fd)
+            except FileNotFoundError:  # it was taken away meanwhile
+                continue
+            except OSError as error:
+                # EINVAL: the entry is no symlink. Any other error must not make a tag look damaged, which stops all
+                # deletions.
+                if error.errno != errno.EINVAL:
+                    error.filename = f"{folder}/{name}"
+                    raise
+                found[name] = None
+    finally:
+        close_quietly(fd)
+    return found
 
 
 class FreeSpace(NamedTuple):
@@ -36,120 +392,6 @@ class FreeSpace(NamedTuple):
     def has_inodes(self, count: int) -> bool:
         """Whether so many inodes are free."""
         return self.free_inodes is None or self.free_inodes >= count
-
-
-def status(where: Where, *, dir_fd: int | None = None) -> os.stat_result:
-    """Return the status of what is there; a symlink is not followed.
-
-    Raises:
-        FileNotFoundError: There is nothing.
-    """
-    with at(where, dir_fd) as (parent, name):
-        return os.stat(name, dir_fd=parent, follow_symlinks=False)
-
-
-def find(where: Where, *, dir_fd: int | None = None) -> os.stat_result | None:
-    """As `status`; None if there is nothing, or no directory in which it could be."""
-    try:
-        return status(where, dir_fd=dir_fd)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def exists(where: Where, *, dir_fd: int | None = None) -> bool:
-    """Whether there is anything of that name, a symlink that points to nothing, too.
-
-    Raises:
-        NotADirectoryError: What should hold it is not a directory.
-    """
-    try:
-        status(where, dir_fd=dir_fd)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def is_directory(where: Where) -> bool:
-    """Whether there is a directory; a symlink to one does not count."""
-    found = find(where)
-    return found is not None and stat.S_ISDIR(found.st_mode)
-
-
-def may_write(where: Where) -> bool:
-    """Whether this user may make names in a directory."""
-    with at(where) as (parent, name):
-        # access asks the kernel, which knows ACLs and read-only mounts; mode bits do not tell those.
-        return os.access(name, os.W_OK, dir_fd=parent, follow_symlinks=False)
-
-
-def names(where: Where) -> list[str]:
-    """Return the names in a directory, in no order.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: There is no such directory.
-    """
-    fd = open_directory(where)
-    try:
-        return os.listdir(fd)
-    finally:
-        os.close(fd)
-
-
-@contextmanager
-def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Give what is in a directory, in no order; an entry can be asked for its status inside the block only."""
-    fd = open_directory(where)
-    try:
-        with os.scandir(fd) as found:
-            yield found
-    finally:
-        os.close(fd)
-
-
-def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
-    """Yield all but the directories below a directory, with its status; what vanishes meanwhile is left out.
-
-    Nothing recurses, and one directory is open at a time. A store has at most five levels; it makes nothing deeper than
-    `MOST_LEVELS`.
-
-    Args:
-        top: The directory.
-        too_deep: Gets the directories that are not looked into for that reason.
-
-    A directory that is closed to this user is left out.
-    """
-    waiting = [top]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            listed = statuses(folder)
-        except PermissionError:
-            continue
-        for name, about in listed:
-            place = folder / name
-            if not stat.S_ISDIR(about.st_mode):
-                yield place, about
-            # Anyone who may write to a store could nest directories without end.
-            elif len(place.parts) - len(top.parts) < MOST_LEVELS:
-                waiting.append(place)
-            elif too_deep is not None:
-                too_deep.append(place)
-
-
-def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
-    """Return the names in a directory with their status, without those that vanish meanwhile; nothing if it is gone."""
-    listed = []
-    with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
-        for entry in found:
-            with suppress(FileNotFoundError):  # renamed meanwhile
-                listed.append((entry.name, entry.stat(follow_symlinks=False)))
-    return listed
-
-
-def symlink_text(where: Where) -> str:
-    """Return what a symlink holds."""
-    with at(where) as (parent, name):
-        return os.readlink(name, dir_fd=parent)
 
 
 def is_mounted_read_only(path: str | os.PathLike[str]) -> bool:

@@ -20,6 +20,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.refs.find import text_of
+from ckstore.store import context_of
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.history import run_of
 from ckstore.training.newest import untried
@@ -170,7 +171,7 @@ def checkout_to_resume(
                 raise
         else:
             # The framework loads from files, so the store sees no load: without this the next save has no parent.
-            continue_from(store._context, info.run, info.id)  # noqa: SLF001 - the framework loads what was written
+            continue_from(context_of(store), info.run, info.id)  # the framework loads what was written
             return info, destination
 
 

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ckstore.fs import holders, peek
+from ckstore.fs.held import through_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.reports.held import HeldBlob
 from ckstore.objects.layout import BLOBS
@@ -39,9 +40,6 @@ class LastName:
 
 class Judge:
     """Says of last names whether a process has the blob open.
-
-    Args:
-        leases: Whether leases say something here.
 
     Attributes:
         unseen_count: Processes that could not be looked at, in the scan that saw least; None: unknown how many.
@@ -101,7 +99,7 @@ class NameCount:
 
     Attributes:
         counts: Inode -> how many names were counted.
-        first: Inode -> the first of them, with the status of the file.
+        first: Inode -> the first of them, or the one in ``blobs/`` of those that gc goes to, with the file's status.
     """
 
     def __init__(self) -> None:
@@ -116,17 +114,30 @@ class NameCount:
             return None
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
-        name = LastName(digest, path, status)
-        self.counts[name.inode] += 1
-        self.first.setdefault(name.inode, name)
-        return status if self.counts[name.inode] == status.st_nlink else None
+        inode = status.st_dev, status.st_ino
+        self.counts[inode] += 1
+        if inode not in self.first:
+            self.first[inode] = LastName(digest, path, status)
+        return status if self.counts[inode] == status.st_nlink else None
 
-    def add_checkpoint(self, folder: Inside) -> list[str]:
-        """Count all blobs in the directory of a checkpoint or a save; return their digests."""
-        found = blobs_in(folder / BLOBS)
+    def add_checkpoint(self, folder: Inside, held: Inside) -> list[str]:
+        """Count all blobs in the directory of a checkpoint or a save, reached by `held`; return their digests."""
+        found = blobs_in(held / BLOBS)
+        blobs = folder / BLOBS
         for digest, status in found:
-            self.add(digest, folder / BLOBS / digest, status)
+            self.add(digest, blobs / digest, status)
         return [digest for digest, _ in found]
+
+    def add_canonical(self, paths: Iterable[Inside]) -> None:
+        """Count the names of blobs in ``blobs/``, and remember each as the one to go to: 256 directories have all."""
+        for path, held in through_parents((path, path) for path in paths):
+            try:
+                status = peek.find(held)
+            except PermissionError:  # in a directory of another user
+                continue
+            if status is not None and stat.S_ISREG(status.st_mode):
+                self.first[status.st_dev, status.st_ino] = LastName(path.name, path, status)
+                self.add(path.name, path, status)
 
     def lasts(self) -> list[LastName]:
         """Return the first name of each inode whose names were all counted, in the order of digests."""

@@ -38,9 +38,6 @@ def move_to_trash(
     """Rename the directory `path` into ``trash/``; return where it is now. It waits there for `undo_s`.
 
     It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
-
-    Raises:
-        FileNotFoundError: It is gone.
     """
     # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
@@ -83,7 +80,10 @@ def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
 
 def in_use(path: Inside) -> bool:
     """Whether a process is in a directory, of a checkpoint or in ``trash/``; also if it is not ours to open."""
-    lock = locks.try_exclusive(path) if peek.is_directory(path) else None
+    try:
+        lock = locks.try_exclusive(path)
+    except NotADirectoryError:
+        return False
     if lock is None:
         return peek.is_directory(path)
     lock.release()
@@ -115,7 +115,7 @@ def free_name(trash: Inside, name: str) -> Inside:
 
 
 def former_place(name: str) -> CheckpointKey | None:
-    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was none.
+    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was not one.
 
     A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
     """
@@ -140,11 +140,6 @@ def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[st
     fails by that, and nothing is published.
 
     The process that empties the trash first makes durable what replaced them (`former_parents`).
-
-    Args:
-        layout: The store.
-        grace: How long it must have been left alone.
-        names: Only these; None: all.
     """
     swept: dict[str, str] = {}
     for path, lock in _locked_dead(layout, names):

@@ -150,11 +150,7 @@ class FilesMeeting(Meeting):
         return locks.try_exclusive(self._lock.inside / _JOIN)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a document; None: there is none.
-
-        Raises:
-            DamagedBlob: It is not one, as after a power cut.
-        """
+        """Return a document; None: there is none."""
         return _read(self._lock.inside / name, MANIFEST_MAX_BYTES if name == OUTCOME else _MOST_BYTES)
 
     def _put(self, name: str, document: Document) -> bool:

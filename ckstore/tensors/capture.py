@@ -26,17 +26,23 @@ from ckstore.model.manifest.nodes import (
 )
 from ckstore.model.manifest.python_values import FACTORY_NAMES, encode_held_bytes
 from ckstore.model.names import join_index, join_key
-from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor
+from ckstore.tensors.kinds import (
+    Stateful,
+    is_array,
+    is_numpy_scalar,
+    is_optimizer,
+    is_plain_layout,
+    is_stateful,
+    is_tensor,
+    state_of,
+)
 from ckstore.tensors.named.objects import named_value, taken_apart
-from ckstore.tensors.numbers import pack_numbers
-from ckstore.tensors.plain_values import PLAIN, is_named_tuple, torch_value
+from ckstore.tensors.plain_values import PLAIN, is_named_tuple, pack_numbers, torch_value
 from ckstore.tensors.refusals import refuse_in_optimizer, refuse_key, refuse_value
-from ckstore.tensors.stateful import is_optimizer, is_stateful, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-    from ckstore.tensors.stateful import Stateful
     from ckstore.tensors.torch_leaves import Admission, Admitted
     from ckstore.tensors.torch_parts import Parts
 
@@ -197,6 +203,10 @@ class Walk:
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Node:
         pairs = []
         for key, item in list(value.items()):  # at once: another thread may add a key meanwhile
+            # Almost every key of a state: a plain string, which stands for itself.
+            if type(key) is str and key.isascii():
+                pairs.append([key, self.node(item, join_key(path, key), depth + 1)])
+                continue
             try:
                 own = encode_key(key)
             except ValueError as error:

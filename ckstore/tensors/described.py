@@ -6,17 +6,14 @@ A description may say in a few bytes that a value is at many places. So what all
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckstore.errors import CannotStore
+from ckstore.model.manifest.captured import ByteSource, Captured
+from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.names import join_key
 from ckstore.tensors.capture import Walk
 from ckstore.tensors.refusals import refuse_value
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.captured import ByteSource, Captured
-    from ckstore.model.manifest.manifest import LeafRecord, Node
-
 
 # More reasons than any person reads; a pickle of a few bytes can name billions of such values.
 REFUSED_MOST = 10_000

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 # A cache line, and a multiple of every dtype's size: a mapped tensor is aligned.
 PLACE_BYTES = 64
@@ -90,3 +87,11 @@ def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
             return True
         reach += (size - 1) * stride
     return False
+
+
+@dataclass(slots=True)
+class StorageMemory:
+    """The bytes of one storage, to be filled before leaves are made of it."""
+
+    owner: object  # A flat uint8 tensor or array, or, for bytes and str, a buffer. Leaves keep it alive.
+    view: memoryview  # all of its bytes, writable

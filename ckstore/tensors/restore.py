@@ -8,22 +8,19 @@ from __future__ import annotations
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_key, join, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.named import objects
 from ckstore.tensors.named.safe_classes import find
-from ckstore.tensors.numbers import unpack_numbers
-from ckstore.tensors.plain_values import value_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Node
+from ckstore.tensors.plain_values import unpack_numbers, value_of
 
 Keep = Callable[[str], bool]
 _ABSENT = object()
@@ -164,6 +161,8 @@ class _Building:
             name = self._leaves[node[1]].name if tag == "leaf" else path
             if not self._keep(name):
                 return _ABSENT
+        if tag is None:
+            return node
         if tag == "leaf":
             return self._leaf(node[1])
         if tag == "enum":
@@ -194,7 +193,7 @@ class _Building:
         was_empty = True
         for own, node in pairs:
             was_empty = False
-            key = decode_key(own)
+            key = own if type(own) is str else decode_key(own)
             if self._keep is None:
                 out[key] = self.value(node, "")
                 continue

@@ -7,7 +7,7 @@ keeps its elements and no more; tensors that share memory keep what they cover t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,16 +15,13 @@ import torch
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord
-from ckstore.tensors.layout import keep_parts, part_at, row_major, span_elements
+from ckstore.tensors.layout import StorageMemory, keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers
-from ckstore.tensors.torch_refusals import refuse_tensor
+from ckstore.tensors.torch_parts import refuse_tensor
 from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
-
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.tensors.memory import StorageMemory
 
 DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}

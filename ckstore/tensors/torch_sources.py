@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
 from ckstore.errors import StateChanged
 from ckstore.tensors.numpy_leaves import copy_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.restype = ctypes.py_object

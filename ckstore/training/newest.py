@@ -25,9 +25,6 @@ def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInf
         store: The store.
         ref: Which checkpoint.
         tried: Ids of those that turned out to be damaged.
-
-    Raises:
-        NoSuchRef: There is no such checkpoint.
     """
     info = store.info(ref)
     # A writer's damage mark has moved `latest-valid` on by itself: only a reader without marks has to go back.

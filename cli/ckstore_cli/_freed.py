@@ -26,7 +26,7 @@ def print_freed(out: Output, report: GcReport) -> int:
     dry_run = report.dry_run
     document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
     if report.retention is not None:
-        document |= to_json(report.retention)
+        document |= to_json(report.retention) if out.as_json else {}  # of 20,000 checkpoints it takes a while
         print_plan(out, report.retention.plan.entries)
         print_outcome(out, report.retention, dry_run=dry_run)
     measured = None if dry_run else report.filesystem_freed_bytes

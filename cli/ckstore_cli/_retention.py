@@ -63,11 +63,7 @@ def options_of(policy: RetentionPolicy | None) -> str:
 
 
 def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
-    """Return the policy that the options of `rule_options` say; None: they say none.
-
-    Raises:
-        BadParameter: A ``--keep-best`` cannot be read.
-    """
+    """Return the policy that the options of `rule_options` say; None: they say none."""
     given = {name: value for name, value in rules.items() if value not in (None, ())}
     if not given:
         return None

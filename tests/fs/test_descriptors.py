@@ -159,4 +159,4 @@ def test_one_function_opens_descriptors() -> None:
     }
 
     # `open_descriptor`, and the walk, which opens one directory after another in C code as well
-    assert {name: len(found) for name, found in uses.items() if found} == {"held.py": 1, "inside.py": 1}
+    assert {name: len(found) for name, found in uses.items() if found} == {"held.py": 1, "peek.py": 1}

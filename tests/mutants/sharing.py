@@ -399,7 +399,7 @@ SHARING = [
     Mutant(
         "who tags a checkpoint keeps its run from being changed",
         "tagged-while-replaced",
-        "hold.held",
+        "protection.held",
         "            run_lock = locked.enter_context(far_locks.lock_run(context.layout, info.run, exclusive=False))\n",
         "            run_lock = locked.enter_context(locks.lock_shared(path))\n",
         "tests/ops/save/test_replaced.py::test_a_tag_that_is_written_while_the_checkpoint_is_replaced_names_no_other_bytes",
@@ -723,7 +723,7 @@ SHARING = [
     Mutant(
         "a lock that other hosts see is asked for again before a tag is written",
         "tagged-with-a-lost-lock",
-        "hold.held",
+        "protection.held",
         "        run_lock.check()\n",
         "",
         "tests/cluster/test_lost_locks.py::test_what_loses_its_lock_in_the_middle_changes_nothing[tag]",

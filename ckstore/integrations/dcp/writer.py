@@ -25,7 +25,7 @@ from torch.futures import Future
 from ckstore.errors import BadInput, CkstoreError, SaveFailed
 from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.interpreter import log_notes
-from ckstore.model.manifest.manifest import Entry
+from ckstore.model.manifest.manifest import DcpValue
 from ckstore.model.names import check_run, check_step
 from ckstore.objects.checkpoints import look
 from ckstore.ops.acts import act
@@ -39,7 +39,7 @@ from ckstore.ranks.part import stage_part
 from ckstore.ranks.who import Who
 from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import RankWork, WorkWatch
-from ckstore.store import Store
+from ckstore.store import Store, context_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -182,7 +182,7 @@ class CkstoreWriter(StorageWriter):
         # Again: where a planner caches its plans, what was compared before may be of an earlier save.
         check_agreement(parts.values())
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-        entries = tuple(Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
+        entries = tuple(DcpValue(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
         # Without a grace: the others wait in a collective, whose deadline is near.
         work = RankWork(self._who(), self.timeout_s, grace_s=0)
         whole = Whole(parts, uuid.uuid4().hex, partial(shards_of, entries), entries)
@@ -206,28 +206,28 @@ class CkstoreWriter(StorageWriter):
 
     def request(self) -> Any:
         """Return what `Store.save` would make of the arguments."""
-        return request_of(self.store._context, self.run, self.step, self._options, None)  # noqa: SLF001
+        return request_of(context_of(self.store), self.run, self.step, self._options, None)
 
     def with_news(self, info: CheckpointInfo) -> CheckpointInfo:
         """Return what was published, with a warning if it is at its place no more: this rank may have stood still."""
-        return with_news(info, look(self.store._context.layout, info.run, info.step).published)  # noqa: SLF001
+        return with_news(info, look(context_of(self.store).layout, info.run, info.step).published)
 
     def hold(self, staging: Staging) -> None:
         """Keep the lock on what was staged until `close`."""
-        self._give_back = weakref.finalize(self, reclaim.discard, self.store._context, staging)  # noqa: SLF001
+        self._give_back = weakref.finalize(self, reclaim.discard, context_of(self.store), staging)
 
     def _who(self) -> Who:
         return Who.here(self.run, self.step, self._rank)
 
     def _meant(self) -> Document:
-        settings = self.store._context.settings  # noqa: SLF001
+        settings = context_of(self.store).settings
         where = {"store": settings.uuid, "hash": settings.hash, "chunk_bytes": settings.chunk_bytes}
         return self._who().document(run=self.run, step=self.step, **where)
 
 
 @act
 def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner) -> Staging:
-    context = store._context  # noqa: SLF001
+    context = context_of(store)
     context.check_writable()
     who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
@@ -241,9 +241,9 @@ def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePla
 
 @act
 def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch) -> CheckpointInfo:
-    context = store._context  # noqa: SLF001
+    context = context_of(store)
     request = writer.request()
     request.check()
     info = whole.publish(context, request, watch)
-    log_notes(info.name, info.warnings, context.told)
+    log_notes(info.name, info.warnings, context.notices.logged)
     return info

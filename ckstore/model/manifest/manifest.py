@@ -107,7 +107,7 @@ class Description:
     parent: str | None = None
 
 
-class Entry(NamedTuple):
+class DcpValue(NamedTuple):
     """A value of a state dict that `torch.distributed.checkpoint` saved: its name there, and its place in the state."""
 
     # A number in the path is a place in a list, a string a key.
@@ -130,7 +130,7 @@ class Ranks:
     world_size: int
     attempt: str
     hosts: tuple[str, ...]
-    entries: tuple[Entry, ...] | None = None
+    entries: tuple[DcpValue, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ def encode_key(key: object, depth: int = 1) -> Any:
     """Return the node of a key. Raises ValueError: the format does not hold it; the message says why."""
     kind = type(key)
     if kind is str:
-        if not fits_json(key):  # type: ignore[arg-type]
+        if not (key.isascii() or fits_json(key)):  # type: ignore[attr-defined,arg-type]
             raise ValueError("has two surrogates that JSON would join")
         return key
     if kind is int:

@@ -17,7 +17,7 @@ from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.manifest import MAX_DEPTH, MODE_MOST, FileKind, FileRecord, LeafRecord
 from ckstore.model.manifest.nodes import bytes_in, decode_key, identity_of, is_float, join
 from ckstore.model.manifest.python_values import CLASS_MOST, FACTORIES, is_class_name, is_python_value
-from ckstore.model.names import check_path, parent_of
+from ckstore.model.names import check_path, join_key, parent_of
 
 _INDEX_CHARS = 3
 _ATTRIBUTES = object()
@@ -66,6 +66,8 @@ class _Place:
         """Return the name of the value at `key`, a node; the state itself has no name."""
         if key is _ATTRIBUTES:
             return f"{self.name} (attributes)"
+        if type(key) is str:
+            return join_key(self.name, key)
         return "" if key is _STATE else join(self.name, decode_key(key))
 
 

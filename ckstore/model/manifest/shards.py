@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ckstore.model.document import refuse, shown
-from ckstore.model.manifest.manifest import MAX_DEPTH, Entry, Ranks, Tiling
+from ckstore.model.manifest.manifest import MAX_DEPTH, DcpValue, Extent, Ranks, Tiling
 from ckstore.model.manifest.tiles import TILE_DIMENSIONS_MOST, Block, Sizes, fill_exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.manifest import Extent
 
 WORLD_SIZE_MOST = 2**20
 ATTEMPT_MOST_CHARS = 200
@@ -66,7 +62,7 @@ def read_ranks(item: Any, where: str) -> Ranks:
     return Ranks(world_size, attempt, tuple(hosts), None if entries is None else _entries(entries, where))
 
 
-def _entries(items: Any, where: str) -> tuple[Entry, ...]:
+def _entries(items: Any, where: str) -> tuple[DcpValue, ...]:
     if type(items) is not list:
         refuse(where, "ranks.entries", "an array", items)
     entries = []
@@ -80,5 +76,5 @@ def _entries(items: Any, where: str) -> tuple[Entry, ...]:
         if name in seen:
             refuse(where, "ranks.entries", "each name once", name)
         seen.add(name)
-        entries.append(Entry(name, tuple(path)))
+        entries.append(DcpValue(name, tuple(path)))
     return tuple(entries)

@@ -8,10 +8,8 @@ give the same pieces however many ranks save them. Source: docs/format/v1.md, "S
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 Sizes = tuple[int, ...]
 TILE_DIMENSIONS_MOST = 64

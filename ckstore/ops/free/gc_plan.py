@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs import peek
+from ckstore.fs.held import through_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, NextToFree
@@ -61,20 +62,22 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
             touched.add(digest)
             going.add(digest, path)
     leaving += [layout.checkpoint(*key) for key in dropping]
-    touched.update(digest for path in leaving for digest in going.add_checkpoint(path))
+    for path, held_path in through_parents((path, path) for path in leaving):  # thousands may be of one run
+        touched.update(going.add_checkpoint(path, held_path))
     unused = {*plan.unused}
     if touched:
         unused |= context.catalog.without_use(touched - unused, without=dropping)
-    for digest in unused:
-        going.add(digest, layout.blob(digest))
+    going.add_canonical(map(layout.blob, sorted(unused)))
     # A file goes when all names that it has are among those that go; the kernel's count says how many it has.
     lasts = going.lasts()
     seen = judge.look_for(lasts)
     held: list[LastName] = []
     free: list[LastName] = []
-    for last in lasts:
+    for last, path in through_parents((last, last.path) for last in lasts):
+        # Names in blobs/ only: they share directories, and no opener renames these.
+        asked = replace(last, path=path) if last.path.parts[0] == layout.blobs.name else last
         with suppress(FileNotFoundError):  # an opener swept it to trash meanwhile: the next gc looks at it there
-            (held if judge.is_held(last, seen) else free).append(last)
+            (held if judge.is_held(asked, seen) else free).append(last)
     linked = linked_elsewhere(context, going.linked(unused), dropping)
     idle = not (free or held or linked)
     return replace(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import locks
+from ckstore.fs.held import through_parents
 from ckstore.model.best import metrics_there
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.settings.retention import RetentionPolicy
@@ -25,9 +26,8 @@ from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.os_errors import describe_os_error
-from ckstore.ops.refs.doubtful import check_tags
 from ckstore.ops.refs.listing import in_order, infos, order_problem
-from ckstore.ops.refs.protection import pins_by_checkpoint
+from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,9 +57,6 @@ def plan_retention(
         policy: None: the one of the store.
         run: None: all runs.
         sure: False: for advice alone; the rows of the catalog are believed.
-
-    Raises:
-        BadInput: There is no policy; `run` is not a run name.
     """
     rules: RetentionPolicy | Mapping[str, RetentionPolicy] = policy or {}
     budget: Budget | None = None
@@ -155,16 +152,22 @@ def _plan(
         made = plan(policy, list(history.values()), now, budget)
         unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
         unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
-        if not unsure:
-            return made if sure else replace(made, shown_only=True)
-        for info, relied_on in unsure:
+        known_better = False
+        places = ((each, context.layout.checkpoint(*each[0].key)) for each in unsure)
+        for (info, relied_on), path in through_parents(places):
             looked_at.add((info.name, relied_on))
             facts = history[info.name]
             if relied_on:
-                facts = replace(facts, damage=why_not_valid(context, info))
-            else:
-                facts = replace(facts, in_use=trash.in_use(context.layout.checkpoint(*info.key)))
-            history[info.name] = _read(context, facts) if sure else facts
+                if (damage := why_not_valid(context, info)) != facts.damage:
+                    facts = replace(facts, damage=damage)
+            elif trash.in_use(path):
+                facts = replace(facts, in_use=True)
+            if sure:
+                facts = _read(context, facts)
+            known_better |= facts is not history[info.name]
+            history[info.name] = facts
+        if not known_better:
+            return made if sure else replace(made, shown_only=True)
 
 
 def _read(context: Context, candidate: Candidate) -> Candidate:
@@ -179,11 +182,13 @@ def _read(context: Context, candidate: Candidate) -> Candidate:
     (true,) = in_order(context, [true])
     damage = candidate.damage if true.id == info.id else why_not_valid(context, true)
     damage = _misplaced(context, true) or damage
-    return replace(candidate, info=true, damage=damage, doubt=context.problems.get(annotation_problem(true), ""))
+    return replace(
+        candidate, info=true, damage=damage, doubt=context.notices.problems.get(annotation_problem(true), "")
+    )
 
 
 def _misplaced(context: Context, info: CheckpointInfo) -> str:
-    return context.problems.get(order_problem(info), "") if info.out_of_order else ""
+    return context.notices.problems.get(order_problem(info), "") if info.out_of_order else ""
 
 
 def _history(
@@ -201,7 +206,7 @@ def _history(
             tags=info.tags,
             pins=tuple(str(pin) for pin in pins.get(info.key, ())),
             damage=_misplaced(context, info),
-            doubt=context.problems.get(annotation_problem(info), ""),
+            doubt=context.notices.problems.get(annotation_problem(info), ""),
             blobs=_blobs(context, info) if budget is not None or _has_budget(rules, info.run) else {},
         )
         for info in looked_at

@@ -99,7 +99,7 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
         # The new parent first (law N4); trash/ last, so that after a power cut it is in one place at least.
         for folder in (place.parent, layout.checkpoints, layout.trash):
             files.sync_directory(folder)
-        context.directory_cache.changed((chosen.run, chosen.step), peek.status(place).st_ino, change)
+        context.known.directories.changed((chosen.run, chosen.step), peek.status(place).st_ino, change)
         with suppress(CkstoreError, OSError):  # else the next opening enters it
             reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)

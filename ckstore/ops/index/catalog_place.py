@@ -10,20 +10,15 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.catalog import Catalog
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, UnsafePlace
 from ckstore.fs.host.mounts import examine
-from ckstore.model.doctor.place import why_of_several_hosts
+from ckstore.model.doctor.place import PlaceFacts, why_of_several_hosts
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import SHARED, setting_of
 from ckstore.ops.os_errors import describe_os_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ckstore.model.doctor.place import PlaceFacts
 
 _NAME = "catalog.db"
 _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves the default"

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs.host import machine
 from ckstore.interpreter import python_gc_paused
+from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.index import proposal, wrong_rows
+from ckstore.ops.context import Context
+from ckstore.ops.index import proposal, reconcile
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
 from ckstore.ops.index.scan_blobs import list_blobs_after_boot
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.context import Context
-
 
 Look = Literal["all", "names", "counts"]
 
@@ -73,7 +69,7 @@ def _reconcile(context: Context, look: Look) -> list[str]:
         if known.listing.wrong_count:  # of which checkpoints they were is not known
             runs = None
         stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
-    notes = wrong_rows.remove(context) if known.listing.wrong_count else []
+    notes = reconcile.remove(context) if known.listing.wrong_count else []
     if context.shared or (look != "counts" and context.catalog_is_private):
         # Other users' catalogs do not tell this one of a replacement, and a new directory can have the inode of the
         # old one.
@@ -95,7 +91,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     # The rows of a save may be undone by a power cut (docs/adr/0002), and only a start of the machine follows one.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
         return None
-    runs = context.directory_cache.look(context.layout)
+    runs = context.known.directories.look(context.layout)
     if sum(len(one.published) for one in runs.values()) <= proposal.FEW:
         return None
     found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)

@@ -66,7 +66,7 @@ def propose(
     published = {place: runs.stamp(*place) for place in (*found.newest.stamps, *found.unknown)}
     if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):
         return None  # the checkpoint there may be older than others
-    for place in context.distrusted.keys() - published.keys():  # its row may hide that it is the newest
+    for place in context.known.distrusted.keys() - published.keys():  # its row may hide that it is the newest
         if str(place[1]) in listed.get(place[0], {}):
             published[place] = runs.stamp(*place)
     return Proposed(listed, published, found.unknown)

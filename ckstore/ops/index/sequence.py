@@ -7,38 +7,37 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
-from ckstore.ops.context import tell_passed_over
+from ckstore.ops.context import Context
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.proposal import propose
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.index.reconcile import write_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.catalog.values import Listing
     from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.context import Context
     from ckstore.ops.manifest_cache import RunSeen
 
 
 def next_sequence(context: Context) -> int:
     """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
-    runs = context.directory_cache.look(context.layout)
+    runs = context.known.directories.look(context.layout)
     known = _Known(context)
-    known.look(*_asked(context, runs, context.greatest_sequence.value))
+    known.look(*_asked(context, runs, context.known.greatest_sequence.value))
     greatest = known.greatest()
     # Below that every number counts, since the first one may be so far from 0; only beyond it all must be compared.
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
-    sequence = max(greatest, context.greatest_sequence.value) + 1
+    sequence = max(greatest, context.known.greatest_sequence.value) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
     # Before the save publishes: another thread of this process must not take the same number.
-    context.greatest_sequence.raise_to(sequence)
-    tell_passed_over(context)
+    context.known.greatest_sequence.raise_to(sequence)
+    context.notices.tell_passed_over(context.layout)
     if known.looked:
-        context.directory_cache.judged(runs, known.torn)  # last: another thread may rely on it
+        context.known.directories.judged(runs, known.torn)  # last: another thread may rely on it
     return sequence
 
 
@@ -124,7 +123,7 @@ class _Known:
                 continue
             self._written[place] = stamp.mtime_ns
             # The row was made from this same manifest, by inode and times: it need not be read again.
-            if row is not None and row[0] == stamp and place not in self._context.distrusted:
+            if row is not None and row[0] == stamp and place not in self._context.known.distrusted:
                 self.sequences[place] = row[1]
             else:
                 self.check([place])

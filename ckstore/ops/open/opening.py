@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import BadInput
 from ckstore.fs import peek
@@ -23,9 +23,6 @@ from ckstore.ops.index.catalog_place import (
     why_shared,
 )
 from ckstore.ops.open.create import read_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _NEW = "not made yet"
 

@@ -25,7 +25,7 @@ from ckstore.ops.index.inventory import StoreInventory
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
 from ckstore.ops.open.recover import recover
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
+from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -41,8 +41,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     """Rebuild the catalog; see `ckstore.Store.reindex`."""
     context.check_writable()
     layout = context.layout
-    for directory in layout.directories:  # a copy may have left out empty ones
-        links.make_directory(directory)
+    links.make_missing(layout.directories)  # a copy may have left out empty ones
     # Before anything is put aside: a full disk with half a catalog is worse than an old one.
     _check_space(context)
     places = sorted((run, step) for run, step, _ in layout.published())

@@ -10,19 +10,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import TensorToWrite, can_be_name, dtype_and_shape
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord, Manifest
 from ckstore.model.manifest.state_json import PlainValues, plain_values
 from ckstore.model.names import plain, spelled
 from ckstore.ops.read.load import Select, as_filter
 from ckstore.tensors.files.quantized_names import QuantizedNames
 from ckstore.tensors.layout import row_major
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest
 
 UNHELD_MOST_BYTES = 64 * 2**10
 """What safetensors cannot hold goes into a JSON file up to this size."""
@@ -171,8 +168,7 @@ def _prefix_of(select: Select) -> str:
     """Return the path that everything selected lies in, as people write it."""
     hint = "give select= the name of one part, such as model"
     if select is None or callable(select):
-        msg = "strip_prefix removes the prefix that select names, and select names none"
-        raise BadInput(msg, hint=hint)
+        raise BadInput("strip_prefix removes the prefix that select names, and select names none", hint=hint)
     common: list[str] | None = None
     for glob in [select] if isinstance(select, str) else select:
         path = plain(glob)

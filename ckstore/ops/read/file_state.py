@@ -8,15 +8,16 @@ reads a file of it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.containers.file_value import FileValue, read_value
 from ckstore.containers.values import Refused
-from ckstore.errors import BadInput, CannotLoad
+from ckstore.errors import BadInput, CannotLoad, CannotStore
 from ckstore.fs.memory_file import memory_file
 from ckstore.model.digest import Algorithm, algorithm_of
+from ckstore.model.manifest.captured import ByteSource, Captured
 from ckstore.model.manifest.manifest import (
     BlobRecord,
     Extent,
@@ -28,12 +29,6 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.described import StoredSource, places_of
 from ckstore.ops.read.stored_file import StoredFile, find_file
 from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ckstore.errors import CannotStore
-    from ckstore.model.manifest.captured import ByteSource, Captured
 
 # A pickle of a few kilobytes can describe billions of values: bounds by its size keep a hostile file from the memory.
 _VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
@@ -63,8 +58,7 @@ def state_of(
         yield directory
         return
     if not isinstance(file, str):
-        msg = f"file must be the path of a committed file, got {file!r}"
-        raise BadInput(msg)
+        raise BadInput(f"file must be the path of a committed file, got {file!r}")
     try:
         view = _view(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
     except CannotLoad as error:
@@ -128,11 +122,9 @@ def _view(
             found = read_value(stored)
             captured, refused = _captured(found, stored)
         except Refused as error:
-            msg = f"{path} of {name} cannot be loaded as a state: {error}"
-            raise CannotLoad(msg, hint=_HINT, file=path) from error
+            raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
         except TooMuchDescribed as error:
-            msg = f"{path} of {name} cannot be loaded as a state: {error}"
-            raise CannotLoad(msg, hint=_HINT, file=path) from error
+            raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
     # A state with one object that cannot be loaded is still good for the rest of it.
     wanted = [error for error in refused if keep is None or keep(error.path)]
     if wanted:

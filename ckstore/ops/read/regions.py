@@ -12,14 +12,13 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
-from ckstore.model.manifest.tiles import Block, bands, flat_start
+from ckstore.model.manifest.tiles import Band, Block, Sizes, bands, flat_start
 from ckstore.objects.pieces import Part, PieceReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
-    from ckstore.model.manifest.tiles import Band, Sizes
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 # As a chunk: one piece at a time of a large tensor, whatever block of it is wanted.

@@ -65,12 +65,10 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
     found = next((record for record in manifest.files if record.path == path), None)
     if found is None:
         if not manifest.files:
-            msg = f"{name} is a saved state, and has no file {shown(path)}"
-            raise NoSuchRef(msg, hint="leave file= out")
+            raise NoSuchRef(f"{name} is a saved state, and has no file {shown(path)}", hint="leave file= out")
         near = loadable(manifest)
         hint = f"it has {', '.join(near)}" if near else "ckstore ls REF lists its files"
-        msg = f"{name} has no file {shown(path)}"
-        raise NoSuchRef(msg, hint=hint)
+        raise NoSuchRef(f"{name} has no file {shown(path)}", hint=hint)
     if found.kind != "file":
         msg = f"{path} of {name} is a {found.kind}, and no file"
         raise CannotLoad(msg, hint="ckstore ls REF lists its files", file=path)

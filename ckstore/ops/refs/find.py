@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, SupportsIndex, TypeVar
+from typing import Literal, SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.best import Best
@@ -14,18 +15,15 @@ from ckstore.model.checkpoint.refs import BEST, Ref, has_id, is_latest_valid, pa
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
-from ckstore.ops.context import Context, annotated, tags_by_checkpoint, way_in
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.shared.two_renames import Gap
+from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps
-from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
+from ckstore.ops.notices import way_in
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
 from ckstore.ops.refs.listing import infos, refuse_unfinished, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.objects.shared.two_renames import Gap
+from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
 
 T = TypeVar("T")
 AnyRef = str | SupportsIndex | CheckpointInfo
@@ -36,7 +34,7 @@ _OPEN_TRIES = 5
 def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     """Return the checkpoint that `ref` names. Raises NoSuchRef: there is none; the message says what there is."""
     if isinstance(ref, CheckpointInfo):
-        context.run_was_open = False
+        context.notices.run_was_open = False
         return _same(context, ref)
     parsed = in_one_run(context, parse_ref(text_of(ref)))
     if parsed.kind == "latest-valid":
@@ -83,8 +81,7 @@ def text_of(ref: str | SupportsIndex) -> str:
             return str(operator.index(ref))
     except TypeError:
         pass
-    msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
-    raise BadInput(msg)
+    raise BadInput(f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}")
 
 
 def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
@@ -95,7 +92,7 @@ def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
         return
     found = look(context.layout, *key)
     if found.is_closed:
-        raise CkstoreError(found.problem, hint=way_in(context, context.layout.checkpoint(*key).inner))
+        raise CkstoreError(found.problem, hint=way_in(context.layout, context.layout.checkpoint(*key).inner))
     if found.published is None and found.problem and not found.is_another:
         hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
         raise DamagedBlob(found.problem, hint=hint)
@@ -160,8 +157,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
         directory.close()  # replaced between finding and locking, or its row is wrong
         with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next look tells
             sure(context, info)
-    msg = f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened"
-    raise NoSuchRef(msg)
+    raise NoSuchRef(f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened")
 
 
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import holders, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.refs import newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.objects.checkpoints import judge_blobs
+from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
 from ckstore.objects.documents import marks
 from ckstore.ops.check.marking import open_checked, remember_damage
 from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier
-from ckstore.ops.context import info_of, warn
+from ckstore.ops.context import Context, info_of
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.latest import in_one_run
 from ckstore.ops.refs.listing import infos, refuse_unfinished
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
 
 T = TypeVar("T")
 Order = tuple[int, str, str]
@@ -75,12 +72,12 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
             kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
-            context.problems["latest-valid"] = (
+            context.notices.problems["latest-valid"] = (
                 f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
             )
-            warn(context.problems["latest-valid"])
+            warn(context.notices.problems["latest-valid"])
         else:
-            context.problems.pop("latest-valid", None)
+            context.notices.problems.pop("latest-valid", None)
         return taken
     none_left = _none_left(context, run, passed)
     try:
@@ -136,8 +133,7 @@ def _run_of(context: Context, ref: str) -> str | None:
     """Return the run that a ref to the newest valid checkpoint means; None: the only one."""
     parsed = in_one_run(context, parse_ref(ref))
     if parsed.kind != "latest-valid":
-        msg = f"{ref!r} is not a ref to the newest valid checkpoint"
-        raise BadInput(msg)
+        raise BadInput(f"{ref!r} is not a ref to the newest valid checkpoint")
     return parsed.run
 
 

@@ -16,11 +16,12 @@ from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_passed_over, tell_unavailable, warn
+from ckstore.ops.context import Context, read_info, tags_by_checkpoint
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.proposal import propose
+from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import OpenRuns
     from ckstore.objects.shared.grace import Grace
     from ckstore.objects.shared.two_renames import Gap
-    from ckstore.ops.context import Context
 
 
 def infos(
@@ -82,7 +82,7 @@ def infos_at(
     found = in_order(context, found)
     tags = tags_by_checkpoint(context.layout)
     found = found[-newest if newest else 0 :]
-    tell_passed_over(context)
+    context.notices.tell_passed_over(context.layout)
     return [as_it_is(context, runs, info, tags.get(info.key, ())) for info in found]
 
 
@@ -95,7 +95,9 @@ def _from_catalog(
     seek: bool,
 ) -> tuple[list[CheckpointInfo], set[CheckpointKey]]:
     """Return what the catalog knows of directories with these stamps, and those that have to be read."""
-    doubted = {place for place, stamp in context.distrusted.items() if place in published and published[place] == stamp}
+    doubted = {
+        place for place, stamp in context.known.distrusted.items() if place in published and published[place] == stamp
+    }
     asked = {place: published[place] for place in published.keys() - doubted} if doubted else published
     try:
         rows, unknown, wrong_count = context.catalog.current(
@@ -103,7 +105,7 @@ def _from_catalog(
         )
     except CatalogUnavailable as error:
         if published:
-            tell_unavailable(context, error)
+            context.notices.tell_unavailable(error, is_private=context.catalog_is_private)
         return [], set(published)
     if wrong_count:
         write_again(context, unknown, damaged_count=wrong_count)
@@ -132,12 +134,12 @@ def _read(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 
 
 def _told_out_of_order(context: Context, info: CheckpointInfo, limit: int) -> CheckpointInfo:
-    context.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
+    context.notices.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
     return replace(info, out_of_order=True)
 
 
 def order_problem(info: CheckpointInfo) -> str:
-    """Return the key in `Context.problems` of a sequence number that does not count."""
+    """Return the key in `Notices.problems` of a sequence number that does not count."""
     return f"order of {info.name}"
 
 
@@ -171,7 +173,7 @@ def settle(context: Context) -> None:
 
 
 def _unsaid(context: Context) -> list[Gap]:
-    return [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.problems]
+    return [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.notices.problems]
 
 
 def _stopped(gap: Gap) -> str:
@@ -189,7 +191,7 @@ def _what_completes(context: Context) -> str:
 
 
 def _say(context: Context, gap: Gap, message: str) -> None:
-    context.problems[gap.old.name] = message
+    context.notices.problems[gap.old.name] = message
     warn(message)
 
 

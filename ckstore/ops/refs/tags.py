@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.checkpoint.tag import Tag, tag_text
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_tag
-from ckstore.ops.context import warn
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
+from ckstore.objects.layout import Layout
+from ckstore.ops.context import Context
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import held
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
+from ckstore.ops.refs.protection import doubtful_tags, held, way_out
 
 # The tag is durable already; its row can wait for the next opening.
 _CATALOG_TIMEOUT_S = 5.0

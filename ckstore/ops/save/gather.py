@@ -59,8 +59,7 @@ def check_names(entries: Sequence[Entry]) -> None:
         except BadInput as error:
             raise CannotStore(entry.path, error.message, hint="rename it, then commit again") from error
         if entry.path in seen:
-            msg = f"two of the paths have the name {entry.path}"
-            raise BadInput(msg, hint="commit the directory that holds both")
+            raise BadInput(f"two of the paths have the name {entry.path}", hint="commit the directory that holds both")
         seen.add(entry.path)
 
 

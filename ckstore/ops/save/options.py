@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from ckstore.errors import BadInput
 from ckstore.model.names import check_step
+from ckstore.model.saver.messages import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -77,3 +78,18 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
         step = check_step(step)
     rule, force = options.get("if_exists", "error"), options.get("force", False)
     return Request(run, step, about, tuple(tags), rule, force=force, progress=progress)
+
+
+def order_of(request: Request, parent: str) -> Order:
+    """Return the order of a request, which is checked; its number and its state are still to come."""
+    request.check()
+    return Order(
+        number=0,
+        run=request.run,
+        step=request.step,
+        about=request.about,
+        tags=request.tags,
+        if_exists=request.if_exists,
+        force=request.force,
+        parent=parent,
+    )

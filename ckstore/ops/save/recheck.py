@@ -68,7 +68,7 @@ class Recheck:
         """Return what this save will mostly hit: the blobs of the last checkpoint of the run."""
         if not self._budget_bytes:
             return ()
-        run, readings = self._context.relied_on
+        run, readings = self._context.known.relied_on
         # Kept in this process by the save before: no question to the catalog while the trainer waits.
         if run == self._run:
             return readings
@@ -196,7 +196,7 @@ class Recheck:
             known = self._read.get(digest) or self._known.get(digest) or Reading(digest, blob.nbytes)
             at = (now_ns, 0) if digest in self._staging.written else (known.read_ns, known.read_to)
             kept.append(Reading(digest, blob.nbytes, *at, digest in packs))
-        self._context.relied_on = (self._run, kept)
+        self._context.known.relied_on = (self._run, kept)
 
     def warnings(self) -> list[str]:
         """Return a sentence for each damaged blob. Checkpoints with a blob that could not be healed are marked."""

@@ -33,8 +33,7 @@ from ckstore.errors import (
 )
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
-from ckstore.model.manifest.counters import SaveCounters
-from ckstore.model.manifest.info import CheckpointInfo, Published
+from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters
 from ckstore.model.manifest.manifest import (
     MANIFEST_MAX_BYTES,
     NAMES_MOST_CHARS,
@@ -54,17 +53,17 @@ from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
 from ckstore.ops.config_file import UNDO_BY_RULE_S, save_checks_or_all, setting_of
-from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint, tell_not_durable
+from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint
 from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
 from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
+from ckstore.ops.notices import tell_not_durable
 from ckstore.ops.os_errors import describe_os_error, why_of
-from ckstore.ops.refs.hold import held
 from ckstore.ops.refs.pins import pin_again
-from ckstore.ops.refs.protection import check_unprotected
+from ckstore.ops.refs.protection import check_unprotected, held
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed
@@ -108,8 +107,7 @@ class Request:
         for tag in self.tags:
             check_tag(tag)
         if self.if_exists not in ("error", "replace", "keep"):
-            msg = f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}"
-            raise BadInput(msg)
+            raise BadInput(f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}")
 
 
 def save(context: Context, state: object, request: Request) -> CheckpointInfo:
@@ -201,7 +199,7 @@ def save_staged(
     # `stage`: called with the directory and the notes to the user, to which it may add.
     watch = watch or context.watch
     # Before anything is written: the user learns it from the first save, not from the power cut.
-    tell_not_durable(context)
+    tell_not_durable(context.not_durable_because, context.settings)
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     laps = Laps()
@@ -231,7 +229,7 @@ def save_staged(
     if published is None:
         published = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
         # Else the next save would list the run again: 12 ms for 10,000 checkpoints.
-        context.directory_cache.changed((manifest.run, manifest.step), staging.inode, outcome.change)
+        context.known.directories.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     elif published.manifest.content != manifest.content:
         notes.append(_kept(published.manifest))
     # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
@@ -275,7 +273,7 @@ def _follow_up(  # noqa: PLR0917
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old, _undo_s(context))
     notes += _without_parent(context, manifest)
-    context.last_parents[manifest.run] = manifest_id
+    context.known.last_parents[manifest.run] = manifest_id
     info = info_of(context, manifest, manifest_id, tags=tags)
     notes += staged.warnings()
     # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
@@ -298,8 +296,10 @@ def _stage_captured(
         context, staging, captured.sources, recheck, compare=bool(captured.files), progress=request.progress
     )
     # The look costs 4 to 8 µs a checkpoint, so in a large store it rests between saves (`DutyCycle`).
-    expected_s = context.directory_cache.known_count * _MARK_S
-    staging.heal_marked(context.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ())
+    expected_s = context.known.directories.known_count * _MARK_S
+    staging.heal_marked(
+        context.known.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ()
+    )
     # After the last byte was read: torch's counter of writes finds a tensor that changed between two of its chunks.
     changed = captured.first_changed()
     if changed is not None:
@@ -333,7 +333,7 @@ def _publish(  # noqa: PLR0917
         watch.syncing()
         staging.seal(data)
         # By its descriptor, before the rename: afterwards another process may have replaced the directory at that path.
-        context.manifest_cache.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
+        context.known.manifests.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
             # A step that the store chose never counts as the same save, equal content or not (docs/adr/0003).
             rule = "taken" if request.step is None else request.if_exists
@@ -344,7 +344,7 @@ def _publish(  # noqa: PLR0917
             return (
                 manifest,
                 manifest_id,
-                publishing.publish(context.layout, staging, manifest, if_there, context.synced_runs),
+                publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs),
             )
         except StepExists:
             if request.step is not None:
@@ -362,7 +362,7 @@ def _check_replaceable(context: Context, key: CheckpointKey, request: Request) -
 
 def _next_step(context: Context, run: str) -> int:
     # The highest step, not the newest: after a resume the newest may be an older number, and one more would collide.
-    known = context.directory_cache.look(context.layout).get(run)
+    known = context.known.directories.look(context.layout).get(run)
     return _step_after(max((step for _, step in known.published), default=-1) if known else -1, run)
 
 
@@ -408,13 +408,13 @@ def with_parent(context: Context, request: Request) -> Description:
     """Return what the caller says, with the checkpoint that this one continues."""
     if request.about.parent is not None:
         return request.about
-    parent = context.last_parents.get(request.run) or context.last_parents.get("") or None
+    parent = context.known.last_parents.get(request.run) or context.known.last_parents.get("") or None
     return replace(request.about, parent=parent)
 
 
 def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
     """Say if a checkpoint has no parent because a load was not finished."""
-    is_lost = context.last_parents.get(manifest.run, context.last_parents.get("")) == ""
+    is_lost = context.known.last_parents.get(manifest.run, context.known.last_parents.get("")) == ""
     if is_lost and manifest.description.parent is None:
         yield (
             f"{manifest.name} has no parent: a load before it failed when a part was in its target, "

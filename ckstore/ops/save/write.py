@@ -20,7 +20,7 @@ from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.save.packing import ALIGNMENT, bytes_of, digest_of_key, place_small, state_changed
+from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small, state_changed
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def store_sources(
     writer.complete(blobs)
     recheck.remember(blobs, packs={place.blob for place in places.values()})
     # A key with a number is a piece whose digest belongs to other bytes as well: never a hit for a later save.
-    context.known_pieces = {digest: place for digest, place in places.items() if digest == digest_of_key(digest)}
+    context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
     return Stored(
@@ -162,7 +162,7 @@ def _records(
         if key is not None:
             place = places[key]
             blob = blob_index(place.blob, place.blob_nbytes)
-            extents = [Extent(digest_of_key(key), blob, place.offset, place.length)]
+            extents = [Extent(key.partition(KEY_MARK)[0], blob, place.offset, place.length)]
         else:
             extents = [chunk.extent(blob_index) for chunk in chunked.get(i, ())]
         storages.append(StorageRecord(source.nbytes, tuple(extents)))

@@ -45,11 +45,7 @@ class SaverKeeper:
         self._is_new = False
 
     def start_if_needed(self) -> None:
-        """Have a saver that takes orders.
-
-        Raises:
-            InUse: One that was closed does not end.
-        """
+        """Have a saver that takes orders."""
         while self._closing and self.process is not None:
             # With a deadline: a saver that a frozen disk holds never ends.
             if not self._queue.changed.wait(self._queue.terms.timeout_s):

@@ -28,7 +28,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
         snapshot: Descriptor of the memory.
     """
     # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
-    context.last_parents.update(order.last_parents)
+    context.known.last_parents.update(order.last_parents)
     about = order.about
     if order.parent:
         from ckstore.ops.refs.find import find

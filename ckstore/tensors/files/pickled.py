@@ -7,20 +7,17 @@ import pickle  # a file of torch is one by definition; nothing of it is ever rea
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ckstore.errors import BadInput
 from ckstore.fs.mapping import reserve
-from ckstore.model.manifest.manifest import StorageRecord
+from ckstore.model.manifest.manifest import LeafRecord, StorageRecord
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.torch_leaves import bytes_in, empty_bytes
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord
 
 _PROTOCOL = 2
 """The one that torch writes, and ``weights_only=True`` reads."""

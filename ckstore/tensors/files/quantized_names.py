@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import plain
 from ckstore.tensors.walks import leaf_numbers, parts_in
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 
 _TENSORS = {
     *("Float8Tensor", "Int4Tensor", "Int4TilePackedTo4dTensor", "IntxUnpackedToInt8Tensor", "Int8Tensor"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
-from ckstore.tensors.stateful import is_module
+from ckstore.tensors.kinds import is_module
 from ckstore.tensors.targets.renames import front
 from ckstore.tensors.walks import DICTS
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.tensors.targets.differences import Differences, LoadRules
+    from ckstore.tensors.targets.comparison import Differences, LoadRules
 
     _Renaming = tuple[list[str], dict[str, str], Differences]
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.kinds import is_tensor
-from ckstore.tensors.layout import Region, row_major, span_elements
+from ckstore.tensors.layout import Region, StorageMemory, row_major, span_elements
 from ckstore.tensors.restore import LeafMaker, is_empty
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.tensors.memory import StorageMemory
 
 
 class Filling:

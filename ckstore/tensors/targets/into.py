@@ -7,25 +7,20 @@ compared with the checkpoint in `into_module` and `into_optimizer`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 from ckstore.model.names import join_index
-from ckstore.tensors.kinds import is_array, is_tensor
+from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful
-from ckstore.tensors.targets.comparison import Comparison, Leaf, Make
-from ckstore.tensors.targets.differences import Differences, LoadRules
+from ckstore.tensors.targets.comparison import Comparison, Differences, Leaf, LoadRules, Make
 from ckstore.tensors.targets.live import holds_live
 from ckstore.tensors.walks import DICTS, name_below
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
-    from ckstore.tensors.memory import StorageMemory
 
 
 class IntoPlan:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.refusals import type_name
@@ -17,11 +19,6 @@ from ckstore.tensors.targets.module_attempt import Attempt
 from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
 from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.walks import DICTS, leaf_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from ckstore.model.manifest.manifest import Node
 
 
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
@@ -271,5 +268,4 @@ def _above(key: str) -> Iterator[str]:
 
 
 def _no_leaf(index: int) -> object:
-    msg = f"leaf {index} is an attribute of a dict"
-    raise LookupError(msg)
+    raise LookupError(f"leaf {index} is an attribute of a dict")

@@ -6,21 +6,18 @@ A parameter has no name in an optimizer: it is found by its place, as torch does
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.nn.parameter import is_lazy
 
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import decode_key
-from ckstore.tensors.kinds import is_tensor
+from ckstore.tensors.kinds import hand_over, is_tensor
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import hand_over
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
 from ckstore.tensors.targets.live import tensors_in
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import Node
 
 _LIKE_THE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import MAX_DEPTH
 from ckstore.model.names import join_index
-from ckstore.tensors.kinds import is_array, is_tensor
-from ckstore.tensors.stateful import is_stateful, state_of
+from ckstore.tensors.kinds import is_array, is_stateful, is_tensor, state_of
 from ckstore.tensors.walks import name_below
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def holds_live(target: object, path: str, depth: int = 1) -> bool:

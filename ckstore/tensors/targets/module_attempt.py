@@ -14,8 +14,8 @@ import torch
 
 from ckstore.errors import BadInput
 from ckstore.model.names import join_key
+from ckstore.tensors.kinds import naming_refusals, reported
 from ckstore.tensors.restore import LeafMaker, build_with, is_empty
-from ckstore.tensors.stateful import naming_refusals, reported
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.module_parts import overrides_load
 from ckstore.tensors.targets.snapshot import Snapshot, kept_bytes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ckstore.model.manifest.manifest import Node
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
     from ckstore.tensors.targets.comparison import Comparison
     from ckstore.tensors.targets.module_parts import Loader, Parts
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from ckstore.tensors.targets.module_parts import has_extra_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _CONTAINERS = {dict, OrderedDict, list, set}
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord
 
 _PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "float4_e2m1fn_x2")}
 """torch holds them and converts them badly or not at all."""
@@ -172,8 +169,7 @@ def empty_like_meta(target: torch.Tensor) -> torch.Tensor:
     try:
         return torch.empty_strided(target.shape, strides, dtype=target.dtype, device="cpu")
     except RuntimeError as error:
-        msg = f"{describe(target)} could not be allocated"
-        raise MemoryError(msg) from error
+        raise MemoryError(f"{describe(target)} could not be allocated") from error
 
 
 def as_parameter_of(target: torch.Tensor, value: object) -> object:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.containers.torch_zip_write import VERSION_RECORD, ArchiveLayout, lay_out, small_records
+from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import Meter, WrittenPart, write_bytes
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.objects.checkpoints import CheckpointDirectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,8 +180,7 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
         paths += made
     for one in plan.added:
         if one.name in paths:
-            msg = f"{one.path} cannot be added: {name} has a {one.name} already"
-            raise BadInput(msg, hint="leave it out of add=")
+            raise BadInput(f"{one.path} cannot be added: {name} has a {one.name} already", hint="leave it out of add=")
     if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
         msg = f"{form.call} needs {form.config}, and {name} has none"
         raise BadInput(

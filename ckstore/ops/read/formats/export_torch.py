@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.tensors.files.pickled import PickledState
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
 
 VALUES_MOST_BYTES = 32 * 2**20
 """What lies in the pickle itself, as arrays of NumPy do, and the parts of sparse tensors, go through memory."""

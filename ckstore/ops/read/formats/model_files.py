@@ -11,14 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CannotStore, NoSuchFile
 from ckstore.fs.tree import Entry, foreign, look_at
+from ckstore.model.manifest.manifest import FileRecord, Manifest
 from ckstore.ops.read.committed_file import file_record
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import FileRecord, Manifest
 
 _OF_TRAINERS = re.compile(
     r"""(?: optimizer(?:_\d+)?\.(?:pt|bin) | scheduler(?:_\d+)?\.(?:pt|bin) | scaler(?:_\d+)?\.(?:pt|bin)
@@ -122,13 +119,11 @@ def added_files(add: object) -> tuple[Added, ...]:
     """Return the files that `add` names; of a directory those at its top that are no weights."""
     # Raises BadInput: it is no list of paths, or one is neither a file nor a directory, or two have the same name.
     if isinstance(add, (str, os.PathLike)) or not isinstance(add, Sequence):
-        msg = f"add must be a list of paths, got {add!r}"
-        raise BadInput(msg)
+        raise BadInput(f"add must be a list of paths, got {add!r}")
     found: dict[str, Added] = {}
     for one in _files_of(add):
         if one.name in found:
-            msg = f"two files to add are named {one.name}: {found[one.name].path} and {one.path}"
-            raise BadInput(msg)
+            raise BadInput(f"two files to add are named {one.name}: {found[one.name].path} and {one.path}")
         found[one.name] = one
     return tuple(found.values())
 
@@ -136,8 +131,7 @@ def added_files(add: object) -> tuple[Added, ...]:
 def _files_of(add: Iterable[object]) -> Iterator[Added]:
     for item in add:
         if not isinstance(item, (str, os.PathLike)):
-            msg = f"add must be a list of paths, got {item!r} in it"
-            raise BadInput(msg)
+            raise BadInput(f"add must be a list of paths, got {item!r} in it")
         name = os.fsdecode(item)
         if "\0" in name:
             msg = f"{name!r}, which is to be added, has a NUL in it, and no file has"
@@ -147,15 +141,13 @@ def _files_of(add: Iterable[object]) -> Iterator[Added]:
             yield from _files_at(path)
         except OSError as error:
             where = error.filename or path
-            msg = f"{where}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}"
-            raise BadInput(msg) from error
+            raise BadInput(f"{where}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error
 
 
 def _files_at(path: Path) -> Iterator[Added]:
     entry = _entry(path)
     if entry is None:
-        msg = f"{path}, which is to be added, is no file and no directory"
-        raise BadInput(msg)
+        raise BadInput(f"{path}, which is to be added, is no file and no directory")
     if entry.kind == "file":
         yield Added(path.name, path, entry)
         return

@@ -81,11 +81,7 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool) 
 
 
 def _named(store: Store, ref: str) -> list[CheckpointInfo]:
-    """Return what a ref or a range names.
-
-    Raises:
-        AmbiguousRef: The ref fits several.
-    """
+    """Return what a ref or a range names."""
     found = _RANGE.fullmatch(ref)
     if found is None:
         _refuse_several(store, ref)
@@ -108,11 +104,7 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
 
 
 def _refuse_several(store: Store, ref: str) -> None:
-    """Raise if a bare step is one of several runs: what is deleted is not guessed.
-
-    Raises:
-        AmbiguousRef: It is.
-    """
+    """Raise if a bare step is one of several runs: what is deleted is not guessed."""
     if not ref.isdecimal():
         return
     names = [info.name for info in store.checkpoints() if str(info.step) == ref]
