@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.event import Event
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
+    from ckstore.model.reports.html_report import HtmlReport
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
@@ -914,6 +915,23 @@ class Store:
         from ckstore.ops.report.usage import usage
 
         return usage(self._context)
+
+    @act
+    def report(self, path: str | os.PathLike[str] | None = None) -> HtmlReport:
+        """Return a page of HTML about the store, which needs no network; a notebook shows it.
+
+        It has the checkpoints of each run over time with their metrics, what each run takes and each rule keeps, which
+        tensors changed, and what `doctor` finds. Nothing is changed.
+
+        Args:
+            path: A file to write it to; what is there is replaced.
+
+        Raises:
+            BadInput: The file cannot be written.
+        """
+        from ckstore.ops.report.html import report
+
+        return report(self._context, None if path is None else expanded(path))
 
     @act
     def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:

@@ -39,6 +39,7 @@ COMMANDS = {
     "undo": "space",
     "du": "look",
     "why": "look",
+    "report": "look",
     "config": "store",
     "prune": "space",
     "gc": "space",
