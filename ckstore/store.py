@@ -917,6 +917,20 @@ class Store:
         return usage(self._context)
 
     @act
+    def metrics(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return what the store and each run hold, as text of OpenMetrics; `write_metrics` is of this handle's saves.
+
+        Args:
+            path: A file that is replaced by it in one step, for the textfile collector of node_exporter.
+
+        Raises:
+            BadInput: The file cannot be written.
+        """
+        from ckstore.ops.report.store_metrics import metrics
+
+        return metrics(self._context, None if path is None else expanded(path))
+
+    @act
     def report(self, path: str | os.PathLike[str] | None = None) -> HtmlReport:
         """Return a page of HTML about the store, which needs no network; a notebook shows it.
 

@@ -40,6 +40,7 @@ COMMANDS = {
     "du": "look",
     "why": "look",
     "report": "look",
+    "metrics": "look",
     "config": "store",
     "prune": "space",
     "gc": "space",

@@ -12,6 +12,7 @@ import pytest
 
 from ckstore import BadInput, NoSuchRef, RetentionPolicy, StepExists, Store
 from ckstore.fs import locks
+from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
 
@@ -171,7 +172,7 @@ def test_a_step_of_several_runs_is_not_guessed(kept: Store) -> None:
     assert Store.open(kept.path, run="a").undelete(1).run == "a"
 
 
-def test_what_shares_blobs_with_what_stays_keeps_them_when_it_is_purged(kept: Store) -> None:
+def test_a_purge_leaves_the_blobs_that_another_checkpoint_has(kept: Store) -> None:
     save(kept, 1, seed=7)
     save(kept, 2, seed=7)
     kept.delete(1)
@@ -201,3 +202,22 @@ def test_it_is_off_by_default_and_then_nothing_waits(store: Store) -> None:
 
     assert store.dropped() == ()
     assert list((store.path / "trash").iterdir()) == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_kill_at_any_change_leaves_it_in_trash_or_whole_in_its_place(kept: Store, before: bool) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    died = True
+    at = 0
+    while died:
+        at += 1
+        kept.delete(1)
+        died = run_and_kill(lambda: kept.undelete("main@1"), at=at, before=before)
+        opened = Store.open(kept.path)
+        is_there = [info.step for info in opened.checkpoints()] == [1, 2]
+        assert is_there != bool(opened.dropped())
+        if not is_there:
+            opened.undelete("main@1")
+        assert opened.verify(quick=True).ok
+    assert at > 3
