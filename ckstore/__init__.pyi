@@ -3,6 +3,7 @@
 from ckstore.background import BackgroundSaves as BackgroundSaves
 from ckstore.errors import AmbiguousRef as AmbiguousRef
 from ckstore.errors import BadInput as BadInput
+from ckstore.errors import BytesElsewhere as BytesElsewhere
 from ckstore.errors import CannotLoad as CannotLoad
 from ckstore.errors import CannotStore as CannotStore
 from ckstore.errors import CatalogFull as CatalogFull
@@ -54,6 +55,7 @@ from ckstore.model.reports.diff import DiffLeaf as DiffLeaf
 from ckstore.model.reports.diff import LeafChange as LeafChange
 from ckstore.model.reports.diff import PlainChange as PlainChange
 from ckstore.model.reports.event import Event as Event
+from ckstore.model.reports.evict_report import EvictReport as EvictReport
 from ckstore.model.reports.export_report import ExportedFile as ExportedFile
 from ckstore.model.reports.export_report import ExportReport as ExportReport
 from ckstore.model.reports.gc_report import GcPlan as GcPlan
@@ -102,11 +104,11 @@ from ckstore.ops.read.open_checkpoint import OpenCheckpoint as OpenCheckpoint
 from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks
-from ckstore.remote.abilities import Abilities as Abilities
 from ckstore.remote.reach import RemoteLike as RemoteLike
 from ckstore.remote.remotes import RemoteEntry as RemoteEntry
 from ckstore.remote.remotes import Remotes as Remotes
-from ckstore.remote.target import Target as Target
+from ckstore.remote.service.abilities import Abilities as Abilities
+from ckstore.remote.service.target import Target as Target
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike
 from ckstore.store import Store as Store

@@ -18,7 +18,7 @@ from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from ckstore.model.manifest.info import Published
     from ckstore.model.manifest.manifest import Manifest
@@ -43,7 +43,9 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
         ((checkpoint_id, right, *said),) = rows
         stamp = encode_stamp(found.stamp)
         # The same already: a save that nothing changed writes no page.
-        if right and tuple(said[len(stamp) :]) == _described(found):
+        is_same = right and tuple(said[len(stamp) :]) == _described(found)
+        # Of what was let go since, or has come back, the uses are others.
+        if is_same and _use_count(connection, checkpoint_id) == len(found.manifest.blobs) - len(found.elsewhere):
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
@@ -70,6 +72,11 @@ def wrong_ids(connection: sqlite3.Connection) -> list[int]:
     """Return the numbers of the rows of checkpoints that are not as they were written."""
     query = f"SELECT id FROM checkpoints NOT INDEXED WHERE NOT {IS_RIGHT}"  # noqa: S608
     return [number for (number,) in connection.execute(query).fetchall()]
+
+
+def _use_count(connection: sqlite3.Connection, checkpoint_id: int) -> int:
+    row = connection.execute("SELECT count(*) FROM uses WHERE checkpoint_id = ?", (checkpoint_id,)).fetchone()
+    return int(row[0])
 
 
 def _set_stamp(connection: sqlite3.Connection, checkpoint_id: int, stamp: tuple[int, int, int, int]) -> None:
@@ -177,7 +184,7 @@ def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None
     )
     checkpoint_id = int(cursor.lastrowid or 0)
     _set_stamp(connection, checkpoint_id, encode_stamp(found.stamp))
-    _insert_blobs(connection, manifest, checkpoint_id)
+    _insert_blobs(connection, manifest, checkpoint_id, found.elsewhere)
 
 
 # -------------------------------------------------------------------------------------------- blobs
@@ -209,8 +216,11 @@ def _contents(manifest: Manifest) -> list[_Contents]:
     return blobs
 
 
-def _insert_blobs(connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None) -> None:
-    blobs = _contents(manifest)
+def _insert_blobs(
+    connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None, elsewhere: Container[str]
+) -> None:
+    # What is elsewhere is not used here: its bytes may go, and its pieces are not to be found.
+    blobs = [blob for blob in _contents(manifest) if blob.digest not in elsewhere]
     blobs.sort(key=lambda blob: blob.digest)  # neighbours in the index, not pages at random
     connection.executemany(
         "INSERT INTO blobs (digest, nbytes, is_pack) VALUES (?, ?, ?)"

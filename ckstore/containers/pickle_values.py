@@ -16,8 +16,7 @@ from ckstore.containers.values import refuse
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.leaf_records import MAX_SIZE, elements
 
-KEY_ELEMENTS_MOST = 64
-"""So many values may be in a tuple that is a key, at all depths together."""
+KEY_ELEMENTS_MOST = 64  # so many values may be in a tuple that is a key, at all depths together
 NAME_CHARS_SHOWN = 200
 _HASHED = (str, int, float, bool, bytes, type(None))
 
@@ -26,10 +25,10 @@ _HASHED = (str, int, float, bool, bytes, type(None))
 class Unknown:
     """A value that is not followed; `what` says which, in words or by the full name of its class or function."""
 
-    what: str
+    description: str
 
     def __repr__(self) -> str:
-        return self.what[:NAME_CHARS_SHOWN]
+        return self.description[:NAME_CHARS_SHOWN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class PlainObject:
 def name_of(value: Any) -> str:
     """Return what `value` is, for messages; nothing of it is written out."""
     if type(value) is Unknown:
-        return value.what
+        return value.description
     if type(value) is Global:
         return str(value)
     if type(value) is PlainObject:

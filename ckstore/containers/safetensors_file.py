@@ -19,12 +19,10 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import DTYPES
 from ckstore.model.manifest.leaf_records import elements
 
-MAX_HEADER_BYTES = 100_000_000
-"""What the library reads."""
+MAX_HEADER_BYTES = 100_000_000  # what the library reads
 
 _LENGTH_BYTES = 8
-DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}
-"""All dtypes of safetensors 0.8."""
+DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}  # all dtypes of safetensors 0.8
 
 _SPACE = rb"[ \t\n\r]*"
 # At most 19 digits: making a number of more takes time by the square of their count.

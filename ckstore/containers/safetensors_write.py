@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ckstore.errors import BadInput
 from ckstore.model.manifest.dtypes import DTYPES
 
-MAX_HEADER_BYTES = 100_000_000
-"""What the library reads."""
+MAX_HEADER_BYTES = 100_000_000  # what the library reads
 METADATA_KEY = "__metadata__"
 INDEX_NAME = "model.safetensors.index.json"
 

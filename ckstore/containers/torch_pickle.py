@@ -38,8 +38,7 @@ from ckstore.containers.values import refuse
 from ckstore.model.document import shown
 
 MAX_PICKLE_BYTES = 64 * 2**20
-MAX_OPCODES = 5_000_000
-"""What torch.save writes for more than a hundred thousand tensors."""
+MAX_OPCODES = 5_000_000  # what torch.save writes for more than a hundred thousand tensors
 # The most that LONG1 has; the text of a longer one would take time by the square of its length.
 INT_BYTES_MOST = 255
 
@@ -65,8 +64,7 @@ _UNKNOWN = {
 _DICTS = (dict, OrderedDict, Counter, defaultdict)
 _KEYED = (*_DICTS, set, frozenset)
 _COPIED = (str, bytes, bytearray, list, tuple, dict)
-_ARGUMENTS_MOST = 9
-"""No function that is known, and no state, has more."""
+_ARGUMENTS_MOST = 9  # no function that is known, and no state, has more
 
 
 def read_pickle(data: bytes) -> Any:

@@ -128,7 +128,7 @@ def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
     """See `torch._utils`: layout, and what the layout needs."""
     if len(args) != 2 or type(args[0]) is not Unknown or type(args[1]) is not tuple:
         return None
-    layout = args[0].what
+    layout = args[0].description
     names = _LAYOUTS.get(layout)
     if names is None:
         return Unknown(f"a tensor of the layout {layout[:NAME_CHARS_SHOWN]}")

@@ -14,10 +14,8 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import MAX_DEPTH
 
-MAX_TEXT = 4096
-"""Characters of the longest string that is a part of a name."""
-MAX_NAME_CHARS = 64 * 2**20
-"""Of all names together: a key may be in many places, and a pickle says so in a few bytes."""
+MAX_TEXT = 4096  # characters of the longest string that is a part of a name
+MAX_NAME_CHARS = 64 * 2**20  # of all names together: a key may be in many places, and a pickle says so in a few bytes
 MAX_STEPS = 5_000_000
 """Values that are looked at: two lists that hold the next one twice, sixty times over, have 2^60 places."""
 

@@ -92,8 +92,7 @@ def small_records(pickled: bytes) -> list[tuple[str, bytes]]:
     ]
 
 
-VERSION_RECORD = ("version", b"3\n")
-"""The last record: torch looks for it to know one of its archives."""
+VERSION_RECORD = ("version", b"3\n")  # the last record: torch looks for it to know one of its archives
 
 
 def lay_out(names: Sequence[str], sizes: Sequence[int]) -> ArchiveLayout:

@@ -7,8 +7,7 @@ from typing import NoReturn, Protocol
 
 MAX_TENSORS = 1_000_000
 """Entries of a header, records of an archive, names of tensors; each takes some hundred bytes of memory."""
-MAX_DIMENSIONS = 64
-"""What manifests end at: elements of a tensor, and each size or stride of it."""
+MAX_DIMENSIONS = 64  # what manifests end at: elements of a tensor, and each size or stride of it
 
 
 class Refused(ValueError):

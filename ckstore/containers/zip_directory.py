@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from ckstore.containers.values import MAX_TENSORS, RandomAccess, refuse
 
-MAX_DIRECTORY_BYTES = 128 * 2**20
-"""What a million records with names of a hundred bytes take."""
+MAX_DIRECTORY_BYTES = 128 * 2**20  # what a million records with names of a hundred bytes take
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _LOCAL_MAGIC = b"PK\x03\x04"
@@ -30,8 +29,7 @@ _EXTRA = struct.Struct("<2H")
 _EXTRA64 = 1
 _FULL16, _FULL32 = 2**16 - 1, 2**32 - 1
 """What a field holds whose value is in the zip64 part."""
-_ENCRYPTED = 0x2041
-"""The record itself, with a strong cipher, or its header."""
+_ENCRYPTED = 0x2041  # the record itself, with a strong cipher, or its header
 _SIZES_FOLLOW = 0x8
 _STORED = 0
 

@@ -445,11 +445,11 @@ def read_ahead(fd: int, offset: int, nbytes: int) -> None:
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_into(fd: int, offset: int, out: memoryview, what: str) -> None:
+def read_into(fd: int, offset: int, out: memoryview, subject: str) -> None:
     """Fill `out` with the bytes of the file from `offset`.
 
     Raises:
-        DamagedBlob: The file ends before that, or the disk cannot read it; the message calls it `what`.
+        DamagedBlob: The file ends before that, or the disk cannot read it; the message calls it `subject`.
     """
     done = 0
     while done < len(out):
@@ -460,9 +460,9 @@ def read_into(fd: int, offset: int, out: memoryview, what: str) -> None:
             # Only EIO says that the medium lost the bytes; any other error must not mark a whole blob as damaged.
             if error.errno != errno.EIO:
                 raise
-            msg = f"{what} cannot be read at byte {offset + done}: {error.strerror}"
+            msg = f"{subject} cannot be read at byte {offset + done}: {error.strerror}"
             raise DamagedBlob(msg) from error
         if count == 0:
-            msg = f"{what} ends after {offset + done} bytes, wanted {offset + len(out)}"
+            msg = f"{subject} ends after {offset + done} bytes, wanted {offset + len(out)}"
             raise DamagedBlob(msg)
         done += count

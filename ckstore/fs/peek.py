@@ -341,15 +341,12 @@ def listed(folder: Where) -> list[tuple[str, int, bool]]:
 
 
 def symlink_texts(folder: Inside) -> dict[str, str | None]:
-    """Return what each symlink in a directory holds; None: the entry is something else. Nothing if it is gone.
+    """Return what each symlink in a directory holds; None: the entry is something else.
 
     Names that start with a dot are temporary, and left out.
     """
     found: dict[str, str | None] = {}
-    try:
-        fd = open_directory(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return found
+    fd = open_directory(folder)
     try:
         for name in os.listdir(fd):
             if name.startswith("."):

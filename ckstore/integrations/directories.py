@@ -61,15 +61,7 @@ def commit_directory(
 
 
 def unless_protected(save: Callable[[], CheckpointInfo], subject: str) -> CheckpointInfo | None:
-    """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin.
-
-    Args:
-        save: Saves at that step, replacing what is there.
-        subject: What is not saved then, for the warning.
-
-    Raises:
-        InUse: Another process is using the run.
-    """
+    """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin."""
     try:
         return save()
     except Protected as error:
@@ -97,13 +89,7 @@ def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
 
 
 def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) -> None:
-    """Delete all but the `count` newest of these directories; call it when the newest is durable in the store.
-
-    Args:
-        directories: Step -> directory.
-        count: How many stay.
-        keep: Others that stay, such as that of the best.
-    """
+    """Delete all but the `count` newest of these directories; call it when the newest is durable in the store."""
     # By time, not by step: after a rollback the newest directory has a smaller step than those before it.
     newest = sorted(directories.items(), key=lambda item: (item[1].stat().st_mtime_ns, item[0]))
     for _, directory in newest[: max(len(newest) - count, 0)]:
@@ -139,16 +125,6 @@ def checkout_to_resume(
     """Write a checkpoint below `folder`, for a framework to resume from; what an earlier resume left goes first.
 
     Every byte is checked. ``latest-valid`` goes back to the checkpoint before one that is damaged.
-
-    Args:
-        store: The store.
-        run: Of which run; None: that of `Store.open`, else ``main``.
-        ref: Which checkpoint.
-        folder: Where.
-        write: How it is written.
-
-    Raises:
-        NoSuchRef: There is no such checkpoint.
     """
     wanted = ref_of(store, run, ref)
     base = expanded(folder)

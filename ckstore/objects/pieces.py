@@ -9,11 +9,12 @@ import mmap as _mmap
 import os
 from collections import OrderedDict, defaultdict
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import DamagedBlob
+from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
+from ckstore.objects.far_pieces import Far, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -21,21 +22,9 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Extent
     from ckstore.objects.checkpoints import CheckpointDirectory
 
+_FETCHES = 3
+"""A flipped bit on the way is read again; what is wrong so often is wrong at the remote."""
 _PART_BYTES = 2**20  # hashed while the processor's cache still has it
-
-
-class Part(NamedTuple):
-    """A piece that is to be read.
-
-    Attributes:
-        extent: Which one.
-        out: Where to; it has the piece's length.
-        what: What it belongs to, for messages.
-    """
-
-    extent: Extent
-    out: memoryview
-    what: str
 
 
 def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
@@ -69,7 +58,8 @@ class PieceReader:
         self._verify = verify
         self._open_most = open_blobs
         self._before_each = before_each
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._open: OrderedDict[int, int | None] = OrderedDict()
+        self._far = Far(directory)
 
     def read(self, part: Part) -> None:
         """Fill the memory of a part with its piece, and check it.
@@ -80,6 +70,9 @@ class PieceReader:
         """
         extent, out, what = part
         fd = self._descriptor(extent, what)
+        if fd is None:
+            self._read_elsewhere(part)
+            return
         blob = self._directory.manifest.blobs[extent.blob].digest
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
@@ -110,11 +103,14 @@ class PieceReader:
         if extent.offset % block or target_offset % block or not (ends or extent.length % block == 0):
             return None
         fd = self._descriptor(extent, part.what)
+        if fd is None:
+            return False
         return reflink.try_share(fd, extent.offset, extent.length, target, target_offset)
 
     def is_cached(self, part: Part) -> bool:
         """Whether the page cache has the beginning of a piece's blob."""
-        return files.is_cached(self._descriptor(part.extent, part.what), 0)
+        fd = self._descriptor(part.extent, part.what)
+        return fd is not None and files.is_cached(fd, 0)
 
     def read_ahead(self, parts: Sequence[Part]) -> None:
         """Have the kernel begin to read what is about to be read of one blob, in its order.
@@ -126,6 +122,9 @@ class PieceReader:
         wanted.
         """
         fd = self._descriptor(parts[0].extent, parts[0].what)
+        if fd is None:
+            self._far.expect(parts)
+            return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
         first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
@@ -138,17 +137,41 @@ class PieceReader:
     def close(self) -> None:
         """Close the blobs that are open."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            _close(self._open.popitem()[1])
 
-    def _descriptor(self, extent: Extent, what: str) -> int:
+    def _read_elsewhere(self, part: Part) -> None:
+        """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
+        found = ""
+        for _ in range(_FETCHES):
+            if self._before_each is not None:
+                self._before_each()
+            self._far.read(part)
+            found = algorithm_of(part.extent.piece).digest(part.out)
+            if found == part.extent.piece:
+                return
+            self._far.forget()
+        blob = self._directory.manifest.blobs[part.extent.blob].digest
+        # Not damage of this checkpoint: its directory gets no mark.
+        msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"
+        raise RemoteError(f"{msg}: blob {blob} is damaged there", hint="push it again from where it is whole")
+
+    def _descriptor(self, extent: Extent, what: str) -> int | None:
+        """Return the descriptor of a piece's blob; None: the blob is elsewhere."""
         # The one that was used last is closed last: small pieces of neighbours lie in one pack.
         if extent.blob in self._open:
             self._open.move_to_end(extent.blob)
             return self._open[extent.blob]
         # Closed before the next is opened: a trainer may be at its limit of descriptors.
         while len(self._open) >= self._open_most:
-            os.close(self._open.popitem(last=False)[1])
-        self._open[extent.blob] = self._directory.open_blob(self._directory.manifest.blobs[extent.blob], what)
+            _close(self._open.popitem(last=False)[1])
+        try:
+            fd = self._directory.open_blob(self._directory.manifest.blobs[extent.blob], what)
+        except BytesElsewhere:
+            if self._directory.fetch is None:
+                raise
+            self._open[extent.blob] = None
+        else:
+            self._open[extent.blob] = fd
         return self._open[extent.blob]
 
     def __enter__(self) -> Self:
@@ -156,6 +179,11 @@ class PieceReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
 
 
 def check(directory: CheckpointDirectory, part: Part) -> None:
@@ -204,6 +232,12 @@ class PieceMaps:
 
         As many small storages as there are may be equal, and a process may have only so many mappings.
         """
+        try:
+            return self._map(extents, what)
+        except BytesElsewhere:  # it is fetched into memory instead
+            return None
+
+    def _map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
         if len(extents) != 1:
             # Pages of a mapping begin where pages of a file do.
             pages = all(e.offset == 0 and (e is extents[-1] or e.length % _mmap.PAGESIZE == 0) for e in extents)

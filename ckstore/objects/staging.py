@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks, peek
-from ckstore.fs.read_back import check_on_disk
+from ckstore.fs.direct import check_on_disk
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.objects import blobs

@@ -105,7 +105,9 @@ def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
             runs.update(layout.runs())
     if not runs:
         return []
-    there = (layout.checkpoints / run for run in sorted(runs))
+    there = [layout.checkpoints / run for run in sorted(runs)]
+    # The blobs of an evicted checkpoint were in its own directory, which stays.
+    there += [layout.checkpoint(*place) for name in names if (place := former_place(name)) is not None]
     return [*(path for path in there if peek.is_directory(path)), layout.staging]
 
 
@@ -171,6 +173,8 @@ def _blobs_are_durable(layout: Layout) -> bool:
 def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
     """Yield the staging directories, of these names, whose owner is dead: each with a lock that the caller releases."""
     names = names_in(layout.staging) if names is None else names
+    if not names:
+        return
     # Both halves of a replacement by two renames are needed until it is completed: one of them is the checkpoint.
     needed = two_renames.unswept(layout, names)
     places = ((name, layout.staging / name) for name in names if name not in needed)

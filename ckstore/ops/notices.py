@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
 _CATALOG = "catalog"
-_warned_not_durable: set[str] = set()
-"""Why stores are not durable: what this process has warned of."""
+_warned_not_durable: set[str] = set()  # why stores are not durable: what this process has warned of
 
 
 @dataclass

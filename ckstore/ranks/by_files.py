@@ -111,9 +111,9 @@ class FilesMeeting(Meeting):
         """Say that the part of this rank is staged."""
         self.say("part", staging=staging)
 
-    def say_failed(self, why: str) -> None:
+    def say_failed(self, reason: str) -> None:
         """Say that this rank could not stage its part, or publish; the others give up."""
-        self.say("failed", why=why[:_WHY_MOST_CHARS])
+        self.say("failed", why=reason[:_WHY_MOST_CHARS])
 
     def say_publishing(self, staging: str) -> None:
         """Say which staging directory the next rename may publish."""

@@ -13,8 +13,8 @@ from ckstore.model.times import text_of_time
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.remote import keys
-from ckstore.remote.abilities import Abilities
-from ckstore.remote.target import Target, parse_target
+from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.target import Target, parse_target
 
 if TYPE_CHECKING:
     import os
@@ -89,7 +89,7 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
 
 def open_objects(entry: RemoteEntry) -> Objects:
     """Return the objects of a remote on object storage."""
-    from ckstore.remote.engine import ServiceObjects
+    from ckstore.remote.service.engine import ServiceObjects
 
     return ServiceObjects(entry.target, entry.abilities)
 
@@ -200,7 +200,7 @@ class Remotes:
         if target.kind == "store":
             return RemoteEntry(name, target, self._store_at(target))
         from ckstore.remote.info import RemoteInfo, check_hash, read_info
-        from ckstore.remote.probe import probe
+        from ckstore.remote.service.probe import probe
 
         settings = self._context.settings
         abilities, now = probe(target)

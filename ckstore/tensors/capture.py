@@ -50,8 +50,7 @@ __all__ = ["Captured", "capture"]
 
 _CONTAINERS = frozenset((dict, list, tuple, OrderedDict, Counter, defaultdict, deque))
 BYTES_INLINE_MAX = 256
-STR_INLINE_MAX = 4096
-"""Longer values are leaves: bytes by their count, strings by their characters."""
+STR_INLINE_MAX = 4096  # longer values are leaves: bytes by their count, strings by their characters
 
 
 def _itself(value: Node) -> Node:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # A cache line, and a multiple of every dtype's size: a mapped tensor is aligned.
-PLACE_BYTES = 64
-"""Parts of a storage begin at multiples of this, like pieces in a pack."""
+PLACE_BYTES = 64  # parts of a storage begin at multiples of this, like pieces in a pack
 
 
 @dataclass(frozen=True, slots=True)

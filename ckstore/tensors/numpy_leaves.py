@@ -12,6 +12,7 @@ from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes
+from ckstore.model.manifest.tiles import Block
 from ckstore.tensors.layout import Region, StorageMemory, may_overlap, row_major
 from ckstore.tensors.refusals import check_numbers
 
@@ -191,3 +192,17 @@ def _dtype_hint(dtype: np.dtype[Any]) -> str:
     if dtype.kind == "T":
         return "convert it to fixed-length strings with .astype('U')"
     return "convert it to an array of numbers, dates or fixed-length strings"
+
+
+def copy_common(source: memoryview, block: Block, out: memoryview, wanted: Block) -> None:
+    """Copy what lies in both blocks from `source`, which is `block`, into `out`, which is `wanted`; both row-major."""
+    common = block.meet(wanted)
+    if common is None:
+        return
+    _part(out, wanted, common)[...] = _part(source, block, common)
+
+
+def _part(data: memoryview, block: Block, common: Block) -> np.ndarray:
+    array = np.frombuffer(data, dtype=np.uint8).reshape(block.sizes)
+    at = [slice(a - b, a - b + n) for a, b, n in zip(common.offsets, block.offsets, common.sizes, strict=True)]
+    return array[tuple(at)]

@@ -98,8 +98,7 @@ def _unknown(tag: str, held: object) -> BadInput:
     return BadInput(msg, hint="load it with the torch that saved it, or select the rest")
 
 
-NUMBERS_FROM_COUNT = 1024
-"""Shorter lists are cheaper among the plain values of a manifest."""
+NUMBERS_FROM_COUNT = 1024  # shorter lists are cheaper among the plain values of a manifest
 _PART_COUNT = 1024
 """So many items are looked at and packed while they are in the processor's cache: shuffled ones are far apart."""
 _CODES = {int: ("int64", "q"), float: ("float64", "d"), bool: ("bool", "B")}

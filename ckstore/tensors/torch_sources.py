@@ -15,8 +15,7 @@ _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.restype = ctypes.py_object
 _memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _READ_ONLY = 0x100  # PyBUF_READ
-Watched = tuple[torch.Tensor, int]
-"""A tensor of the state, and its version when the state was captured."""
+Watched = tuple[torch.Tensor, int]  # A tensor of the state, and its version when the state was captured
 
 
 class TorchSource:

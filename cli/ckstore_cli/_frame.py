@@ -145,3 +145,8 @@ def json_option(function: F) -> F:
         callback=_keep_json,
         help="Print JSON: one document, or one line per item of a list; errors too.",
     )(function)
+
+
+def framed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its frame, with ``--store`` and ``--json``."""
+    return store_option(json_option(pass_frame(function)))

@@ -46,6 +46,8 @@ COMMANDS = {
     "gc": "space",
     "push": "remote",
     "pull": "remote",
+    "evict": "remote",
+    "clone": "remote",
     "remote": "remote",
     "verify": "store",
     "reindex": "store",

@@ -10,7 +10,7 @@ from ckstore.ops.context import Context
 from ckstore.remote import reach
 from ckstore.remote.objects import Remote
 from ckstore.remote.reach import OtherStore
-from ckstore.remote.target import Target
+from ckstore.remote.service.target import Target
 from tests.remote.double import REMOTES
 from tests.support.s3_proxy import Proxy, faulty_proxy
 from tests.support.s3_server import KEY, SECRET, Service, s3_service
@@ -59,7 +59,7 @@ def through(service: Service, proxy: Proxy) -> Target:
 @pytest.fixture
 def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
     """Return objects in memory, of this test alone."""
-    from ckstore.remote import engine
+    from ckstore.remote.service import engine
 
     target = Target("url", f"memory://{abs(hash(request.node.nodeid))}/run")
     yield target

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ckstore import BadInput, NoSuchRemote, RemoteDenied, RemoteError, Store, StoreNotFound
-from ckstore.remote import engine
-from ckstore.remote.abilities import Abilities
-from ckstore.remote.engine import ServiceObjects
-from ckstore.remote.probe import probe
-from ckstore.remote.target import Target, parse_target
+from ckstore.remote.service import engine
+from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.probe import probe
+from ckstore.remote.service.target import Target, parse_target
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import BUCKET, KEY, SECRET, Habits, Service, s3_service
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
-from ckstore.remote.target import Target
+from ckstore.remote.service.target import Target
 
 KEY, SECRET = "AKIACKSTORETEST", "verysecretverysecretverysecret00"
 BUCKET = "ck-test"

@@ -101,9 +101,6 @@ class CkstoreReader(StorageReader):
         """Return what the checkpoint has, without reading data.
 
         Its `storage_meta` has ``RUN@STEP`` as `checkpoint_id`, the id of the checkpoint as `save_id`, and `load_id`.
-
-        Raises:
-            NoSuchRef: There is no such checkpoint, or it has no tensors that are known by name.
         """
         del args, kwargs
         self.info = untried(self.store, self.ref, self.tried)
@@ -124,11 +121,7 @@ class CkstoreReader(StorageReader):
         return replace(plan, storage_data=None if self.info is None else (self.info.name, self.info.id))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Compare which checkpoint the ranks read; the coordinator does.
-
-        Raises:
-            RankMismatch: They found different ones, as when one was published meanwhile.
-        """
+        """Compare which checkpoint the ranks read; the coordinator does."""
         found = {plan.storage_data: rank for rank, plan in enumerate(plans) if plan.storage_data is not None}
         if len(found) > 1:
             said = ", ".join(f"rank {rank} {name} ({digest[:16]})" for (name, digest), rank in found.items())
@@ -136,11 +129,7 @@ class CkstoreReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank wants into its tensors.
-
-        Raises:
-            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
-        """
+        """Read what this rank wants into its tensors."""
         if self.info is None:
             raise BadInput("read_data was called before read_metadata")
         self.read_bytes += _read(self.store, self.info, plan, planner)

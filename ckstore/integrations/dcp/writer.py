@@ -15,7 +15,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -30,10 +30,10 @@ from ckstore.model.names import check_run, check_step
 from ckstore.objects.checkpoints import look
 from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
-from ckstore.ops.save.options import SaveOptions, request_of
+from ckstore.ops.save.options import SaveOptions, check_options, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.join import shards_of
-from ckstore.ranks.meeting import check_agreement, why
+from ckstore.ranks.meeting import check_agreement, reason_of
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.part import stage_part
 from ckstore.ranks.who import Who
@@ -42,10 +42,9 @@ from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.store import Store, context_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.publish import IfExists
     from ckstore.objects.staging import Staging
     from ckstore.ranks.who import Document
 
@@ -61,13 +60,8 @@ class CkstoreWriter(StorageWriter):
         store: The store, or its path; the same on all ranks.
         step: Step number; the same on all ranks.
         run: Name of the run; the same on all ranks.
-        metrics: As in `Store.save`; what the coordinator gives counts, here and in what follows.
-        metadata: As in `Store.save`.
-        message: As in `Store.save`.
-        tags: As in `Store.save`.
-        parent: As in `Store.save`.
-        if_exists: As in `Store.save`.
-        force: As in `Store.save`.
+        options: As in `Store.save`: metrics, metadata, message, tags, parent, if_exists, force. What the coordinator
+            gives counts.
 
     Attributes:
         info: What was published, on the coordinator, once the save is done; else None.
@@ -80,28 +74,16 @@ class CkstoreWriter(StorageWriter):
         store: Store | str | os.PathLike[str],
         step: int,
         run: str = "main",
-        *,
-        metrics: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        message: str = "",
-        tags: Iterable[str] = (),
-        parent: Any = None,
-        if_exists: IfExists = "error",
-        force: bool = False,
+        **options: Unpack[SaveOptions],
     ) -> None:
         super().__init__()
+        check_options(CkstoreWriter, options)
         self.run = check_run(run)
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None
-        self._options = SaveOptions(
-            metrics=metrics,
-            metadata=metadata,
-            message=message,
-            tags=(tags,) if isinstance(tags, str) else tuple(tags),
-            parent=parent,
-            if_exists=if_exists,
-            force=force,
-        )
+        tags = options.get("tags", ())
+        # A tuple can be pickled, which an iterator cannot.
+        self._options: SaveOptions = {**options, "tags": (tags,) if isinstance(tags, str) else tuple(tags)}
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.timeout_s = math.inf
@@ -169,7 +151,7 @@ class CkstoreWriter(StorageWriter):
         except (CkstoreError, OSError):
             raise
         except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
-            raise SaveFailed(f"saving {self.checkpoint_id} failed: {why(error)}") from error
+            raise SaveFailed(f"saving {self.checkpoint_id} failed: {reason_of(error)}") from error
         self.say("part")
         data = {**self._meant(), "staging": staging.path.name}
         result: Future[list[WriteResult]] = Future()

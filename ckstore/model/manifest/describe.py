@@ -24,8 +24,7 @@ from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Description
 
-METADATA_MAX_DEPTH = 100
-"""Objects and arrays of metadata are nested at most so deep; the metadata itself counts."""
+METADATA_MAX_DEPTH = 100  # objects and arrays of metadata are nested at most so deep; the metadata itself counts
 
 _NUMBER_HINT = "give an int or a float; for a tensor of one element its .item()"
 _JSON_HINT = "metadata holds None, bool, int, float, str, list, tuple and dict with str keys"
@@ -85,21 +84,21 @@ def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: decode_metadata(value) for name, value in encoded.items()}
 
 
-def check_metadata(metadata: object, where: str, what: str = "metadata") -> dict[str, Any]:
+def check_metadata(metadata: object, where: str, member: str = "metadata") -> dict[str, Any]:
     """Return `metadata` if it is as `encode_metadata` makes it."""
-    # `metadata`: what `document.parse_object` made of it. `where`: what is read, for messages. `what`: which part of
-    # it, for messages. Raises BadInput: it is not; `decode_metadata` would not understand it.
+    # `metadata`: what `document.parse_object` made of it. `where`: what is read, for messages. `member`: which part
+    # of it, for messages. Raises BadInput: it is not; `decode_metadata` would not understand it.
     if not isinstance(metadata, dict):
-        refuse(where, what, "an object", metadata)
+        refuse(where, member, "an object", metadata)
     todo: list[tuple[dict[str, Any] | list[Any], int]] = [(metadata, 1)]
     while todo:
         container, depth = todo.pop()
         if depth > METADATA_MAX_DEPTH:
-            refuse(where, what, f"at most {METADATA_MAX_DEPTH} levels", "more")
+            refuse(where, member, f"at most {METADATA_MAX_DEPTH} levels", "more")
         if isinstance(container, dict):
             for name in container:
                 if name.startswith("$"):
-                    refuse(where, what, "no member with $ but $float and $int, alone", name)
+                    refuse(where, member, "no member with $ but $float and $int, alone", name)
         below = container.values() if isinstance(container, dict) else container
         todo.extend(
             (value, depth + 1)

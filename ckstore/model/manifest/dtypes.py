@@ -43,5 +43,4 @@ DTYPES = (
     Dtype("uint64", 64, "U64", "<u8"),
     Dtype("complex128", 128, "", "", "ComplexDoubleStorage"),
 )
-TORCH_ITEMSIZE = {one.torch: max(1, one.bits // 8) for one in DTYPES if one.torch}
-"""Bytes of an item in memory."""
+TORCH_ITEMSIZE = {one.torch: max(1, one.bits // 8) for one in DTYPES if one.torch}  # bytes of an item in memory

@@ -28,16 +28,14 @@ MAX_DEPTH = 100
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
 """The paths to all values of a state have together at most so many characters, and so many more for each byte of the
 manifest: a comparison and an export write them out."""
-BLOB_MAX_BYTES = 2**31
-"""Chunks have at most 1 GiB, and a pack little more than its pieces."""
+BLOB_MAX_BYTES = 2**31  # chunks have at most 1 GiB, and a pack little more than its pieces
 MAX_ELEMENTS = 2**63
 """What torch counts elements in, and NumPy bytes; the product of the sizes that are not 0 stays below."""
 
 MODE_MOST = 0o777
 FileKind = Literal["file", "directory", "symlink"]
 LeafKind = Literal["torch", "numpy", "numbers", "bytes", "bytearray", "io.BytesIO", "str"]
-Node = Any
-"""A node of the state as JSON values; docs/format/v1.md, "Nodes"."""
+Node = Any  # A node of the state as JSON values; docs/format/v1.md, "Nodes"
 
 
 class Extent(NamedTuple):

@@ -33,13 +33,10 @@ from ckstore.model.names import join_index, join_key
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
 
-SEQUENCES = ("list", "tuple", "deque")
-"""Tags of nodes that hold nodes."""
+SEQUENCES = ("list", "tuple", "deque")  # tags of nodes that hold nodes
 DICTS = ("dict", "odict", "counter", "defaultdict")
-PAIRS = (*DICTS, "parts", "object")
-"""Tags of nodes that hold pairs of a key and a node."""
-SPARSE_KINDS = ("sparse_coo", "sparse_csr")
-"""Kinds of `parts` that name no class."""
+PAIRS = (*DICTS, "parts", "object")  # tags of nodes that hold pairs of a key and a node
+SPARSE_KINDS = ("sparse_coo", "sparse_csr")  # kinds of `parts` that name no class
 
 _NUMBERS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _NUMBERS |= {"f2": "e", "f4": "f", "f8": "d"}
@@ -156,8 +153,7 @@ def decode_float(x: float | str) -> float:
 
 
 # Keys are hashed and compared by recursion in C, which has no limit of its own.
-MAX_KEY_DEPTH = 8
-"""So deep are tuples in a key nested."""
+MAX_KEY_DEPTH = 8  # so deep are tuples in a key nested
 _ESCAPED = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]"})
 
 

@@ -203,10 +203,10 @@ class _Reader:
             refuse(self.where, name, "an array", value)
         return value
 
-    def own_digest(self, value: object, what: str) -> str:
+    def own_digest(self, value: object, member: str) -> str:
         """Return a digest by the algorithm of the manifest itself."""
         if not isinstance(value, str) or self.is_own_digest(value) is None:
-            refuse(self.where, what, self.wanted_digest, value)
+            refuse(self.where, member, self.wanted_digest, value)
         return value
 
     def run(self) -> str:

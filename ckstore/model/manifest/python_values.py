@@ -30,8 +30,7 @@ from ckstore.model.manifest.nodes import (
 )
 
 _KINDS = (list, dict, tuple, set, frozenset, str, bytes, bool, int, float, complex, deque, Counter, OrderedDict)
-FACTORIES: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
-"""What a defaultdict may make its values with."""
+FACTORIES: dict[str, type] = {kind.__name__: kind for kind in _KINDS}  # what a defaultdict may make its values with
 FACTORY_NAMES = {kind: name for name, kind in FACTORIES.items()}
 
 _PATHS: dict[str, type[PurePath]] = {kind.__name__: kind for kind in (PosixPath, PurePosixPath, PureWindowsPath)}

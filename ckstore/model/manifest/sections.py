@@ -20,11 +20,9 @@ from ckstore.model.manifest.python_values import CLASS_MOST, FACTORIES, is_class
 from ckstore.model.names import check_path, join_key, parent_of
 
 _INDEX_CHARS = 3
-_ATTRIBUTES = object()
-"""Stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them."""
+_ATTRIBUTES = object()  # stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them
 
-_STATE = object()
-"""Stands for the key of the state itself."""
+_STATE = object()  # stands for the key of the state itself
 
 _Children = Iterable[tuple[Any, Any]]
 
@@ -196,8 +194,7 @@ def _is_numpy_scalar(dtype: Any, text: Any) -> bool:
 _KINDS: dict[str, FileKind] = {"file": "file", "directory": "directory", "symlink": "symlink"}
 _TARGET_MOST = 4096
 _NANOSECONDS = re.compile(r"(?:0|-?[1-9][0-9]{0,27})\Z")
-_TIME_MOST_NS = 2**63 * 10**9
-"""Linux counts seconds in 64 bits."""
+_TIME_MOST_NS = 2**63 * 10**9  # Linux counts seconds in 64 bits
 
 
 def read_files(items: object, storage_count: int, where: str) -> tuple[FileRecord, ...]:

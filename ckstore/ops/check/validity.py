@@ -81,7 +81,7 @@ def _glance(path: Inside, run: str, step: int, cache: ManifestCache | None) -> G
             return Glance(problem=f"{path}/{MANIFEST} is missing")
         except (BadInput, DamagedBlob) as error:
             return Glance(problem=error.message)
-        problem, touched = judge_blobs(directory.inside, fd, manifest)
+        problem, touched, _ = judge_blobs(directory.inside, fd, manifest)
         if (manifest.run, manifest.step) != (run, step):
             problem = f"{path}: its manifest says {manifest.name}"
         mark = marks.read_mark(fd)

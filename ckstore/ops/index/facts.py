@@ -70,8 +70,9 @@ def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple[str, ...]) -> CheckpointInfo:
     """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
     damaged = runs.is_marked(info.run, info.step)
-    if (info.durable, info.tags, info.damaged) != (context.durable, tags, damaged):
-        info = replace(info, durable=context.durable, tags=tags, damaged=damaged)
+    elsewhere = runs.is_elsewhere(info.run, info.step)
+    if (info.durable, info.tags, info.damaged, info.elsewhere) != (context.durable, tags, damaged, elsewhere):
+        info = replace(info, durable=context.durable, tags=tags, damaged=damaged, elsewhere=elsewhere)
     if runs.is_annotated(info.run, info.step):
         return annotated(context, info)
     if context.notices.problems:  # a problem with annotations ends with them

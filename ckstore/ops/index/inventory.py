@@ -51,6 +51,8 @@ class StoreInventory:
             return
         self.places.add((run, step))
         for blob in found.published.manifest.blobs:
+            if blob.digest in found.published.elsewhere:
+                continue
             use = self._uses.setdefault(blob.digest, _Use(blob.nbytes, 0, (run, step)))
             use.count += 1
 

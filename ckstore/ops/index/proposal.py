@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import OpenRuns
     from ckstore.ops.context import Context
 
-FEW = 1000
-"""So many checkpoints are all looked at, which takes 10 ms and finds a changed manifest in any of them."""
-_MOST_UNKNOWN = 200
-"""More are looked at faster along with all others."""
+FEW = 1000  # so many checkpoints are all looked at, which takes 10 ms and finds a changed manifest in any of them
+_MOST_UNKNOWN = 200  # more are looked at faster along with all others
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
-CANDIDATES_BATCH = 5000
-"""Blobs that are entered in one transaction."""
+CANDIDATES_BATCH = 5000  # blobs that are entered in one transaction
 
 
 def list_blobs_after_boot(context: Context, listed: str, *, timeout_s: float) -> None:

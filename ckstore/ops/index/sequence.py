@@ -49,8 +49,7 @@ def sequence_limit(context: Context) -> int:
     return greatest_in_order(known.sequences.values())
 
 
-_MANY = 20
-"""More are looked for by listing the runs."""
+_MANY = 20  # more are looked for by listing the runs
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 

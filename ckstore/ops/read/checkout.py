@@ -19,7 +19,8 @@ from ckstore.fs import files, links, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.model.reports.checkout_report import CheckoutReport
-from ckstore.objects.pieces import Part, PieceReader, blob_of
+from ckstore.objects.far_pieces import Part
+from ckstore.objects.pieces import PieceReader, blob_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
@@ -249,6 +250,8 @@ class _Writer:
         pieces.read(Part(extent, self._buffer(extent.length), record.path))
         try:
             self._tree.link_file(record.path, digest, dir_fd=self._directory.blobs.fd)
+        except (FileNotFoundError, NotADirectoryError):  # it is elsewhere: what was fetched is written as a copy
+            return False
         except OSError as error:
             # Another filesystem, or too many links: such a file is copied instead.
             if error.errno in links.CANNOT_LINK:

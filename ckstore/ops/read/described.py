@@ -87,7 +87,7 @@ def _refuse(path: str, description: str) -> NoReturn:
 
 
 def _unknown(value: Unknown, path: str) -> NoReturn:
-    _refuse(path, value.what if value.what.isprintable() else shown(value.what))
+    _refuse(path, value.description if value.description.isprintable() else shown(value.description))
 
 
 def _global(value: Global, path: str) -> Node:

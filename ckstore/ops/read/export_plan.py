@@ -21,10 +21,8 @@ from ckstore.ops.read.load import Select, as_filter
 from ckstore.tensors.files.quantized_names import QuantizedNames
 from ckstore.tensors.layout import row_major
 
-UNHELD_MOST_BYTES = 64 * 2**10
-"""What safetensors cannot hold goes into a JSON file up to this size."""
-TEXT_MOST_BYTES = 16 * 2**20
-"""The same for bytes and strings."""
+UNHELD_MOST_BYTES = 64 * 2**10  # what safetensors cannot hold goes into a JSON file up to this size
+TEXT_MOST_BYTES = 16 * 2**20  # the same for bytes and strings
 _SHOWN = 5
 _NOT_AS_METADATA = ("format", "total_size")
 """Keys that have another meaning in the metadata of a file or of the index; what has such a name is written itself."""

@@ -33,8 +33,7 @@ from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
 # A pickle of a few kilobytes can describe billions of values: bounds by its size keep a hostile file from the memory.
 _VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
 _CHARS_LEAST = 2**24
-_TIMES = 64
-"""A value that the pickle remembers is at another place for two of its bytes."""
+_TIMES = 64  # A value that the pickle remembers is at another place for two of its bytes
 _ALIGN_BYTES = 64
 _SHOWN_MOST = 20
 _NAME_CHARS_SHOWN = 300
@@ -81,6 +80,7 @@ class _FileView(CheckpointDirectory):
         # The lock is borrowed: closing the view must leave the caller's checkpoint open.
         super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
         self.threads = directory.threads
+        self.fetch = directory.fetch
         self._in_memory: dict[str, int] = {}
         report_damage = directory.on_damage
         # The view's manifest has other storages: the mark of damage must name tensors of the checkpoint.

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of it.
-SHOWN_MOST = 20
-"""So many names of a kind are in a message."""
+SHOWN_MOST = 20  # so many names of a kind are in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +233,8 @@ def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int
 
 
 def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
-    """Return which of the storages that are copied are read as a whole: those of tensors with gaps, of arrays, tiled.
-
-    The others are read part by part, with one buffer.
-    """
+    """Return which storages that are copied are read as a whole: those of tensors with gaps, of arrays, tiled."""
+    # The others are read part by part, with one buffer.
     whole = set()
     for storage in plan.copied:
         record = manifest.storages[storage]

@@ -13,7 +13,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 from ckstore.model.manifest.tiles import Band, Block, Sizes, bands, flat_start
-from ckstore.objects.pieces import Part, PieceReader
+from ckstore.objects.far_pieces import Part
+from ckstore.objects.pieces import PieceReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 # As a chunk: one piece at a time of a large tensor, whatever block of it is wanted.
 WINDOW_BYTES = 32 * 2**20
-RANGE_BYTES = 8 * 2**20
-"""How much of a storage is asked for at once where all of it is wanted."""
+RANGE_BYTES = 8 * 2**20  # how much of a storage is asked for at once where all of it is wanted
 
 _start_of = attrgetter("start")
 
@@ -89,7 +89,7 @@ class RegionReader:
 
     def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview) -> None:
         """Read whole rows of the outermost dimension that has several, a window at a time; take the block of each."""
-        from ckstore.tensors.regions import copy_common
+        from ckstore.tensors.numpy_leaves import copy_common
 
         dim = next(i for i, size in enumerate(wanted.sizes) if size != 1)
         inner = shape[dim + 1 :]
@@ -107,7 +107,7 @@ class RegionReader:
             copy_common(window, window_block, out, wanted)
 
     def _block_of_tiles(self, tiling: Tiling, wanted: Block, out: memoryview) -> None:
-        from ckstore.tensors.regions import copy_common
+        from ckstore.tensors.numpy_leaves import copy_common
 
         for band in self._bands_in(wanted.offsets[0], wanted.offsets[0] + wanted.sizes[0]):
             for at in band.blocks:
@@ -198,10 +198,10 @@ class RangeReader:
             self._high = high
         return self._buffer[start - self._low : stop - self._low]
 
-    def parts(self, start: int, stop: int, what: str) -> Iterator[memoryview]:
+    def parts(self, start: int, stop: int, name: str) -> Iterator[memoryview]:
         """Give the bytes `start` to `stop` in parts of at most `RANGE_BYTES`, each as `read` gives it."""
         for at in range(start, stop, RANGE_BYTES):
-            yield self.read(at, min(at + RANGE_BYTES, stop), what)
+            yield self.read(at, min(at + RANGE_BYTES, stop), name)
 
     def _make_room(self, keep_from: int, nbytes: int) -> None:
         """Have room for bytes behind those that are there; what lies before `keep_from` may be forgotten."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
-from ckstore.objects.pieces import Part, PieceReader, by_blob, check
+from ckstore.objects.far_pieces import Part
+from ckstore.objects.pieces import PieceReader, by_blob, check
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate
@@ -32,10 +33,8 @@ _THREAD_FROM_BYTES = 4 * 2**20
 STREAM_BYTES = 64 * 2**20
 # A piece is handed out as a tensor: torch and NumPy read elements that are not aligned slowly, or not at all.
 _ALIGN_BYTES = 64
-_ASK_FROM_BYTES = 8 * 2**20
-"""Less is taken unasked: the kernel's answer takes longer than reading it."""
-_SPARE_BYTES = 16 * 2**20
-"""What reading itself takes beside that: buffers, threads, pages of tables."""
+_ASK_FROM_BYTES = 8 * 2**20  # less is taken unasked: the kernel's answer takes longer than reading it
+_SPARE_BYTES = 16 * 2**20  # what reading itself takes beside that: buffers, threads, pages of tables
 
 
 class StorageNames:

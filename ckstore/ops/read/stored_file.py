@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import FileRecord, Manifest
     from ckstore.objects.checkpoints import CheckpointDirectory
 
-LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-"""How the names of files end that hold a state, as a rule."""
+LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # how the names of files end that hold a state, as a rule
 
 
 class StoredFile:

@@ -184,14 +184,9 @@ def best_by(context: Context, metric: str, run: str | None, mode: Literal["min",
 def read_checkpoint(
     context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, verify: bool = True
 ) -> T:
-    """Return what `read` makes of the open checkpoint that `ref` names, for ``latest-valid`` the newest that is whole.
-
-    Args:
-        context: The store.
-        ref: Any ref.
-        read: Called with the directory, for ``latest-valid`` perhaps with one after another.
-        verify: Whether `read` checks every byte that it reads.
-    """
+    """Return what `read` makes of the open checkpoint that `ref` names."""
+    # For ``latest-valid`` that of the newest that is whole: `read` may be called with one after another. `verify`:
+    # whether it checks every byte that it reads.
     if not is_latest_valid(ref):
         with open_directory(context, ref) as directory:
             return read(directory)

@@ -27,8 +27,7 @@ from ckstore.ops.refs.listing import infos
 
 # Other hosts' names make no event of inotify, and close() of another thread has to be noticed.
 _LOOK_S = 1.0
-_ALL_S = 30.0
-"""With inotify everything is looked at so often anyway."""
+_ALL_S = 30.0  # with inotify everything is looked at so often anyway
 
 
 class Follower:

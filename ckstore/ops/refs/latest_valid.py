@@ -152,7 +152,7 @@ def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_tou
     mark = marks.read_mark(directory.lock.fd)
     if mark is not None:
         raise DamagedBlob(mark.entries[0].what if mark.entries else f"{directory.path} is marked as damaged")
-    problem, touched = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
+    problem, touched, _ = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
     if problem:
         with directory.reporting_damage():
             raise DamagedBlob(f"{directory.path}: {problem}")

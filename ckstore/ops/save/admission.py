@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
-_OWN_INODES = 4
-"""The manifest, the directory of a new run, and two files of the catalog; staging is there already."""
-_FOLDERS = 256
-"""In ``blobs/``; made when they are needed."""
-_SOURCE_BYTES = 256
-"""What a tensor takes in the manifest, about; a blob there and in a directory takes half of it."""
+_OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging is there already
+_FOLDERS = 256  # in ``blobs/``; made when they are needed
+_SOURCE_BYTES = 256  # what a tensor takes in the manifest, about; a blob there and in a directory takes half of it
 _MARGIN_BYTES = 2**20
 
 

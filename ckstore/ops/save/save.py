@@ -83,8 +83,7 @@ if TYPE_CHECKING:
 CATALOG_TIMEOUT_S = 5.0
 # Each try is lost to another process that published a step; more than this is a loop that never ends, not a race.
 _AUTO_STEP_TRIES = 100
-_MARK_S = 8e-6
-"""What a look for a mark takes in one checkpoint."""
+_MARK_S = 8e-6  # what a look for a mark takes in one checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 # Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
 _LOOK_S = 0.1
-_PART_BYTES = 2 * 2**20
-"""What is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)."""
+_PART_BYTES = 2 * 2**20  # what is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)
 # Each further try means another blob that was made to collide: eight in a row are an attack, no accident.
 _MOST_SHIFTS = 8
 T = TypeVar("T")
@@ -355,10 +354,8 @@ class _ChunkWriter:
                 self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
-        """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.
-
-        Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
-        """
+        """Compare the chunks whose digest another of this save, or the store, had; keep those that differ apart."""
+        # Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
         for chunk in self._unsure:
             data = self._copy_again(chunk)
             # Equal after all: the doubt was of a blob that another thread was writing at that moment.

@@ -150,11 +150,7 @@ class Snapshot:
             raise errors[0]
 
     def fill(self, sources: Sequence[ByteSource | SourcePart], places: Sequence[Place]) -> None:
-        """Copy every source that has a place to it, with two threads.
-
-        Raises:
-            StateChanged: The memory of a tensor was freed meanwhile.
-        """
+        """Copy every source that has a place to it, with two threads."""
         _in_parallel(_copies(sources, places, self._memory))
 
     def close(self) -> None:

@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 
 def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
-    """Save what lies in the snapshot.
-
-    Args:
-        context: The store.
-        order: What to save, and how.
-        snapshot: Descriptor of the memory.
-    """
+    """Save what lies in the snapshot."""
     # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
     context.known.last_parents.update(order.last_parents)
     about = order.about

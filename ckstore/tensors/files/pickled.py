@@ -19,8 +19,7 @@ from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.torch_leaves import bytes_in, empty_bytes
 
-_PROTOCOL = 2
-"""The one that torch writes, and ``weights_only=True`` reads."""
+_PROTOCOL = 2  # the one that torch writes, and ``weights_only=True`` reads
 
 
 @dataclass(frozen=True, slots=True)

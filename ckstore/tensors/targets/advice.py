@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     _Renaming = tuple[list[str], dict[str, str], Differences]
 
-_SELECTED_MOST = 3
-"""So many parts are selected by name in a hint."""
-_ENTRIES_MOST = 4
-"""So many entries of a renaming are in a hint."""
+_SELECTED_MOST = 3  # so many parts are selected by name in a hint
+_ENTRIES_MOST = 4  # so many entries of a renaming are in a hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +60,8 @@ def advice(load: Load) -> list[str]:
 
 
 def _renaming(load: Load) -> _Renaming:
-    """Return what to say of a renaming with which more names fit, if one is known, it, and the differences left then.
-
-    It was found for one module, and a renaming is used for all of them: so it is tried.
-    """
+    """Return what to say of a known renaming with which more names fit, it, and the differences left then."""
+    # It was found for one module, and a renaming is used for all of them: so it is tried.
     found = load.found
     if not found.rename:
         return [], {}, found

@@ -54,8 +54,7 @@ class Differences:
     renaming: set[str] = field(default_factory=set)  # the keys of the caller's renaming that a name begins with, or has
 
 
-Leaf = Callable[[int], object]
-"""Gives the value of a leaf by its number."""
+Leaf = Callable[[int], object]  # gives the value of a leaf by its number
 Make = Callable[[Leaf], object]
 RenamedDict = dict[Any, tuple[str, Any]]
 """What a dict of the checkpoint holds: key as `rename` makes it -> name in the checkpoint, node."""

@@ -12,14 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
+from ckstore.model.manifest.manifest import MAX_DEPTH, LeafRecord, Node, StorageRecord
 from ckstore.model.names import join_index
 from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor
 from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets.comparison import Comparison, Differences, Leaf, LoadRules, Make
-from ckstore.tensors.targets.live import holds_live
 from ckstore.tensors.walks import DICTS, name_below
 
 
@@ -88,14 +87,9 @@ class IntoPlan:
         self._filling.fill(storage, memory)
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> None:
-        """Bring the rest into the target: values are set and `load_state_dict` is called, in the order of the target.
-
-        Args:
-            memory: Gives the filled memory of a storage; asked once for each of `indirect`.
-
-        Raises:
-            BadInput: An object refuses its state; what came before it has been loaded.
-        """
+        """Bring the rest into the target, in its order: values are set and `load_state_dict` is called."""
+        # `memory`: gives the filled memory of a storage; asked once for each of `indirect`. Raises BadInput: an object
+        # refuses its state; what came before it has been loaded.
         leaf = self._filling.finish(memory)
         # After all tensors: `load_state_dict` of an optimizer may look at the parameters.
         for step in self._steps:
@@ -147,13 +141,13 @@ class _TargetWalk:
             if tag in DICTS:
                 return self._dict(target, node, path)
         elif type(target) is list or type(target) is tuple:
-            if tag in ("list", "tuple") and holds_live(target, path):
+            if tag in ("list", "tuple") and _holds_live(target, path):
                 return self._items(target, node, path)
             if type(target) is list and (tag == "list" or self.comparison.is_numbers(node)):
                 return self._new_items(target, node) if self.comparison.wants(node, path) else None
         if not self.comparison.wants(node, path):
             return None
-        if holds_live(target, path):
+        if _holds_live(target, path):
             wanted = "a dict" if isinstance(target, dict) else f"a {type(target).__name__}"
             self.comparison.mismatch(path, wanted, self.comparison.described(node))
             return None
@@ -277,3 +271,15 @@ class _TargetWalk:
             target[key] = make(leaf)
 
         self.comparison.steps.append(put)
+
+
+def _holds_live(target: object, path: str, depth: int = 1) -> bool:
+    """Whether there is a tensor, an array or a `Stateful` object in `target`, at any depth."""
+    if is_tensor(target) or is_array(target) or is_stateful(target):
+        return True
+    if isinstance(target, dict | list | tuple):
+        if depth > MAX_DEPTH:
+            raise BadInput(f"{path}: the target contains itself or is nested deeper than {MAX_DEPTH}")
+        items = target.values() if isinstance(target, dict) else target
+        return any(_holds_live(item, path, depth + 1) for item in items)
+    return False

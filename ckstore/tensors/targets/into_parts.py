@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 class How(Enum):
     """How a tensor takes its parts."""
 
-    FILLED = auto()
-    """They are bound to those that it has."""
-    COPIED = auto()
-    """A new tensor is made of them, from which it copies by itself; who asks plans for it."""
-    ASSIGNED = auto()
-    """A new tensor is made of them that takes its place."""
+    FILLED = auto()  # they are bound to those that it has
+    COPIED = auto()  # A new tensor is made of them, from which it copies by itself; who asks plans for it
+    ASSIGNED = auto()  # A new tensor is made of them that takes its place
 
 
 def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> How | None:

@@ -74,11 +74,11 @@ class Archive:
             yield source
             return
         if isinstance(source, int):
-            storage, low, high, what = source, 0, self._size(source), self._names.name(source)
+            storage, low, high, name = source, 0, self._size(source), self._names.name(source)
         else:
-            storage, what = source.leaf.storage, source.leaf.name
+            storage, name = source.leaf.storage, source.leaf.name
             low, high = source.leaf.offset + source.start, source.leaf.offset + source.stop
         if low == high:
             return
         reader.begin(storage)
-        yield from reader.parts(low, high, what)
+        yield from reader.parts(low, high, name)

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
 CHUNK_MOST_BYTES = 256 * 2**20
-_ARCHIVE_BYTES = 2**10
-"""About what an archive takes beside its tensor."""
+_ARCHIVE_BYTES = 2**10  # about what an archive takes beside its tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,12 +149,12 @@ def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     deep = (
         leaf.name for leaf, tensor in zip(plan.leaves, plan.tensors, strict=True) if not is_one_key(leaf, tensor.name)
     )
-    what = others[0] if others else next(deep, None)
-    if what is None and plan.tensors:
+    path = others[0] if others else next(deep, None)
+    if path is None and plan.tensors:
         _check_names_of_peft(plan, form)
         return
     msg = f"{form.call} reads the state dict of a model"
-    msg += ", and there is no tensor" if what is None else f", and {plain(what) or 'the state'} is not a tensor of one"
+    msg += ", and there is no tensor" if path is None else f", and {plain(path) or 'the state'} is not a tensor of one"
     raise BadInput(msg, hint="select the state dict: select='model' for example")
 
 

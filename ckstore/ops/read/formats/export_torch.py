@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 VALUES_MOST_BYTES = 32 * 2**20
 """What lies in the pickle itself, as arrays of NumPy do, and the parts of sparse tensors, go through memory."""
-_NUMBERS_TIMES = 5
-"""A number in a list takes so much more memory than in the store."""
+_NUMBERS_TIMES = 5  # A number in a list takes so much more memory than in the store
 _SHOWN = 5
 
 

@@ -10,7 +10,7 @@ from ckstore.model.reports.usage import summary
 from ckstore.model.sizes import size_text
 from ckstore_cli._documents import to_json
 from ckstore_cli._format import columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_run, no_such_run
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ _SIZES = ("LOGICAL", "ALONE", "SHARED")
 
 @click.command()
 @click.argument("run", required=False, shell_complete=complete_run)
-@store_option
-@json_option
-@pass_frame
+@framed
 def du(frame: Frame, run: str | None) -> None:
     """Show what each run takes on the disk, or each checkpoint of RUN.
 

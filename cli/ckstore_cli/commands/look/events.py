@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.model.words import printable
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_run
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ _LOOKS = {"failed": "red", "damaged": "red", "dropped": "yellow", "purged": "yel
 @click.option("--since", metavar="TIME", help="Only the last 90m, 36h, 7d …. Default: all that are there.")
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
 @click.option("--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> None:  # noqa: FBT001 - click's
     """Say what happened in the store, the oldest first: saves, drops, damage.
 

@@ -14,7 +14,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.times import start_of, time_of_text
 from ckstore.model.words import printable
 from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run, no_such_run, runs, steps
 
@@ -36,9 +36,7 @@ _ALIGN = "><<<>>"
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
 @click.option("--since", metavar="TIME", help="Only those saved in the last 90m, 36h, 7d ….")
 @click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
-@store_option
-@json_option
-@pass_frame
+@framed
 @click.pass_context
 def log(  # noqa: PLR0917 - one for each option
     ctx: click.Context,

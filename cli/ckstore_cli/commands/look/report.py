@@ -8,7 +8,7 @@ import click
 
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
-from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, UserPath, framed
 
 
 @click.command()
@@ -20,9 +20,7 @@ from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame, store_o
     default=Path("report.html"),
     help="Where to write it; what is there is replaced. Default: report.html.",
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def report(frame: Frame, output: Path) -> None:
     """Write a page of HTML about the store, which needs no network.
 

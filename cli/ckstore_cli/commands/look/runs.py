@@ -10,7 +10,7 @@ import click
 from ckstore.model.sizes import size_text
 from ckstore_cli._documents import to_json
 from ckstore_cli._format import age_text, columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,9 +24,7 @@ _HEAD = ("RUN", "CHECKPOINTS", "NEWEST", "AGE")
 
 @click.command()
 @click.option("--sizes", is_flag=True, help="Also what each holds alone and shared, as ckstore du: looks at each blob.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def runs(frame: Frame, sizes: bool) -> None:  # noqa: FBT001 - click's
     """List the runs of the store, the one that saved last first.
 

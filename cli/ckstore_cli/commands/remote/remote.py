@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 @click.group()
+@store_option
+@json_option
 def remote() -> None:
     """Name, try and forget the places that checkpoints are pushed to.
 
@@ -28,6 +30,13 @@ def remote() -> None:
       ckstore remote list
       ckstore remote probe cold
       ckstore remote rm cold
+
+    \b
+    Exit status:
+      0  done
+      1  the place cannot be reached or used
+      2  wrong usage
+      4  there is no such store or remote
     """
 
 

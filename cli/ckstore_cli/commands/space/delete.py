@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import AmbiguousRef, BadInput, InUse, NoSuchRef
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref, complete_run, no_such_run
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 @click.argument("refs", metavar="REF...", nargs=-1, shell_complete=complete_ref)
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Delete all checkpoints of this run instead.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool) -> None:  # noqa: FBT001 - click's
     """Delete the checkpoints REF, and free what only they used.
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ckstore.errors import BadInput
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._freed import print_freed
 from ckstore_cli._refs import complete_run
 from ckstore_cli._retention import policy_of, rule_options
@@ -20,9 +20,7 @@ from ckstore_cli._retention import policy_of, rule_options
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
 @click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def prune(
     frame: Frame,
     /,

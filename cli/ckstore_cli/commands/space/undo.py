@@ -8,7 +8,7 @@ from ckstore.errors import BadInput
 from ckstore.model.digest import short_id
 from ckstore.model.sizes import size_text
 from ckstore_cli._format import columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 
 _HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL", "SIZE")
 
@@ -16,9 +16,7 @@ _HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL", "SIZE")
 @click.command()
 @click.argument("refs", metavar="[REF...]", nargs=-1)
 @click.option("--last", is_flag=True, help="Bring back the one that was dropped last.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def undo(frame: Frame, refs: tuple[str, ...], last: bool) -> None:  # noqa: FBT001 - click's
     """Bring back the dropped checkpoints REF; without one, list those that can be.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from ckstore.remote.target import Target
+    from ckstore.remote.service.target import Target
 
 _TIMEOUT_S = 20.0
 _RIGHT, _WRONG = b"right", b"wrong"
