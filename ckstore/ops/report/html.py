@@ -12,6 +12,7 @@ from ckstore.model.reports.html_report import HtmlReport
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, number_text, printable
 from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.report.metrics import replace_text
 from ckstore.ops.report.page import page
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def report(context: Context, path: Path | None) -> HtmlReport:
     made = HtmlReport(render(page(context)))
     if path is not None:
         try:
-            path.write_text(made.html, encoding="utf-8")
+            replace_text(path, made.html)
         except OSError as error:
             msg = f"the report cannot be written to {path}: {describe_os_error(error)}"
             raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
@@ -71,7 +72,8 @@ def render(page: Page) -> str:
 
 
 def _asset(name: str) -> str:
-    return resources.files("ckstore.ops.report").joinpath("assets", name).read_text(encoding="utf-8")
+    asset = resources.files("ckstore.ops.report").joinpath("assets", name)
+    return asset.read_text(encoding="utf-8")
 
 
 def _text(value: object) -> str:
