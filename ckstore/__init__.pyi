@@ -72,6 +72,7 @@ from ckstore.model.reports.progress import Progress as Progress
 from ckstore.model.reports.reindex_report import Incomplete as Incomplete
 from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport
 from ckstore.model.reports.reindex_report import RelinkReport as RelinkReport
+from ckstore.model.reports.remote_prune import RemotePruneReport as RemotePruneReport
 from ckstore.model.reports.retention_report import RetentionReport as RetentionReport
 from ckstore.model.reports.retention_report import Skipped as Skipped
 from ckstore.model.reports.transfer import TransferPlan as TransferPlan
@@ -105,9 +106,9 @@ from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks
 from ckstore.remote.reach import RemoteLike as RemoteLike
-from ckstore.remote.remotes import RemoteEntry as RemoteEntry
 from ckstore.remote.remotes import Remotes as Remotes
 from ckstore.remote.service.abilities import Abilities as Abilities
+from ckstore.remote.service.entries import RemoteEntry as RemoteEntry
 from ckstore.remote.service.target import Target as Target
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike

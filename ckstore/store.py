@@ -305,6 +305,7 @@ class Store:
         timeout_s: float = 600.0,
         stall_timeout_s: float = 120.0,
         nice: int = 0,
+        after: object = None,
         **options: Unpack[SaveOptions],
     ) -> PendingSave:
         """Copy a state and save it in the background; when this returns, the state may be changed.
@@ -328,6 +329,10 @@ class Store:
             stall_timeout_s: A saver that neither says anything nor uses the processor for so long is stuck: it is
                 killed and its saves are given up.
             nice: Niceness of a saver that is started now, 0 to 19: how far it makes way for others.
+            after: A `torch.cuda.Event`: what lies on a GPU is copied behind that event, as work of the current stream,
+                and this call does not wait for it. What the current stream does next follows the copy; another stream
+                that changes the state must wait for the current one. Without it this waits for everything that was
+                queued on the devices, and for the copy.
             options: As in `save`.
 
         Returns:
@@ -344,22 +349,22 @@ class Store:
         """
         from ckstore.ops.save.options import check_options, order_of, request_of
         from ckstore.saver.client.queue import SaverLimits
+        from ckstore.saver.client.unchanged import UnchangedNames
 
         check_options(self.save_async, options)
         try:
-            limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
+            limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice, after)
             limits.check()
             parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
             request = request_of(self._context, self._run_named(run), step, options, None, ref)
             self._context.check_writable()
-            named = None
+            selects = None
             if unchanged is not None:
                 from ckstore.ops.read.load import as_filter
-                from ckstore.saver.client.unchanged import UnchangedNames
 
                 selects = as_filter(unchanged, "unchanged")
-                named = None if selects is None else UnchangedNames(selects, self._context.settings.chunk_bytes)
+            named = UnchangedNames(selects, self._context.settings.chunk_bytes)
             return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
         except BaseException:
             self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckstore.errors import BytesElsewhere
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckstore.model.manifest.manifest import Extent
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -17,6 +17,18 @@ _RUN_BYTES = 8 * 2**20
 # Between two pieces of a pack lies padding of less than this; more is fetched only where it is next to nothing.
 _GAP_BYTES = 64
 _GAP_SHARE = 64
+
+
+class Memory(Protocol):
+    """Where the bytes of a piece go further from, as to a device."""
+
+    def __len__(self) -> int: ...
+
+    def windows(self) -> Iterator[memoryview]:
+        """Give memory for one stretch after another; each is full when the next is asked for."""
+
+    def take(self, data: memoryview) -> None:
+        """Fill all of it with bytes in hand."""
 
 
 class Part(NamedTuple):
@@ -29,7 +41,7 @@ class Part(NamedTuple):
     """
 
     extent: Extent
-    out: memoryview
+    out: memoryview | Memory
     what: str
 
 
@@ -52,13 +64,12 @@ class Far:
         """Fetch again what is asked for next."""
         self._window = 0, memoryview(b"")
 
-    def read(self, part: Part) -> None:
-        """Fill the memory of a part.
+    def read(self, extent: Extent, out: memoryview) -> None:
+        """Fill memory with a piece.
 
         Raises:
             RemoteError: The remote cannot be reached, or lacks the blob.
         """
-        extent, out, _ = part
         start, stop = extent.offset, extent.offset + extent.length
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []

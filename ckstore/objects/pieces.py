@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
-from ckstore.objects.far_pieces import Far, Part
+from ckstore.objects.far_pieces import Far, Memory, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
     from ckstore.model.manifest.manifest import Extent
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -71,20 +71,24 @@ class PieceReader:
         extent, out, what = part
         fd = self._descriptor(extent, what)
         if fd is None:
-            self._read_elsewhere(part)
+            near = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
+            self._read_elsewhere(part, near)
+            if not isinstance(out, memoryview):
+                out.take(near)
             return
         blob = self._directory.manifest.blobs[extent.blob].digest
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
         try:
             # Read and hashed part by part, not in two passes over the whole (docs/adr/0006).
-            for at in range(0, len(out), _PART_BYTES):
+            at = 0
+            for some in _windows(out):
                 if self._before_each is not None:
                     self._before_each()
-                some = out[at : at + _PART_BYTES]
                 files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
                 if self._verify:
                     running.update(some)
+                at += len(some)
         except DamagedBlob as error:
             error.blob, error.names = blob, (what,)
             raise
@@ -139,14 +143,14 @@ class PieceReader:
         while self._open:
             _close(self._open.popitem()[1])
 
-    def _read_elsewhere(self, part: Part) -> None:
+    def _read_elsewhere(self, part: Part, out: memoryview) -> None:
         """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
         found = ""
         for _ in range(_FETCHES):
             if self._before_each is not None:
                 self._before_each()
-            self._far.read(part)
-            found = algorithm_of(part.extent.piece).digest(part.out)
+            self._far.read(part.extent, out)
+            found = algorithm_of(part.extent.piece).digest(out)
             if found == part.extent.piece:
                 return
             self._far.forget()
@@ -186,9 +190,17 @@ def _close(fd: int | None) -> None:
         os.close(fd)
 
 
-def check(directory: CheckpointDirectory, part: Part) -> None:
+def check(directory: CheckpointDirectory, extent: Extent, data: memoryview, what: str) -> None:
     """Compare bytes that are in memory with the digest of their piece."""
-    _compare(directory, part.extent, algorithm_of(part.extent.piece).digest(part.out), part.what)
+    _compare(directory, extent, algorithm_of(extent.piece).digest(data), what)
+
+
+def _windows(out: memoryview | Memory) -> Iterator[memoryview]:
+    if not isinstance(out, memoryview):
+        yield from out.windows()
+        return
+    for at in range(0, len(out), _PART_BYTES):
+        yield out[at : at + _PART_BYTES]
 
 
 def _compare(directory: CheckpointDirectory, extent: Extent, found: str, what: str) -> None:

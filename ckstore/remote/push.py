@@ -26,8 +26,8 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.condemned import spare
-from ckstore.remote.info import check_hash, read_info
+from ckstore.remote.documents.condemned import spare
+from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
 from ckstore.remote.source import ObjectSource

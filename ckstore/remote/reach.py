@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.ops.open.opening import open_context
-from ckstore.remote.info import read_info
+from ckstore.remote.documents.info import read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
-from ckstore.remote.remotes import check_takes_pushes, entry_named, open_objects
 from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.entries import check_takes_pushes, entry_named, open_objects
 from ckstore.remote.source import ObjectSource, Source
 
 if TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +66,16 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
     target = Target("url", f"memory://{abs(hash(request.node.nodeid))}/run")
     yield target
     engine._memory.pop(target.bucket, None)
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[Service]:
+    """Return a real S3 service: Ceph RGW."""
+    from tests.support.object_services import ceph_service
+
+    # bluestore writes past the page cache, which a directory in memory does not take.
+    with (
+        tempfile.TemporaryDirectory(prefix="ckstore-ceph-", dir="/var/tmp") as root,
+        ceph_service(Path(root)) as running,
+    ):
+        yield running

@@ -7,7 +7,7 @@ import pytest
 from ckstore.errors import CkstoreError
 from ckstore.model.seal import seal
 from ckstore.remote import keys
-from ckstore.remote.condemned import Batch, Condemned, read_condemned, read_versioned, spare, swap
+from ckstore.remote.documents.condemned import Batch, Condemned, read_condemned, read_versioned, spare, swap
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
 

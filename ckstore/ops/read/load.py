@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef
 from ckstore.model.names import plain
 from ckstore.objects.pieces import PieceMaps
-from ckstore.ops.read.storage_read import Tally, check_memories, names_of, read_memories
+from ckstore.ops.read.storage_read import Tally, check_memories, names_of, read_far_memories, read_memories
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.allocation import wrap
@@ -174,7 +174,10 @@ def load_open(
     if mmap:
         memories = map_memories(directory, needed, verify=verify)
     else:
-        memories = read_memories(directory, needed, verify=verify, tally=tally)
+        # Straight to the device what goes there: no second copy of a model has to fit into memory.
+        memories = read_far_memories(directory, needed, device, verify=verify, tally=tally)
+        others = [index for index in needed if index not in memories]
+        memories.update(read_memories(directory, others, verify=verify, tally=tally))
     tally.end()
     return build(manifest.state, manifest.leaves, memories.__getitem__, device=device, keep=keep)
 

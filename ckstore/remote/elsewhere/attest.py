@@ -12,7 +12,7 @@ from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys, record
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.condemned import read_condemned
+from ckstore.remote.documents.condemned import read_condemned
 from ckstore.remote.objects import Remote
 from ckstore.remote.pull import fetch_checked
 from ckstore.remote.reach import OtherStore, source_of

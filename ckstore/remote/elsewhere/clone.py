@@ -23,12 +23,12 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
 from ckstore.remote.beside import take_names
+from ckstore.remote.documents.info import read_info
 from ckstore.remote.elsewhere.evict import require
-from ckstore.remote.info import read_info
 from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, source_of, uuid_of
-from ckstore.remote.remotes import RemoteEntry, open_objects
+from ckstore.remote.service.entries import RemoteEntry, open_objects
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import read_manifest
 
