@@ -37,6 +37,7 @@ from ckstore.errors import StepExists as StepExists
 from ckstore.errors import StoreNotFound as StoreNotFound
 from ckstore.errors import UnknownOutcome as UnknownOutcome
 from ckstore.errors import UnsafePlace as UnsafePlace
+from ckstore.model.best import Best as Best
 from ckstore.model.checkpoint.pins import Pin as Pin
 from ckstore.model.checkpoint.runs import RunSummary as RunSummary
 from ckstore.model.checkpoint.tag import Tag as Tag
@@ -58,17 +59,20 @@ from ckstore.model.reports.diff import Difference as Difference
 from ckstore.model.reports.diff import DiffLeaf as DiffLeaf
 from ckstore.model.reports.diff import LeafChange as LeafChange
 from ckstore.model.reports.diff import PlainChange as PlainChange
+from ckstore.model.reports.event import Event as Event
 from ckstore.model.reports.evict_report import EvictReport as EvictReport
 from ckstore.model.reports.export_report import ExportedFile as ExportedFile
 from ckstore.model.reports.export_report import ExportReport as ExportReport
 from ckstore.model.reports.gc_report import GcPlan as GcPlan
 from ckstore.model.reports.gc_report import GcReport as GcReport
 from ckstore.model.reports.gc_report import NextToFree as NextToFree
+from ckstore.model.reports.gc_report import Waiting as Waiting
 from ckstore.model.reports.held import DeletedFile as DeletedFile
 from ckstore.model.reports.held import HeldBlob as HeldBlob
 from ckstore.model.reports.held import Holder as Holder
 from ckstore.model.reports.held import LinkedBlob as LinkedBlob
 from ckstore.model.reports.held import PlannedBlob as PlannedBlob
+from ckstore.model.reports.html_report import HtmlReport as HtmlReport
 from ckstore.model.reports.progress import Progress as Progress
 from ckstore.model.reports.reindex_report import Incomplete as Incomplete
 from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport
@@ -79,6 +83,7 @@ from ckstore.model.reports.retention_report import Skipped as Skipped
 from ckstore.model.reports.transfer import TransferPlan as TransferPlan
 from ckstore.model.reports.transfer import TransferReport as TransferReport
 from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage
+from ckstore.model.reports.usage import RunUsage as RunUsage
 from ckstore.model.reports.usage import Usage as Usage
 from ckstore.model.reports.usage import Use as Use
 from ckstore.model.reports.verify_report import Damage as Damage
@@ -88,7 +93,7 @@ from ckstore.model.reports.verify_report import Unrepaired as Unrepaired
 from ckstore.model.reports.verify_report import VerifyReport as VerifyReport
 from ckstore.model.saver.status import SaveEvent as SaveEvent
 from ckstore.model.saver.status import SaverStatus as SaverStatus
-from ckstore.model.settings.retention import Best as Best
+from ckstore.model.settings.retention import Budget as Budget
 from ckstore.model.settings.retention import RetentionPolicy as RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry as PlanEntry
 from ckstore.model.settings.retention_plan import RetentionPlan as RetentionPlan

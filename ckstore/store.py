@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
+    from ckstore.model.reports.event import Event
     from ckstore.model.reports.evict_report import EvictReport
     from ckstore.model.reports.export_report import ExportReport
-    from ckstore.model.reports.gc_report import GcPlan, GcReport
+    from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
+    from ckstore.model.reports.html_report import HtmlReport
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
@@ -58,7 +60,8 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
-"""``STEP``, ``latest``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number; an info."""
+"""``STEP``, ``latest``, ``best:METRIC``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number;
+an info."""
 
 
 class Store:
@@ -757,6 +760,28 @@ class Store:
         return latest(self._context, run, valid=valid)
 
     @act
+    def best(
+        self, metric: str, run: str | None = None, *, mode: Literal["min", "max"] = "min"
+    ) -> CheckpointInfo | None:
+        """Return the checkpoint of a run with the best number of a metric; of equal ones the newest; None without one.
+
+        As a ref it is ``RUN@best:METRIC``, or ``RUN@best:METRIC:max``. One that is marked as damaged is passed over
+        where another one has the metric.
+
+        Args:
+            metric: Its name, as given to `save` or `annotate`; nan never counts.
+            run: None: that of `open`, else the only one.
+            mode: ``min``: the smallest number is best; ``max``: the greatest.
+
+        Raises:
+            AmbiguousRef: No run is given, and the store has several.
+            BadInput: `metric`, `run` or `mode` is invalid.
+        """
+        from ckstore.ops.refs.find import best_by
+
+        return best_by(self._context, metric, run, mode)
+
+    @act
     def checkpoints(self, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
 
@@ -942,6 +967,54 @@ class Store:
         from ckstore.ops.report.usage import usage
 
         return usage(self._context)
+
+    @act
+    def metrics(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return what the store and each run hold, as text of OpenMetrics; `write_metrics` is of this handle's saves.
+
+        Args:
+            path: A file that is replaced by it in one step, for the textfile collector of node_exporter.
+
+        Raises:
+            BadInput: The file cannot be written.
+        """
+        from ckstore.ops.report.store_metrics import metrics
+
+        return metrics(self._context, None if path is None else expanded(path))
+
+    @act
+    def report(self, path: str | os.PathLike[str] | None = None) -> HtmlReport:
+        """Return a page of HTML about the store, which needs no network; a notebook shows it.
+
+        It has the checkpoints of each run over time with their metrics, what each run takes and each rule keeps, which
+        tensors changed, and what `doctor` finds. Nothing is changed.
+
+        Args:
+            path: A file to write it to; what is there is replaced.
+
+        Raises:
+            BadInput: The file cannot be written.
+        """
+        from ckstore.ops.report.html import report
+
+        return report(self._context, None if path is None else expanded(path))
+
+    @act
+    def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:
+        """Return what happened in the store, the oldest first: saves, drops and by which rule, damage, failures.
+
+        They are a log that is bounded and may be lost, and decide nothing.
+
+        Args:
+            since: ``1d``, ``36h`` and the like, seconds, or a datetime with a time zone; None: all that are there.
+            run: Only those of this run; None: of all.
+
+        Raises:
+            BadInput: `since` is invalid.
+        """
+        from ckstore.ops.events import events
+
+        return events(self._context, since=since, run=run)
 
     @act
     def why(self, digest: str) -> list[Use]:
@@ -1150,6 +1223,7 @@ class Store:
         *,
         dry_run: bool = False,
         exclusive: bool = False,
+        now: bool = False,
     ) -> GcReport:
         """Drop the checkpoints that a policy does not keep, durably, then free the space as `gc` does.
 
@@ -1161,6 +1235,7 @@ class Store:
             run: Only this one; None: that of `open`, else each run by itself, or as the plan has it.
             dry_run: Change nothing; report what would be dropped and freed.
             exclusive: As in `gc`.
+            now: Free it at once: what is dropped cannot be brought back.
 
         Returns:
             What `gc` returns; its `retention` has the plan, and what was dropped and skipped.
@@ -1176,7 +1251,7 @@ class Store:
         from ckstore.ops.free.gc import prune
 
         run = self.run if run is None else run
-        return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
+        return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive, now=now)
 
     @act
     def compact(
@@ -1213,7 +1288,7 @@ class Store:
         return CompactionReport(made, dry_run=True) if dry_run else compact(self._context, made)
 
     @act
-    def gc(self, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:
+    def gc(self, *, dry_run: bool = False, exclusive: bool = False, now: bool = False) -> GcReport:
         """Free what no checkpoint needs and no process has open, and what killed saves left.
 
         Savers and readers go on meanwhile. What a process has open is reported with its holder, and freed by the
@@ -1224,6 +1299,7 @@ class Store:
             exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
                 filesystem, where open files of other hosts cannot be seen, only what has waited for
                 `StoreConfig.grace_s` is freed without it. Elsewhere it changes nothing.
+            now: Free what could be brought back by `undelete`, too.
 
         Raises:
             InUse: Another gc is at work: nothing was changed.
@@ -1232,7 +1308,38 @@ class Store:
         """
         from ckstore.ops.free.gc import collect, gc_dry
 
-        return gc_dry(self._context) if dry_run else collect(self._context, exclusive=exclusive)
+        if dry_run:
+            return gc_dry(self._context, purge=now)
+        return collect(self._context, exclusive=exclusive, purge=now)
+
+    @act
+    def dropped(self) -> tuple[Waiting, ...]:
+        """Return the dropped and replaced checkpoints that `undelete` can bring back, the one dropped last first.
+
+        See `StoreConfig.undo_by_hand_s` and `StoreConfig.undo_by_rule_s`.
+
+        Raises:
+            CkstoreError: A directory of the store cannot be read.
+        """
+        from ckstore.ops.free.waiting import waiting
+
+        return waiting(self._context)
+
+    @act
+    def undelete(self, ref: RefLike = "latest") -> CheckpointInfo:
+        """Bring back a checkpoint that was dropped or replaced, durably, every bit as it was.
+
+        Args:
+            ref: ``RUN@STEP``, an id, or an info, of what `dropped` lists; ``latest``: the one dropped last.
+
+        Raises:
+            NoSuchRef: It is not there any more, or gc is freeing it.
+            StepExists: Another checkpoint has its place by now: delete that one first.
+            BadInput: It has no form of such a ref, or several runs have one.
+        """
+        from ckstore.ops.free.waiting import undelete
+
+        return undelete(self._context, ref)
 
     @act_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:

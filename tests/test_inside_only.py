@@ -60,6 +60,7 @@ EXCEPTIONS = {
     "ops/index/catalog_place.py: wanted.parent.resolve()": "the directory of the catalog, on this host",
     "ops/report/doctor.py: path.exists()": "the file of the catalog",
     'ops/report/metrics.py: open(fd, "wb")': "a descriptor",
+    'ops/report/html.py: asset.read_text(encoding="utf-8")': "a part of the page, in the package",
     "ops/report/metrics.py: os.replace(temporary, path)": "a file that the caller names, outside the store",
     "ops/report/metrics.py: os.unlink(temporary)": "the same",
     'ops/free/gc.py: os.stat(f"{context.catalog.path}{suffix}")': "the files of the catalog",
@@ -82,6 +83,7 @@ OPENED = {
     "integrations/trainer_state.py: path.read_bytes()": "a file that the Trainer has just written, in a new directory",
     "integrations/fsspec/transaction.py: local.open(mode)": "a file of this process's own transaction",
     'ops/report/metrics.py: open(fd, "wb")': "a descriptor",
+    'ops/report/html.py: asset.read_text(encoding="utf-8")': "a part of the page, in the package",
     'ranks/who.py: Path(f"/proc/{pid}/stat").read_bytes()': "the kernel's",
 }
 """Calls outside fs/ that open a file by its path and read it."""

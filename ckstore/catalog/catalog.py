@@ -184,6 +184,7 @@ class Catalog:
     pack_uses = _asked(space.pack_uses)
     without_use = _asked(space.without_use)
     dead_pack_bytes = _asked(space.dead_pack_bytes)
+    used_bytes = _asked(space.used_bytes)
 
     def listing(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None

@@ -29,6 +29,13 @@ def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[Checkpoi
     return _total(total)
 
 
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """Return the size of all blobs that a checkpoint uses, each once."""
+    query = "SELECT sum(nbytes) FROM blobs b WHERE EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = b.id)"
+    ((total,),) = connection.execute(query).fetchall()
+    return _total(total)
+
+
 def _total(total: int | None) -> int:
     """Return a sum of sizes, which is NULL of no rows."""
     forms.sizes([total or 0])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
-from ckstore.fs.inside import Where
+from ckstore.fs.inside import Inside, Where
 from ckstore.fs.peek import at, close_quietly, open_at, open_descriptor, open_directory
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ BLOB_MTIME_NS = 1_000_000_000 * 10**9
 
 # O_EXCL with O_NOFOLLOW: a file or symlink that another user put at the name is an error, never written through (rule
 # N).
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for a pipe's reader
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # One write of Linux takes at most 2 GiB; in parts of this size a signal or an error is seen between two of them.
 _WRITE_MOST_BYTES = 16 * 2**20
@@ -129,6 +130,44 @@ def opened_regular(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
 def _no_regular_file(path: Where) -> DamagedBlob:
     msg = f"{path} is not a regular file: it is a symlink, a directory, a pipe or the like"
     return DamagedBlob(msg, hint="ckstore never puts one there: move it away")
+
+
+def append_line(path: Inside, line: bytes, *, mode: int, most_bytes: int, older: Inside) -> None:
+    """Append a line to a log by one write, so that lines of several processes do not mix; it is not made durable.
+
+    A log of more than `most_bytes` becomes `older`, in the place of the one that is there.
+
+    Raises:
+        DamagedBlob: Something other than a regular file is at the path.
+    """
+    try:
+        fd = open_at(path, _APPEND)
+        made = False
+    except FileNotFoundError:
+        fd, made = open_at(path, _APPEND | os.O_CREAT, mode), True
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise _no_regular_file(path)
+        if made:
+            os.fchmod(fd, mode)  # whatever the umask is: the others of a group append, too
+        os.write(fd, line)
+        if status.st_size > most_bytes:
+            _turn_over(fd, path, older)
+    finally:
+        close_quietly(fd)
+
+
+def _turn_over(fd: int, path: Inside, older: Inside) -> None:
+    try:
+        # Of two that find it full at once, the second would else rename the new one over the old one.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    with at(path) as (parent, name):
+        there, ours = os.stat(name, dir_fd=parent, follow_symlinks=False), os.fstat(fd)
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+            os.rename(name, older.name, src_dir_fd=parent, dst_dir_fd=parent)
 
 
 def write_all(fd: int, data: memoryview) -> None:

@@ -62,3 +62,20 @@ def expiry(value: object, now: datetime) -> datetime | None:
     if value <= now:
         raise BadInput(f"expires: wanted a time after now, got {value.isoformat()}")
     return value.astimezone(UTC)
+
+
+def start_of(value: object, now: datetime, what: str) -> datetime | None:
+    """Return the time since which something is asked for.
+
+    Args:
+        value: A duration before now as for `duration_s`, a datetime with a zone, or None: from the beginning.
+        now: With a zone.
+        what: The name of the argument, for messages.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        return now - timedelta(seconds=duration_s(value, what))
+    if value.tzinfo is None:
+        raise BadInput(f"{what}: wanted a datetime with a time zone, got {value!r}", hint="datetime.now(UTC) has one")
+    return value.astimezone(UTC)

@@ -83,6 +83,7 @@ class Collector:
         *,
         leases: bool,
         grace: Grace | None = None,
+        purge: bool = False,
     ) -> None:
         self.collected = Collected()
         self._judge = Judge(leases=leases)
@@ -92,10 +93,17 @@ class Collector:
         self._catalogue = enter
         self._refused: CkstoreError | None = None
         self._grace = grace
+        self._purge = purge
 
     @classmethod
     def try_start(
-        cls, layout: Layout, enter: EnterCandidates, *, leases: bool = True, grace: Grace | None = None
+        cls,
+        layout: Layout,
+        enter: EnterCandidates,
+        *,
+        leases: bool = True,
+        grace: Grace | None = None,
+        purge: bool = False,
     ) -> Self | None:
         """Return a collector, without waiting; None if there is one.
 
@@ -104,9 +112,10 @@ class Collector:
             enter: Tells the catalog.
             leases: Whether they tell something here.
             grace: Other hosts may be at work: only what has waited in trash for so long is unlinked.
+            purge: Also what waits there to be brought back.
         """
         lock = far_locks.try_trash(layout)
-        return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace)
+        return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace, purge=purge)
 
     @property
     def unseen_count(self) -> int | None:
@@ -128,7 +137,8 @@ class Collector:
             OSError: Something could not be made durable or unlinked; what is left stays for the next time.
             CkstoreError: The catalog could not be told; only last links are gone, which need no entry.
         """
-        names = trash.names_in(self._layout.trash) if names is None else names
+        due = trash.due(self._layout, purge=self._purge)
+        names = due if names is None else sorted(set(names).intersection(due))
         if not names:
             return
         # Of all that was listed, even if another process renamed it; else a checkpoint may come back under its old
@@ -145,8 +155,8 @@ class Collector:
             except PermissionError:  # its owner's alone, as in a sticky directory: it stays, and the report says so
                 self.collected.left.append(name)
             except (OSError, CkstoreError) as error:  # one odd entry must not keep the others
-                if self._grace is not None and isinstance(error, FileNotFoundError):
-                    continue  # the collector of another host was faster
+                if isinstance(error, FileNotFoundError) and (self._grace is not None or trash.can_return(name)):
+                    continue  # a process brought it back, or the collector of another host was faster
                 failed = failed or error
         if failed is not None:
             raise failed

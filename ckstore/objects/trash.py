@@ -5,6 +5,8 @@ What is to go is renamed into ``trash/``; `ckstore.objects.collector` empties it
 
 from __future__ import annotations
 
+import re
+import time
 import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -24,24 +26,56 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
     from ckstore.objects.shared.grace import Grace
 
+_UNDO = ".undo-"
+_UNDO_END = re.compile(r"\.undo-([0-9]{1,10})\Z")
 RELINKING = "relink"
 """The run of the staging directory in which a relink puts the files that it exchanged."""
 
 
-def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None = None) -> Inside:
-    """Rename the directory `path` into ``trash/``; return where it is now.
+def move_to_trash(
+    layout: Layout, path: Inside, lock: locks.DirectoryLock | None = None, *, undo_s: float = 0
+) -> Inside:
+    """Rename the directory `path` into ``trash/``; return where it is now. It waits there for `undo_s`.
 
     It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
     """
     # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
     target = free_name(layout.trash, name)
+    if undo_s >= 1:
+        target = target.parent / f"{target.name}{_UNDO}{int(undo_s)}"
     links.rename(path, target)
     if lock is not None and not lock.names(target):
         links.rename(target, path)  # another process put a directory there meanwhile: it is not ours to take
         msg = f"{path} was replaced"
         raise FileNotFoundError(msg)
     return target
+
+
+def can_return(name: str) -> bool:
+    """Whether an entry of trash is one that can be brought back, by its name."""
+    return _UNDO_END.search(name) is not None
+
+
+def left_s(path: Inside) -> float:
+    """Return how long an entry of trash still waits to be brought back; 0: it may go, or is gone."""
+    window = _UNDO_END.search(path.name)
+    found = peek.find(path) if window else None
+    # The rename into trash set ctime, which no user can set back.
+    return 0.0 if window is None or found is None else max(0.0, int(window[1]) - (time.time() - found.st_ctime))
+
+
+def due(layout: Layout, *, purge: bool = False) -> list[str]:
+    """Return the names in trash that do not wait; with `purge` all."""
+    return [name for name in names_in(layout.trash) if purge or not left_s(layout.trash / name)]
+
+
+def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
+    """Return the digests in the entries of trash that wait: these keep a name, so no look at each is needed."""
+    if purge:
+        return set()
+    waiting = [name for name in names_in(layout.trash) if left_s(layout.trash / name)]
+    return {digest for name in waiting for digest in names_in(layout.trash / name / BLOBS) if is_digest(digest)}
 
 
 def in_use(path: Inside) -> bool:

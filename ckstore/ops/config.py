@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable
+from ckstore.model.best import metrics_there
 from ckstore.model.document import shown
-from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.model.settings.retention_plan import metrics_there
+from ckstore.model.settings.retention import Budget, RetentionPolicy
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.ops.config_file import Setting
 from ckstore.ops.context import annotated, read_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
 T = TypeVar("T")
+_GLOB = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,100}")
 
 
 def _json_of_policy(context: Context, member: str, policy: object) -> dict[str, Any]:
@@ -27,6 +30,21 @@ def _json_of_policy(context: Context, member: str, policy: object) -> dict[str, 
         raise BadInput(f"{member} must be a RetentionPolicy or None, got {shown(policy)}")
     _refuse_misspelt(context, member, policy)
     return policy.to_json()
+
+
+def _json_by_run(context: Context, member: str, policies: object) -> dict[str, Any]:
+    if not isinstance(policies, Mapping):
+        raise BadInput(f"{member} must be a dict of run or glob -> RetentionPolicy, got {shown(policies)}")
+    for glob in policies:
+        if not isinstance(glob, str) or not _GLOB.fullmatch(glob):
+            raise BadInput(f"{member}: wanted the name of a run or a glob such as 'sweep-*', got {shown(glob)}")
+    return {glob: _json_of_policy(context, member, policy) for glob, policy in policies.items()}
+
+
+def _json_of_budget(_: Context, member: str, budget: object) -> dict[str, Any]:
+    if not isinstance(budget, Budget):
+        raise BadInput(f"{member} must be a Budget or None, got {shown(budget)}", hint='Budget("500GB")')
+    return budget.to_json()
 
 
 def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> None:
@@ -126,6 +144,20 @@ class StoreConfig:
     ``store.prune()`` does it at once.
     """
 
+    retention_by_run = _Attribute(config_file.BY_RUN, config_file.policies_by_run, _json_by_run)
+    """Policies of single runs, by a name or a glob: ``{"sweep-*": RetentionPolicy(keep_last=1)}``.
+
+    For a run the one of its name applies, else that of the longest glob that fits it, else `retention`.
+    """
+
+    budget = _Attribute(config_file.BUDGET, config_file.budget_of, _json_of_budget)
+    """How much the blobs of all checkpoints may take on the disk: ``Budget("2TB", low_bytes="1.8TB")``; None: no limit.
+
+    Above it a save drops the oldest checkpoints of all runs once it is durable, those that are the best by a rule of
+    their run last. Tags, pins, open readers and the newest valid checkpoint of each run stay: `prune` and the warning
+    of the save say if they alone are more.
+    """
+
     make_room = _policy(config_file.MAKE_ROOM)
     """The policy by which a save that would not fit may drop checkpoints first; None: such a save fails.
 
@@ -153,6 +185,19 @@ class StoreConfig:
 
     So long a reader on another host may go on with a checkpoint that was dropped, and a save there may stand still.
     Elsewhere it does not matter. Default: 3600.
+    """
+
+    undo_by_hand_s = _plain(config_file.UNDO_BY_HAND_S)
+    """How many seconds `undelete` can bring back what `delete` and `prune` dropped; 0: it is freed at once.
+
+    It keeps its bytes meanwhile. ``gc(now=True)`` and a save that finds no room free it earlier. Where other hosts use
+    the store, too, `grace_s` is that time. Default: 0.
+    """
+
+    undo_by_rule_s = _plain(config_file.UNDO_BY_RULE_S)
+    """As `undo_by_hand_s`, for what a policy drops after a save, and for what a save replaces. Default: 0.
+
+    What a budget or `make_room` drops is freed at once, since its space is needed.
     """
 
     shared = _plain(config_file.SHARED)

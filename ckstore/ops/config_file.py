@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from ckstore.errors import CkstoreError
@@ -15,12 +16,14 @@ from ckstore.objects.documents import atomic_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ckstore.model.settings.retention import RetentionPolicy
+    from ckstore.model.settings.retention import Budget, RetentionPolicy
     from ckstore.objects.layout import Layout
 
 T = TypeVar("T")
 RETENTION: Final = "retention"
 MAKE_ROOM: Final = "make_room"
+BY_RUN: Final = "retention_by_run"
+BUDGET: Final = "budget"
 # A thread takes 2 MiB of private memory in a save: a mistyped number must not take gigabytes.
 THREADS_MOST = 256
 # A policy has some hundred bytes; a file that another user made huge is refused before it is read into memory.
@@ -62,6 +65,9 @@ READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=lam
 RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", lambda value: _is_number(value, 0, 1))
 # Longer than what an NFS client remembers, and than a save stands still on a busy cluster: docs/adr/0011-grace.md.
 GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
+# Off until asked for: what is dropped is freed at once, as a full disk and P6 want it.
+UNDO_BY_HAND_S = Setting("undo_by_hand_s", 0.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
+UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
 SHARED: Setting[bool | None] = Setting("shared", None, "true or false", lambda value: isinstance(value, bool))
 THREADS: Setting[int | None] = Setting(
     "threads", None, f"a whole number from 1 to {THREADS_MOST}", lambda value: _is_whole(value, THREADS_MOST)
@@ -120,6 +126,56 @@ def policy_of(layout: Layout, member: Literal["retention", "make_room"]) -> Rete
     from ckstore.model.settings.retention import RetentionPolicy
 
     return RetentionPolicy.from_json(stored, f"{layout.config}: {member}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRules:
+    """What a store keeps by itself.
+
+    Attributes:
+        default: The policy of runs that have none of their own; None: everything of them stays.
+        by_run: The policies of single runs, by their names or globs.
+        budget: How much all checkpoints may take; None: as much as there is.
+    """
+
+    default: RetentionPolicy | None
+    by_run: Mapping[str, RetentionPolicy]
+    budget: Budget | None
+
+    def of(self, run: str) -> RetentionPolicy | None:
+        """Return the policy of a run: that of its name, else of the longest glob that fits, else the default."""
+        if run in self.by_run:
+            return self.by_run[run]
+        fitting = sorted((glob for glob in self.by_run if fnmatchcase(run, glob)), key=lambda glob: (-len(glob), glob))
+        return self.by_run[fitting[0]] if fitting else self.default
+
+
+def rules_of(layout: Layout) -> StoreRules:
+    """Return what the settings say about which checkpoints stay."""
+    return StoreRules(policy_of(layout, RETENTION), policies_by_run(layout), budget_of(layout))
+
+
+def policies_by_run(layout: Layout) -> dict[str, RetentionPolicy]:
+    """Return the policies of single runs, by their names or globs."""
+    stored = read_config(layout).get(BY_RUN)
+    if stored is None:
+        return {}
+    from ckstore.model.settings.retention import RetentionPolicy
+
+    where = f"{layout.config}: {BY_RUN}"
+    if not isinstance(stored, dict):
+        refuse(str(layout.config), BY_RUN, "an object", stored)
+    return {glob: RetentionPolicy.from_json(policy, f"{where}: {glob}") for glob, policy in stored.items()}
+
+
+def budget_of(layout: Layout) -> Budget | None:
+    """Return how much all checkpoints may take; None: there is no limit."""
+    stored = read_config(layout).get(BUDGET)
+    if stored is None:
+        return None
+    from ckstore.model.settings.retention import Budget
+
+    return Budget.from_json(stored, f"{layout.config}: {BUDGET}")
 
 
 def setting_of(layout: Layout, setting: Setting[T]) -> T:

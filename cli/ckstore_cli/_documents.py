@@ -18,7 +18,7 @@ SAFE_INT = 2**53
 _FORMS = {
     "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
     "message metrics metadata tags durable damaged",
-    "CheckpointUsage": "run step logical_bytes unique_bytes shared_bytes dead_bytes",
+    "CheckpointUsage": "run step logical_bytes alone_bytes shared_bytes dead_bytes",
     "Compacted": "run=info.run step=info.step before_bytes after_bytes",
     "CompactionEntry": "run=info.run step=info.step id=info.id base reason",
     "CompactionReport": "dry_run checkpoints=plan.entries compacted skipped encoded_count plain_bytes encoded_bytes",
@@ -31,7 +31,7 @@ _FORMS = {
     "FileChange": "path kind before after changed_bytes",
     "FileSummary": "kind mode:04o nbytes",
     "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_elsewhere differences "
-    "dead_pack_bytes catalog_bytes explanation",
+    "dead_pack_bytes catalog_bytes waiting explanation",
     "HeldBlob": "digest nbytes why holders",
     "Holder": "pid command how",
     "LeafChange": "name before after changed_bytes largest_absolute=difference.largest_absolute "
@@ -45,14 +45,17 @@ _FORMS = {
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",
+    "RunUsage": "run checkpoint_count logical_bytes alone_bytes shared_bytes",
     "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
     "Skipped": "run=info.run step=info.step reason",
     "TransferPlan": "direction remote missing_bytes all_bytes new checkpoints missing",
     "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
     "Uncompacted": "run=info.run step=info.step reason",
-    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes saved_bytes checkpoints",
+    "Usage": "logical_bytes disk_bytes alone_bytes shared_bytes unused_bytes waiting_bytes dead_bytes "
+    "saved_bytes runs checkpoints",
     "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
     "in_time whole damage findings repaired unrepaired quarantined healable",
+    "Waiting": "run step id dropped until nbytes",
 }
 """The keys of a type, in their order; of one that is not listed, its fields.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, NoSuchRef
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import short_id
@@ -43,6 +43,13 @@ def tags(store: Path) -> list[str]:
 def runs(store: Path) -> list[str]:
     """Return the names of the runs of a store, sorted."""
     return sorted(name for name in _names(store, "checkpoints") if RUN_PATTERN.match(name))
+
+
+def no_such_run(store: Path, run: str) -> NoSuchRef:
+    """Return the error for a run that the store does not have, with those that it has."""
+    known = runs(store)
+    hint = f"its runs: {', '.join(known)}" if known else "it has no checkpoint yet"
+    return NoSuchRef(f"there is no run {run!r} in {store}", hint=hint)
 
 
 def steps(store: Path, run: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,8 +12,9 @@ from ckstore_cli._format import columns, wrap
 from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
+    from ckstore.model.best import Best
     from ckstore.model.reports.retention_report import RetentionReport
-    from ckstore.model.settings.retention import Best, RetentionPolicy
+    from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import PlanEntry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,20 +22,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 _HEAD = ("CHECKPOINT", "PLAN", "")
 _BECAUSE = "BECAUSE"
 _LEAST_COLUMNS = 30
-_MODES = ("min", "max")
 
 
 def rule_options(function: F) -> F:
     """Add the options that say a policy, see `policy_of`."""
     count = click.IntRange(min=1)
     for option in (
+        click.option("--low-bytes", metavar="SIZE", help="Where --max-bytes ends once it is exceeded."),
+        click.option("--max-bytes", metavar="SIZE", help="Most that a run may take, such as 500GB; the oldest go."),
         click.option("--keep-within", metavar="TIME", help="Keep those saved in the last 90m, 36h, 7d …."),
+        click.option("--keep-weekly", metavar="N", type=count, help="Keep the newest of each of the last N weeks."),
+        click.option("--keep-daily", metavar="N", type=count, help="Keep the newest of each of the last N days."),
+        click.option("--keep-hourly", metavar="N", type=count, help="Keep the newest of each of the last N hours."),
         click.option(
             "--keep-best",
             metavar="METRIC[:min|max[:N]]",
             multiple=True,
             help="Keep the best, or the N best, by a metric; min by default. Repeatable.",
         ),
+        click.option("--keep-nearest", metavar="N", type=count, help="Keep the nearest to each multiple of step N."),
         click.option("--keep-every", metavar="N", type=count, help="Keep those whose step is a multiple of N."),
         click.option("--keep-last", metavar="N", type=count, help="Keep the N that were saved last."),
     ):
@@ -46,48 +52,41 @@ def options_of(policy: RetentionPolicy | None) -> str:
     """Return the options that say a policy; empty for none."""
     if policy is None:
         return ""
-    rules = [("--keep-last", policy.keep_last), ("--keep-every", policy.keep_every)]
-    words = [f"{name} {count}" for name, count in rules if count is not None]
-    words += [f"--keep-best {best.metric}:{best.mode}:{best.n}" for best in policy.bests]
-    if policy.keep_within is not None:
-        within = policy.keep_within if isinstance(policy.keep_within, str) else f"{policy.keep_within}s"
-        words.append(f"--keep-within {within}")
+    words = []
+    for name, value in policy.to_json().items():
+        option = f"--{name.replace('_', '-')}"
+        if name == "keep_best":
+            words += [f"{option} {best.metric}:{best.mode}:{best.n}" for best in policy.bests]
+        else:
+            words.append(f"{option} {f'{value}s' if name == 'keep_within' and not isinstance(value, str) else value}")
     return printable(" ".join(words))
 
 
-def policy_of(
-    keep_last: int | None, keep_every: int | None, keep_best: Sequence[str], keep_within: str | None
-) -> RetentionPolicy | None:
-    """Return the policy that the options say; None: they say none."""
-    if keep_last is None and keep_every is None and not keep_best and keep_within is None:
+def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
+    """Return the policy that the options of `rule_options` say; None: they say none."""
+    given = {name: value for name, value in rules.items() if value not in (None, ())}
+    if not given:
         return None
     from ckstore.model.settings.retention import RetentionPolicy
 
-    return RetentionPolicy(
-        keep_last=keep_last,
-        keep_every=keep_every,
-        keep_best=[best_of(text) for text in keep_best] or None,
-        keep_within=keep_within,
-    )
+    if "keep_best" in given:
+        given["keep_best"] = [_best_of(text) for text in given["keep_best"]]
+    return RetentionPolicy(**given)
 
 
-def best_of(text: str) -> Best:
-    """Return the rule that ``METRIC[:min|max[:n]]`` says; a colon in a metric's name needs the mode behind it.
+def _best_of(text: str) -> Best:
+    """Return the rule that a ``--keep-best`` says.
 
     Raises:
-        BadParameter: It cannot be read. A misspelt mode is never taken for a part of the name.
+        BadParameter: It cannot be read.
     """
-    from ckstore.model.settings.retention import Best
+    from ckstore.errors import BadInput
+    from ckstore.model.best import best_of
 
-    # From the right: names of metrics have colons, modes and counts have none.
-    metric, *rest = text.rsplit(":", 2)
-    if len(rest) == 2 and rest[0] not in _MODES:
-        metric, rest = f"{metric}:{rest[0]}", rest[1:]
-    count = rest[1] if len(rest) == 2 else "1"
-    if not metric or (rest and rest[0] not in _MODES) or not count.isascii() or not count.isdigit():
-        msg = f"wanted METRIC, METRIC:min, METRIC:max or METRIC:max:3, got {text!r}"
-        raise click.BadParameter(msg, param_hint="--keep-best")
-    return Best(metric, "max" if rest and rest[0] == "max" else "min", int(count))
+    try:
+        return best_of(text)
+    except BadInput as error:
+        raise click.BadParameter(error.message, param_hint="--keep-best") from error
 
 
 def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:

@@ -28,6 +28,7 @@ COMMANDS = {
     "export": "files",
     "log": "look",
     "runs": "look",
+    "events": "look",
     "show": "look",
     "ls": "look",
     "diff": "look",
@@ -35,8 +36,11 @@ COMMANDS = {
     "tag": "names",
     "pin": "names",
     "delete": "space",
+    "undo": "space",
     "du": "look",
     "why": "look",
+    "report": "look",
+    "metrics": "look",
     "config": "store",
     "prune": "space",
     "compact": "space",
@@ -143,7 +147,7 @@ class App(click.Group):
 
 # "did you mean delete" for a typo is one Enter away from deleting checkpoints.
 _DELETING = ("delete", "prune", "gc")
-_OTHER_WORDS = {"rm": "delete", "remove": "delete", "untag": "tag -d", "unpin": "pin -d"}
+_OTHER_WORDS = {"rm": "delete", "remove": "delete", "untag": "tag -d", "unpin": "pin -d", "undelete": "undo"}
 """Words of other programs, and what they mean here."""
 _VERY_LIKE = 0.8
 
@@ -191,8 +195,8 @@ def app() -> None:
 
     \b
     The store is --store, else CKSTORE_PATH, else .ckstore here or in a parent directory.
-    A REF is one of: STEP, latest, latest-valid, TAG, the first 6 or more digits of an id;
-    each may begin with RUN@.
+    A REF is one of: STEP, latest, latest-valid, best:METRIC, best:METRIC:max, TAG,
+    the first 6 or more digits of an id; each may begin with RUN@.
 
     \b
     Example:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import Best, RetentionPolicy, Store
+from ckstore import Best, Budget, RetentionPolicy, Store
 from tests.cli.conftest import Run
 
 
@@ -22,9 +22,11 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
 
     assert said.stdout.splitlines() == [
         "retention  off: every checkpoint stays until it is deleted",
+        "budget  off: checkpoints may fill the disk",
         "make-room  off: a save that does not fit fails",
         "read-back  off",
         "recheck  --share 0.005",
+        "undo  off: what is dropped is freed at once",
         "grace  --time 3600s",
         "shared  as its filesystem is",
         "threads  as the machine has use for",
@@ -32,12 +34,16 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
         "retention": None,
+        "budget": None,
         "make_room": None,
         "read_back": False,
         "recheck_share": 0.005,
+        "undo_by_hand_s": 0,
+        "undo_by_rule_s": 0,
         "grace_s": 3600,
         "shared": None,
         "threads": None,
+        "retention_by_run": {},
     }
 
 
@@ -53,9 +59,11 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
 
     assert said.stdout.splitlines() == [
         "retention  --keep-last 3 --keep-best acc/top:max:2 --keep-within 36h",
+        "budget  off: checkpoints may fill the disk",
         "make-room  --keep-every 1000",
         "read-back  on",
         "recheck  --share 0.25",
+        "undo  off: what is dropped is freed at once",
         "grace  --time 5400s",
         "shared  on: other hosts use the store",
         "threads  8",
@@ -123,3 +131,43 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(run: Run, path: Path
 
     assert (said.exit_code, says in said.stderr) == (2, True), said.stderr
     assert not (path / "config.json").exists()
+
+
+def test_a_run_has_a_policy_of_its_own_and_the_store_a_budget(run: Run, path: Path) -> None:
+    run("config", "retention", "--run", "sweep-*", "--keep-last", "1", "--store", path)
+    run("config", "retention", "--run", "gpt", "--keep-daily", "7", "--max-bytes", "1GB", "--store", path)
+    said = run("config", "budget", "--max-bytes", "2TB", "--low-bytes", "1.8TB", "--store", path)
+
+    assert said.stdout.splitlines()[:4] == [
+        "retention  off: every checkpoint stays until it is deleted",
+        "retention  --run gpt --keep-daily 7 --max-bytes 1000000000",
+        "retention  --run sweep-* --keep-last 1",
+        "budget  --max-bytes 2000000000000 --low-bytes 1800000000000",
+    ]
+    assert Store.open(path).config.budget == Budget("2TB", "1.8TB")
+    run("config", "retention", "--run", "gpt", "--off", "--store", path)
+    run("config", "budget", "--off", "--store", path)
+    assert list(Store.open(path).config.retention_by_run) == ["sweep-*"]
+    assert Store.open(path).config.budget is None
+    for wrong in (["make-room", "--run", "a"], ["budget"], ["budget", "--max-bytes", "1G", "--keep-last", "2"]):
+        assert run("config", *wrong, "--store", path).exit_code == 2
+
+
+def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
+    said = run("config", "undo", "--on", "--store", path)
+    assert "undo  --time 86400s, 3600s for what rules drop" in said.stdout
+    with Store.open(path) as store:
+        store.save({"w": list(range(9))}, step=1)
+        store.save({"w": list(range(8))}, step=2)
+
+    run("delete", "1", "--store", path)
+    listed = json.loads(run("undo", "--json", "--store", path).stdout)
+    assert (listed["run"], listed["step"]) == ("main", 1)
+    assert run("undo", "--last", "--store", path).stdout == "brought back main@1\n"
+    assert run("undo", "--last", "--store", path).exit_code == 4
+    run("delete", "2", "--store", path)
+    assert "main@2" in run("undo", "--store", path).stdout
+    assert run("gc", "--now", "--store", path).exit_code == 0
+    assert "nothing can be brought back" in run("undo", "--store", path).stderr
+    assert "off" in run("config", "undo", "--off", "--store", path).stdout
+    assert run("undo", "1", "--last", "--store", path).exit_code == 2

@@ -128,10 +128,10 @@ def test_du_adds_up_and_says_what_deleting_would_free(run: Run, path: Path) -> N
     found = document(run("du", "--json", "--store", path).stdout)
 
     assert found["disk_bytes"] == disk_bytes(path)
-    assert found["disk_bytes"] == found["unique_bytes"] + found["shared_bytes"] + found["unused_bytes"]
+    assert found["disk_bytes"] == found["alone_bytes"] + found["shared_bytes"] + found["unused_bytes"]
     before_bytes = disk_bytes(path)
     run("delete", "2", "--store", path)
-    assert before_bytes - disk_bytes(path) == found["checkpoints"][1]["unique_bytes"]
+    assert before_bytes - disk_bytes(path) == found["checkpoints"][1]["alone_bytes"]
 
 
 def test_du_of_an_empty_store_is_no_error(run: Run, tmp_path: Path) -> None:
@@ -143,8 +143,33 @@ def test_du_of_an_empty_store_is_no_error(run: Run, tmp_path: Path) -> None:
 def test_du_shows_a_line_a_checkpoint(run: Run, path: Path) -> None:
     lines = cells(run("du", "--store", path).stdout)
 
-    assert [line[0] for line in lines[:3]] == ["CHECKPOINT", "main@1", "main@2"]
-    assert lines[1][3] == "2.0 MiB"
+    assert sorted(line[0] for line in lines[:4]) == ["CHECKPOINT", "TOTAL", "main@1", "main@2"]
+    assert lines[0] == ["CHECKPOINT", "LOGICAL", "ALONE", "SHARED"]
+    assert lines[1][3] == "1.0 MiB", "half of the 2 MiB that both hold"
+
+
+def test_du_of_several_runs_has_a_line_a_run_and_totals(run: Run, path: Path) -> None:
+    with Store.open(path) as store:
+        store.save({"only": np.arange(400_000)}, step=7, run="gpt")
+
+    found = document(run("du", "--json", "--store", path).stdout)
+    lines = cells(run("du", "--store", path).stdout)
+
+    assert [line[0] for line in lines[:4]] == ["RUN", "gpt", "main", "TOTAL"]
+    assert sum(one["logical_bytes"] for one in found["runs"]) == found["logical_bytes"]
+    assert sum(one["alone_bytes"] + one["shared_bytes"] for one in found["runs"]) == found["disk_bytes"]
+    one = document(run("du", "gpt", "--json", "--store", path).stdout)
+    assert (one["run"], one["alone_bytes"], len(one["checkpoints"])) == ("gpt", 3_200_000, 1)
+    assert run("du", "nope", "--store", path).exit_code == 4
+
+
+def test_runs_show_their_sizes_on_request(run: Run, path: Path) -> None:
+    plain = document(run("runs", "--json", "--store", path).stdout)
+    sized = document(run("runs", "--sizes", "--json", "--store", path).stdout)
+
+    assert "alone_bytes" not in plain
+    assert sized["alone_bytes"] == document(run("du", "main", "--json", "--store", path).stdout)["alone_bytes"]
+    assert cells(run("runs", "--sizes", "--store", path).stdout)[0][-3:] == ["LOGICAL", "ALONE", "SHARED"]
 
 
 @pytest.mark.usefixtures("steady_clock")

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import Best, RetentionPolicy, Store
+from ckstore.model.best import best_of
 from ckstore.ops.free.retain import carry_out
-from ckstore_cli._retention import best_of
 from tests.cli.conftest import Run, on_terminal, process
 from tests.support.damage import two_part_state
 from tests.support.holding import holding

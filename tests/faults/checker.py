@@ -37,7 +37,7 @@ _FILE_NAMES = re.compile(
     | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
     # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
     | (checkpoints/{_RUN}/\d+/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
-    | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | quarantine/{_DIGEST}\.\d+
+    | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | events\.jsonl(\.1)? | quarantine/{_DIGEST}\.\d+
     | locks/(run-{_RUN} | trash | store)  # made where settings that cannot be read may say that other hosts are there
     """,
     re.VERBOSE,

@@ -45,7 +45,7 @@ ACT = "act"
 """The act that is judged; those before it only make the store as it finds it."""
 
 _TEMPORARY = re.compile(r"\..*|store\.json\.[0-9a-f]{12}")
-_CATALOG = re.compile(r"catalog\.db.*")
+_CATALOG = re.compile(r"catalog\.db.*|events\.jsonl.*")
 _BLOB = re.compile(r"[a-z0-9]+-[0-9a-f]{32,}(\..*)?")
 _IN_OWN_STAGING = re.compile(r"new-\d+|blobs/[a-z0-9]+-[0-9a-f]{32,}")
 _TRIAL = re.compile(r"try-[0-9a-f]{12}")

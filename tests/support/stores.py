@@ -16,7 +16,7 @@ def names_by_inode(root: Path) -> dict[int, list[Path]]:
     for folder, _, files in os.walk(root):
         for file in files:
             path = Path(folder, file)
-            if not file.startswith(("catalog.db", "verified.json")) and not path.is_symlink():
+            if not file.startswith(("catalog.db", "verified.json", "events.jsonl")) and not path.is_symlink():
                 names.setdefault(path.stat().st_ino, []).append(path)
     return names
 

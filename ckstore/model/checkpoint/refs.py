@@ -1,17 +1,19 @@
 """Refs: how people name a checkpoint.
 
-``[RUN@](STEP | latest | latest-valid | TAG | ID-PREFIX)``. Digits are a step first, then an id.
+``[RUN@](STEP | latest | latest-valid | best:METRIC[:max] | TAG | ID-PREFIX)``. Digits are a step first, then an id.
 Rules only: what there is comes in as values, so that a ref is resolved the same way from
 directories and from the catalog. The form of runs, steps and tags: docs/format/v1.md.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
+from ckstore.model.best import best_of, metrics_there
 from ckstore.model.digest import short_id
 from ckstore.model.names import DEFAULT_RUN, MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
 
@@ -22,9 +24,13 @@ if TYPE_CHECKING:
 
 ID_MIN_DIGITS = 6
 
-RefKind = Literal["step", "latest", "latest-valid", "tag", "id"]
+RefKind = Literal["step", "latest", "latest-valid", "best", "tag", "id"]
 
-_GRAMMAR = "a ref is [RUN@] followed by a step, latest, latest-valid, a tag, or six or more digits of an id"
+BEST = "best:"
+"""What a ref by a metric begins with; no tag has a colon."""
+_GRAMMAR = (
+    "a ref is [RUN@] followed by a step, latest, latest-valid, best:METRIC, a tag, or six or more digits of an id"
+)
 _ID_PATTERN = re.compile(r"(?:(?:xxh3-)?[0-9a-f]{6,32}|(?:blake3-)?[0-9a-f]{6,64})\Z")
 _SHOWN = 4
 """How many alternatives a message lists."""
@@ -38,7 +44,7 @@ class Ref:
         run: The run it asks for, or None.
         kind: What `value` is. A step of six or more digits may be an id, too; `resolve` tries both.
         value: The step in decimal, the tag, or the first digits of the id in lower case, with the
-            prefix of the algorithm if it was given; the kind itself for ``latest*``.
+            prefix of the algorithm if it was given; the kind itself for ``latest*``; all of it for ``best:``.
     """
 
     run: str | None
@@ -72,6 +78,10 @@ def _classify(value: str) -> tuple[RefKind, str]:
         return "latest", value
     if value == "latest-valid":
         return "latest-valid", value
+    if value.startswith(BEST):
+        if best_of(value.removeprefix(BEST)).n != 1:
+            raise BadInput(f"a ref names one checkpoint, got {value!r}", hint="write best:METRIC or best:METRIC:max")
+        return "best", value
     # A step before an id: digits alone are what people type for a step.
     if STEP_PATTERN.match(value) and int(value) <= MAX_STEP:
         return "step", value
@@ -123,6 +133,8 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
         )
     if ref.kind == "latest":
         return newest_first(candidates, ref.run)[0]
+    if ref.kind == "best":
+        return _by_metric(ref, newest_first(candidates, ref.run))
     if ref.kind == "step":
         return _by_step(ref, candidates, runs)
     if ref.kind == "tag":
@@ -138,6 +150,18 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
         hint=f"save one first; at the first start of a run {asked} is None: load only if it is not",
         command_hint="save one first",
     )
+
+
+def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointInfo:
+    """Return the best by a metric, of equal ones the newest; a damaged one only where no other has the metric."""
+    best = best_of(ref.value.removeprefix(BEST))
+    ranked = [c for c in newest_first if not math.isnan(c.metrics.get(best.metric, math.nan))]
+    if not ranked:
+        of_run = "" if ref.run is None else f" of the run {ref.run}"
+        message = f"{ref}: no checkpoint{of_run} has a number for the metric {best.metric}"
+        raise NoSuchRef(message, hint=metrics_there((c.metrics for c in newest_first), best.metric))
+    sign = 1 if best.mode == "min" else -1
+    return min(ranked, key=lambda c: (c.damaged, sign * c.metrics[best.metric]))  # the first of equal ones
 
 
 def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[str]) -> CheckpointInfo:

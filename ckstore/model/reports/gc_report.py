@@ -35,6 +35,35 @@ class NextToFree:
         return printable(f"deleting the oldest checkpoint {self.name} would free {size}")
 
 
+@brief("run", "step", "dropped", "until", "nbytes")
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A checkpoint that was dropped and can be brought back by `Store.undelete`.
+
+    Attributes:
+        run, step, id: Which.
+        dropped, until: When it was dropped, and how long it waits.
+        nbytes: What it alone keeps on the disk, after those that go before it.
+        entry: Its name in ``trash/``.
+    """
+
+    run: str
+    step: int
+    id: str
+    dropped: str
+    until: str
+    nbytes: int
+    entry: str
+
+    @property
+    def ref(self) -> str:
+        """``RUN@STEP``."""
+        return f"{self.run}@{self.step}"
+
+    def __str__(self) -> str:
+        return printable(f"{self.ref} dropped {self.dropped[:19]}Z, until {self.until[:19]}Z, {size_text(self.nbytes)}")
+
+
 @brief()
 @dataclass(frozen=True, slots=True)
 class GcPlan:
@@ -104,6 +133,7 @@ class GcReport:
             kept, no checkpoint may go, or the catalog cannot be read.
         waits_for_grace: Other hosts may be using the store, so what goes waits in ``trash/`` for the grace.
         plan: What was carried out, or would be; made after the retention.
+        waiting: Dropped checkpoints that can be brought back, and keep their bytes until then.
         differences: Where it came out otherwise, and why, a sentence each. With a grace the two are not compared.
     """
 
@@ -122,6 +152,7 @@ class GcReport:
     next_to_free: NextToFree | None = None
     waits_for_grace: bool = False
     plan: GcPlan | None = None
+    waiting: tuple[Waiting, ...] = ()
     differences: tuple[str, ...] = ()
 
     @property
@@ -221,6 +252,12 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
     yield from first_of(linked) if table is None else linked
     if not (report.freed_count or report.held or report.linked_elsewhere):
         yield printable(report.explanation)
+    if report.waiting:
+        nbytes = sum(one.nbytes for one in report.waiting)
+        yield (
+            f"{size_text(nbytes)} of {counted(len(report.waiting), 'dropped checkpoint')} can be brought back (ckstore "
+            f"undo) until {max(one.until for one in report.waiting)[:16]}Z; ckstore gc --now frees it"
+        )
     if report.differences:
         said = [some_of(report.differences, 1)] if table is None else report.differences
         yield from (printable(f"not as planned: {one}") for one in said)

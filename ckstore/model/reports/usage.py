@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
-from ckstore.model.words import in_lines, named, printable, some_of
+from ckstore.model.words import counted, in_lines, named, printable, some_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
@@ -26,9 +26,10 @@ class CheckpointUsage:
     Attributes:
         run, step: Which.
         logical_bytes: What a copy of it without any sharing would take.
-        unique_bytes: Blobs that only this checkpoint has: dropping it, and a gc, frees them, unless
+        alone_bytes: Blobs that only this checkpoint has: dropping it, and a gc, frees them, unless
             a process has them open.
-        shared_bytes: Blobs that others have too: other checkpoints, a save in flight, names outside the store.
+        shared_bytes: Its part of the blobs that others have too (other checkpoints, a save in flight, names outside
+            the store): of a blob that three checkpoints have, a third. So the parts of all add up.
         dead_bytes: The part of its packs that is dead, at most: what lies in them beyond the most that any single
             checkpoint uses.
     """
@@ -36,7 +37,7 @@ class CheckpointUsage:
     run: str
     step: int
     logical_bytes: int
-    unique_bytes: int
+    alone_bytes: int
     shared_bytes: int
     dead_bytes: int
 
@@ -46,32 +47,63 @@ class CheckpointUsage:
         return f"{self.run}@{self.step}"
 
     def __str__(self) -> str:
-        holds, frees, shares = map(size_text, (self.logical_bytes, self.unique_bytes, self.shared_bytes))
-        return printable(f"{self.name} holds {holds}, frees {frees}, shares {shares}")
+        logical, alone, shared = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
+        return printable(f"{self.name} holds {logical}: {alone} alone, {shared} as its part of what is shared")
+
+
+@brief("run", "checkpoint_count", "logical_bytes", "alone_bytes", "shared_bytes")
+@dataclass(frozen=True, slots=True)
+class RunUsage:
+    """What the checkpoints of one run take together.
+
+    Attributes:
+        run: Its name.
+        checkpoint_count: How many complete checkpoints it has.
+        logical_bytes: What copies of them without any sharing would take.
+        alone_bytes: Blobs that only this run has: dropping all of it, and a gc, frees them.
+        shared_bytes: Its part of the blobs that other runs have too: the sum of the parts of its checkpoints.
+        checkpoints: What each of them takes, in the order of their commits.
+    """
+
+    run: str
+    checkpoint_count: int
+    logical_bytes: int
+    alone_bytes: int
+    shared_bytes: int
+    checkpoints: tuple[CheckpointUsage, ...]
+
+    def __str__(self) -> str:
+        count = counted(self.checkpoint_count, "checkpoint")
+        logical, alone, shared = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
+        return printable(f"{self.run}: {count} of {logical}: {alone} alone, {shared} as its part of what is shared")
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the checkpoints of a store take.
+    """What the checkpoints of a store take. Each column of runs and of checkpoints adds up.
 
     Attributes:
+        runs: What each run takes, the one that holds most alone first.
         checkpoints: One for each complete checkpoint, in the order of their commits.
         logical_bytes: Sum over all of them: what they would take without a store.
-        disk_bytes: Blobs on disk, each file once; the sum of the next three.
-        unique_bytes: Blobs that a single checkpoint has.
+        disk_bytes: Blobs on disk, each file once; the sum of the next four.
+        alone_bytes: Blobs that a single checkpoint has.
         shared_bytes: Blobs that several have, each once.
         unused_bytes: Blobs that no checkpoint has; gc frees them.
+        waiting_bytes: Blobs of dropped checkpoints alone, which `Store.undelete` can bring back; freed later.
         dead_bytes: The part of all packs that is dead, each pack once; see `CheckpointUsage`.
         saved_bytes: By how much compaction made blobs smaller: those that are encoded, and nowhere plain any more.
     """
 
+    runs: tuple[RunUsage, ...]
     checkpoints: tuple[CheckpointUsage, ...]
     logical_bytes: int
     disk_bytes: int
-    unique_bytes: int
+    alone_bytes: int
     shared_bytes: int
     unused_bytes: int
+    waiting_bytes: int
     dead_bytes: int
     saved_bytes: int = 0
 
@@ -86,11 +118,19 @@ def summary(usage: Usage) -> Iterator[str]:
     if usage.saved_bytes:
         yield f"{size_text(usage.saved_bytes)} more without compaction"
     if usage.shared_bytes:
-        yield f"{size_text(usage.shared_bytes)} of it is shared"
+        yield f"{size_text(usage.shared_bytes)} of it is in several checkpoints"
     if usage.unused_bytes:
         yield f"{size_text(usage.unused_bytes)} of it is unused: ckstore gc frees it"
+    if usage.waiting_bytes:
+        yield f"{size_text(usage.waiting_bytes)} of it was dropped and can be brought back: ckstore undo lists it"
     if usage.dead_bytes:
         yield f"{size_text(usage.dead_bytes)} of it is dead: unused parts of blobs that are still needed"
+
+
+def parts_of(nbytes: int, count: int) -> Iterator[int]:
+    """Split a size into `count` parts that differ by a byte at most and add up to it."""
+    part, left = divmod(nbytes, count)
+    yield from (part + (index < left) for index in range(count))
 
 
 @dataclass(frozen=True, slots=True)

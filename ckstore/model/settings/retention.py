@@ -4,56 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ckstore.errors import BadInput
-from ckstore.model.canonical import SAFE_INT
+from ckstore.model.best import Best, best_of, check_count
 from ckstore.model.document import refuse, shown
+from ckstore.model.sizes import parse_size, size_text
 from ckstore.model.times import duration_s
-from ckstore.model.words import printable
 from ckstore.tracebacks import short_tracebacks
 
-_RULES = ("keep_last", "keep_every", "keep_best", "keep_within")
+_COUNTS = ("keep_last", "keep_every", "keep_nearest", "keep_hourly", "keep_daily", "keep_weekly")
+_RULES = (*_COUNTS, "keep_best", "keep_within", "max_bytes")
+_MEMBERS = (*_RULES, "low_bytes")
 _BEST_MEMBERS = ("metric", "mode", "n")
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
-    """The `n` checkpoints with the best value of a metric; of equal values the newer is better, nan never counts.
-
-    Attributes:
-        metric: Its name, as given to `Store.save` or `Store.annotate`.
-        mode: ``min``: the smallest is best; ``max``: the greatest.
-        n: How many.
-
-    Raises:
-        BadInput: An argument is invalid.
-    """
-
-    metric: str
-    mode: Literal["min", "max"] = "min"
-    n: int = 1
-
-    @short_tracebacks
-    def __post_init__(self) -> None:
-        _check_metric(self.metric)
-        if self.mode not in ("min", "max"):
-            raise BadInput(f"Best: mode must be 'min' or 'max', got {shown(self.mode)}")
-        _count(self.n, "Best: n")
-
-    def __str__(self) -> str:
-        return printable(f"{f'{self.n} ' if self.n > 1 else ''}best by {self.metric} ({self.mode})")
-
-
-@dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Which checkpoints of each run to keep: those that any of the rules keeps.
+    """Which checkpoints of each run to keep: those that any of the rules keeps, within `max_bytes`.
 
     Attributes:
         keep_last: The newest so many, by order of commits.
         keep_every: Those whose step is a multiple of this.
-        keep_best: `Best`, or several; kept as a tuple, empty for none.
+        keep_best: `Best`, or its text ``METRIC[:min|max[:N]]``, or several; kept as a tuple, empty for none.
         keep_within: Those saved in the last ``7d``, ``36h``, ``90m`` or so many seconds.
+        keep_nearest: Of those around each multiple of this step the nearest: for saves that do not fall on multiples.
+        keep_hourly, keep_daily, keep_weekly: The newest of each hour, day or week (of UTC, from Monday on), for the
+            newest so many of these in which there is one.
+        max_bytes: The most that the blobs of a run may take on the disk, each counted once: a number, or a size such
+            as ``500GB``. Above it the oldest go, also of those that rules keep; the best by `keep_best` go last.
+            Without another rule all stay up to here.
+        low_bytes: Where it ends once `max_bytes` is exceeded; None: at `max_bytes`.
 
     Raises:
         BadInput: An argument is invalid, or there is no rule at all: an empty policy deletes nothing.
@@ -61,20 +42,30 @@ class RetentionPolicy:
 
     keep_last: int | None = None
     keep_every: int | None = None
-    keep_best: Best | Sequence[Best] | None = None
+    keep_best: Best | str | Sequence[Best | str] | None = None
     keep_within: str | float | None = None
+    keep_nearest: int | None = None
+    keep_hourly: int | None = None
+    keep_daily: int | None = None
+    keep_weekly: int | None = None
+    max_bytes: int | str | None = None
+    low_bytes: int | str | None = None
 
     @short_tracebacks
     def __post_init__(self) -> None:
-        if self.keep_last is not None:
-            _count(self.keep_last, "keep_last")
-        if self.keep_every is not None:
-            _count(self.keep_every, "keep_every")
+        for name in _COUNTS:
+            if getattr(self, name) is not None:
+                check_count(getattr(self, name), name)
         # Frozen for callers; one form of it for all readers.
         object.__setattr__(self, "keep_best", _bests(self.keep_best))
         if self.keep_within is not None:
             duration_s(self.keep_within, "keep_within")
-        if self.keep_last is None and self.keep_every is None and not self.keep_best and self.keep_within is None:
+        if (budget := self.budget) is not None:
+            object.__setattr__(self, "max_bytes", budget.max_bytes)
+            object.__setattr__(self, "low_bytes", budget.low_bytes)
+        elif self.low_bytes is not None:
+            raise BadInput(f"low_bytes needs a max_bytes above it, got {shown(self.low_bytes)} alone")
+        if not self.to_json():
             raise BadInput(
                 "a retention policy must have a rule, got none: it would keep nothing",
                 hint=f"give one of {', '.join(_RULES)}",
@@ -85,14 +76,20 @@ class RetentionPolicy:
         """The rules in `keep_best`."""
         return _bests(self.keep_best)
 
+    @property
+    def budget(self) -> Budget | None:
+        """What `max_bytes` and `low_bytes` say; None: a run may grow."""
+        return None if self.max_bytes is None else Budget(self.max_bytes, self.low_bytes)
+
+    @property
+    def has_keep_rule(self) -> bool:
+        """Whether a rule says what to keep; without one all are kept up to the budget."""
+        return any(name not in ("max_bytes", "low_bytes") for name in self.to_json())
+
     def to_json(self) -> dict[str, Any]:
         """Return the policy as plain JSON, for ``config.json``; rules that it does not have are left out."""
-        found = {
-            "keep_last": self.keep_last,
-            "keep_every": self.keep_every,
-            "keep_best": [{"metric": b.metric, "mode": b.mode, "n": b.n} for b in self.bests] or None,
-            "keep_within": self.keep_within,
-        }
+        bests = [{"metric": b.metric, "mode": b.mode, "n": b.n} for b in self.bests] or None
+        found = {name: bests if name == "keep_best" else getattr(self, name) for name in _MEMBERS}
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
@@ -103,7 +100,7 @@ class RetentionPolicy:
             BadInput: It is not a policy, or has a rule that this ckstore does not know: without that rule too much
                 would be deleted.
         """
-        members = _members(value, where, "a retention policy", _RULES)
+        members = _members(value, where, "a retention policy", _MEMBERS)
         bests = members.get("keep_best", [])
         if not isinstance(bests, list):
             refuse(where, "keep_best", "an array", bests)
@@ -114,22 +111,73 @@ class RetentionPolicy:
             raise BadInput(f"{where}: {error}") from error
 
 
-def _check_metric(value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise BadInput(f"Best: metric must be the name of a metric, got {shown(value)}")
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much the blobs of all checkpoints may take on the disk.
+
+    Attributes:
+        max_bytes: Above this checkpoints go: a number, or a size such as ``500GB``.
+        low_bytes: Until no more than this is left, so that not every save has to drop one; None: `max_bytes`.
+
+    Raises:
+        BadInput: A value is not a size, or `low_bytes` is above `max_bytes`.
+    """
+
+    max_bytes: int | str
+    low_bytes: int | str | None = None
+
+    @short_tracebacks
+    def __post_init__(self) -> None:
+        for name in ("max_bytes", "low_bytes"):
+            value = getattr(self, name)
+            if value is not None:
+                value = parse_size(value) if isinstance(value, str) else value
+                object.__setattr__(self, name, check_count(value, name))
+        if self.low > self.most:
+            raise BadInput(f"low_bytes must be at most max_bytes, got {self.low} and {self.most}")
+
+    @property
+    def most(self) -> int:
+        """`max_bytes` as a number."""
+        return _number(self.max_bytes)
+
+    @property
+    def low(self) -> int:
+        """`low_bytes` as a number."""
+        return self.most if self.low_bytes is None else _number(self.low_bytes)
+
+    def __str__(self) -> str:
+        return f"{size_text(self.most)}{f', down to {size_text(self.low)}' if self.low < self.most else ''}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the budget as plain JSON, for ``config.json``."""
+        low = {} if self.low_bytes is None else {"low_bytes": self.low_bytes}
+        return {"max_bytes": self.max_bytes, **low}
+
+    @classmethod
+    def from_json(cls, value: object, where: str) -> Budget:
+        """Return the budget that `to_json` gave.
+
+        Raises:
+            BadInput: It is not a budget, or has a member that this ckstore does not know.
+        """
+        members = _members(value, where, "a budget", ("max_bytes", "low_bytes"))
+        try:
+            return cls(**members)
+        except (BadInput, TypeError) as error:
+            raise BadInput(f"{where}: {error}") from error
 
 
-def _count(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= SAFE_INT:
-        raise BadInput(f"{what} must be an integer from 1, got {shown(value)}")
-    return value
+def _number(size: int | str) -> int:
+    return size if isinstance(size, int) else parse_size(size)
 
 
 def _bests(value: object) -> tuple[Best, ...]:
     if value is None:
         return ()
-    given = (value,) if isinstance(value, Best) else tuple(value) if isinstance(value, Iterable) else (None,)
-    bests = tuple(best for best in given if isinstance(best, Best))
+    single = isinstance(value, Best | str)
+    given = (value,) if single else tuple(value) if isinstance(value, Iterable) else (None,)
+    bests = tuple(best_of(best) if isinstance(best, str) else best for best in given if isinstance(best, Best | str))
     if len(bests) != len(given):
         raise BadInput(f"keep_best must be a Best or several, got {shown(value)}", hint='Best("loss", mode="min")')
     return bests

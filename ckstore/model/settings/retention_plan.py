@@ -1,26 +1,30 @@
 """Retention: which checkpoints are kept, and why. Values in, a plan out; no files and no clock.
 
-A policy has up to four rules. Each is applied to each run by itself, and what any rule keeps is kept. Whatever the
+Each rule of a policy is applied to each run by itself, and what any rule keeps is kept. Whatever the
 policy says, these are never dropped: what a tag or an unexpired pin names, what a process has open, and the newest
 valid checkpoint of each run (so of the store, too). Order is the order of commits, never the step, the name or the
 clock: after training was resumed from an older step, or a run was begun again in the same store, the newest is what
-was saved last. A clock matters to `keep_within` alone.
+was saved last. A clock matters to `keep_within`, and to hours, days and weeks, alone.
 
 A damaged checkpoint never takes the place of a whole one: `keep_last=3` goes back until it has three valid ones, and
-keeps what it met on the way. A metric that no checkpoint of a run has a number for keeps the whole run.
+keeps what it met on the way. A budget comes last, and drops the oldest of what rules keep, but nothing of what is
+never dropped. A metric that no checkpoint of a run has a number for keeps the whole run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from difflib import get_close_matches
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from ckstore.model.best import Best, metrics_there
 from ckstore.model.brief import brief
-from ckstore.model.settings.retention import Best, RetentionPolicy
+from ckstore.model.settings.retention import Budget, RetentionPolicy
+from ckstore.model.sizes import size_text
 from ckstore.model.times import duration_s, time_of_text
 from ckstore.model.words import counted, first_of, in_lines, printable
 
@@ -39,6 +43,7 @@ class Candidate:
         in_use: Whether a process has it open.
         damage: What is wrong with it (a missing or touched blob, a mark of a read or a verify); empty: it is valid.
         doubt: Why its metrics cannot be known; then it is kept.
+        blobs: Digest -> size of each blob in its directory; looked at where there is a budget.
     """
 
     info: CheckpointInfo
@@ -47,6 +52,7 @@ class Candidate:
     in_use: bool = False
     damage: str = ""
     doubt: str = ""
+    blobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def valid(self) -> bool:
@@ -64,12 +70,14 @@ class PlanEntry:
         keep: Whether it stays.
         reasons: All reasons for it.
         relied_on: Whether the plan counts on its being valid.
+        protected: Whether it stays whatever a policy says.
     """
 
     info: CheckpointInfo
     keep: bool
     reasons: tuple[str, ...]
     relied_on: bool = False
+    protected: bool = False
 
     @property
     def run(self) -> str:
@@ -91,14 +99,14 @@ class RetentionPlan:
     """What a policy says about a history, before anything is done.
 
     Attributes:
-        policy: The policy.
+        policy: The policy; None: each run has the one of the store for it.
         now: The time that it was made for.
         entries: Every checkpoint that was looked at, by run and then in the order of commits.
         notes: What the user may not expect, one sentence each.
         shown_only: The manifests of what it drops were not read, so that it cannot be applied.
     """
 
-    policy: RetentionPolicy
+    policy: RetentionPolicy | None
     now: datetime
     entries: tuple[PlanEntry, ...]
     notes: tuple[str, ...] = ()
@@ -124,52 +132,126 @@ def outcome(plan: RetentionPlan) -> str:
     return f"would drop {len(plan.dropped)} of {counted(len(plan.entries), 'checkpoint')}"
 
 
-def plan(policy: RetentionPolicy, history: Sequence[Candidate], now: datetime) -> RetentionPlan:
+def plan(
+    policy: RetentionPolicy | Mapping[str, RetentionPolicy],
+    history: Sequence[Candidate],
+    now: datetime,
+    budget: Budget | None = None,
+) -> RetentionPlan:
     """Say for each checkpoint whether it is kept or dropped, and why.
 
     The order of `history` does not matter; the same arguments give the same plan.
 
     Args:
-        policy: The rules.
+        policy: The rules; or those of each run, and then a run without some is kept.
         history: All checkpoints of each run that is to be looked at; a run that is left out is left alone.
         now: With a time zone; only `keep_within` looks at it.
+        budget: Of all runs together; their blobs must be in the history.
     """
     entries: list[PlanEntry] = []
     notes: list[str] = []
     for run in sorted({candidate.info.run for candidate in history}):
         # By order of commits: after a resume from an older step the newest may have a smaller step or an older clock.
         newest_first = sorted((c for c in history if c.info.run == run), key=lambda c: c.info.order, reverse=True)
-        planned = _Run(policy, newest_first, now)
+        of_run = policy if isinstance(policy, RetentionPolicy) else policy.get(run)
+        planned = _Run(of_run, newest_first, now)
         entries += planned.entries()
         notes += planned.notes
-    return RetentionPlan(policy=policy, now=now, entries=tuple(entries), notes=tuple(notes))
+    if budget is not None:
+        blobs = {candidate.info.name: candidate.blobs for candidate in history}
+        over = over_budget(entries, blobs, budget, "the store")
+        entries, notes = over.entries, [*notes, *over.notes]
+    single = policy if isinstance(policy, RetentionPolicy) else None
+    return RetentionPlan(policy=single, now=now, entries=tuple(entries), notes=tuple(notes))
 
 
-def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
-    """Say which metrics checkpoints have, and which of them is spelt nearly as the one that was wanted."""
-    names = sorted({name for metrics in found for name in metrics})
-    near = get_close_matches(wanted, names, n=1)
-    if near:
-        return f"did you mean {near[0]}?"
-    return f"metrics there: {', '.join(names[:5])}" if names else "they have no metrics"
+@dataclass(frozen=True, slots=True)
+class Budgeted:
+    """What a budget makes of a plan.
+
+    Attributes:
+        entries: In the same order; some of those that were kept are dropped.
+        notes: That it cannot be held, if so.
+    """
+
+    entries: list[PlanEntry]
+    notes: list[str]
+
+
+def over_budget(
+    entries: Sequence[PlanEntry], blobs: Mapping[str, Mapping[str, int]], budget: Budget, whose: str
+) -> Budgeted:
+    """Drop the oldest until the others are within a budget, those that are the best by a metric last.
+
+    Args:
+        entries: Of a plan; those that are protected stay.
+        blobs: Digest -> size of each blob, by the names of the checkpoints.
+        budget: How much the blobs of those that stay may take, each counted once.
+        whose: Of what it is the budget, for the reason.
+    """
+    uses: Counter[str] = Counter()
+    nbytes: dict[str, int] = {}
+    for entry in entries:
+        if entry.keep:
+            uses.update(blobs[entry.info.name].keys())
+            nbytes |= blobs[entry.info.name]
+    total = sum(nbytes.values())
+    if total <= budget.most:
+        return Budgeted([*entries], [])
+    gone: set[str] = set()
+    able = [entry for entry in entries if entry.keep and not entry.protected]
+    for entry in sorted(able, key=lambda entry: (_is_best(entry), entry.info.order)):
+        if total <= budget.low:
+            break
+        gone.add(entry.info.name)
+        uses.subtract(blobs[entry.info.name].keys())
+        total -= sum(size for digest, size in blobs[entry.info.name].items() if uses[digest] == 0)
+    reason = f"{whose}{OVER_BUDGET}{budget}"
+    made = [
+        replace(entry, keep=False, reasons=(reason,), relied_on=False) if entry.info.name in gone else entry
+        for entry in entries
+    ]
+    left = f"{whose} stays above its budget of {budget}: what is never dropped takes {size_text(total)}"
+    return Budgeted(made, [left] if total > budget.most else [])
+
+
+def _is_best(entry: PlanEntry) -> bool:
+    return any(_BEST_REASON.search(reason) for reason in entry.reasons)
+
+
+OVER_BUDGET = " is above its budget of "
+LACKS_METRIC = "it has no metric "
+"""How the reason begins for one that a rule by a metric could not judge."""
+_BEST_REASON = re.compile(r" best by .* \((?:min|max)\)\Z")
 
 
 class _Run:
     """The plan for one run: rules add reasons to keep, and reasons why they do not keep."""
 
-    def __init__(self, policy: RetentionPolicy, newest_first: Sequence[Candidate], now: datetime) -> None:
+    def __init__(self, policy: RetentionPolicy | None, newest_first: Sequence[Candidate], now: datetime) -> None:
         self.notes: list[str] = []
         self._history = newest_first
         self._kept: dict[str, list[str]] = {c.info.name: [] for c in newest_first}
         self._not_kept: dict[str, list[str]] = {c.info.name: [] for c in newest_first}
         self._relied_on: set[str] = set()
+        self._protected: set[str] = set()
+        self._budget = None if policy is None else policy.budget
         # Before any rule: what protects is the same whatever the policy says.
         self._protect()
+        self._protected = {name for name, reasons in self._kept.items() if reasons}
+        if policy is None or not policy.has_keep_rule:
+            self._keep_all(policy)
+            return
         if policy.keep_last is not None:
             of = f"{policy.keep_last} newest" if policy.keep_last > 1 else "newest"
             self._first(newest_first, policy.keep_last, of)
         if policy.keep_every is not None:
             self._every(policy.keep_every)
+        if policy.keep_nearest is not None:
+            self._nearest(policy.keep_nearest)
+        for unit, count in (("hour", policy.keep_hourly), ("day", policy.keep_daily), ("week", policy.keep_weekly)):
+            if count is not None:
+                self._spread(unit, count)
         for best in policy.bests:
             self._best(best)
         if policy.keep_within is not None:
@@ -181,8 +263,44 @@ class _Run:
             name = candidate.info.name
             kept = self._kept[name]
             reasons = tuple(dict.fromkeys(kept or self._not_kept[name]))
-            made.append(PlanEntry(candidate.info, bool(kept), reasons, name in self._relied_on))
-        return made
+            made.append(
+                PlanEntry(candidate.info, bool(kept), reasons, name in self._relied_on, name in self._protected)
+            )
+        if self._budget is None or not self._history:
+            return made
+        blobs = {candidate.info.name: candidate.blobs for candidate in self._history}
+        over = over_budget(made, blobs, self._budget, f"the run {self._history[0].info.run}")
+        self.notes += over.notes
+        return over.entries
+
+    def _keep_all(self, policy: RetentionPolicy | None) -> None:
+        why = "no rule of the store is for its run" if policy is None else "the run is within its budget"
+        for candidate in self._history:
+            self._kept[candidate.info.name].append(why)
+
+    def _nearest(self, every: int) -> None:
+        groups: dict[int, list[Candidate]] = {}
+        for candidate in self._history:
+            # Each belongs to its nearest multiple alone: what is kept now is not dropped for a later save farther off.
+            groups.setdefault((candidate.info.step + (every - 1) // 2) // every, []).append(candidate)
+        for multiple, group in groups.items():
+            group.sort(key=lambda c: abs(c.info.step - multiple * every))  # stable: of equal ones the newer comes first
+            self._first(group, 1, f"nearest to step {multiple * every}")
+
+    def _spread(self, unit: str, count: int) -> None:
+        """Keep the newest valid one of each of the newest `count` hours, days or weeks that have one."""
+        found: set[object] = set()
+        for candidate in self._history:
+            when = _start_of(unit, time_of_text(candidate.info.created))
+            name = candidate.info.name
+            if when in found or len(found) == count:
+                self._not_kept[name].append(f"it is not the newest of one of the {count} newest {unit}s")
+            elif candidate.valid:
+                found.add(when)
+                self._kept[name].append(f"it is the newest of its {unit}")
+                self._relied_on.add(name)
+            else:
+                self._kept[name].append(f"it is the newest of its {unit}, and damaged: {candidate.damage}")
 
     def _protect(self) -> None:
         for candidate in self._history:
@@ -232,7 +350,7 @@ class _Run:
         self._first(ranked, best.n, str(best))
         for candidate in self._history:
             if best.metric not in candidate.info.metrics:
-                self._not_kept[candidate.info.name].append(f"it has no metric {best.metric}")
+                self._not_kept[candidate.info.name].append(f"{LACKS_METRIC}{best.metric}")
             elif math.isnan(candidate.info.metrics[best.metric]):
                 self._not_kept[candidate.info.name].append(f"its {best.metric} is nan")
         # Misspelt or not logged yet: dropping by a metric that no checkpoint has would drop all but the newest.
@@ -242,10 +360,11 @@ class _Run:
     def _keep_unjudged(self, metric: str) -> None:
         """Keep everything: a rule that no checkpoint can be judged by may be misspelt."""
         lacking = f"no checkpoint of the run {self._history[0].info.run} has a number for the metric {metric}"
+        but = " but by the budget" if self._budget is not None else ""
         metrics = metrics_there((candidate.info.metrics for candidate in self._history), metric)
         for candidate in self._history:
             self._kept[candidate.info.name].append(lacking)
-        self.notes.append(f"{lacking}, so nothing of it is dropped; {metrics}")
+        self.notes.append(f"{lacking}, so nothing of it is dropped{but}; {metrics}")
 
     def _within(self, within: str | float, now: datetime) -> None:
         text = within if isinstance(within, str) else f"{within} s"
@@ -256,3 +375,12 @@ class _Run:
                 self._kept[candidate.info.name].append(f"it was saved in the last {text}")
             else:
                 self._not_kept[candidate.info.name].append(f"it is older than {text}")
+
+
+def _start_of(unit: str, time: datetime) -> tuple[int, ...]:
+    """Return what is the same for all times in one hour, day or week of UTC."""
+    utc = time.astimezone(UTC)
+    if unit == "week":
+        return utc.isocalendar()[:2]
+    day = (utc.year, utc.month, utc.day)
+    return (*day, utc.hour) if unit == "hour" else day

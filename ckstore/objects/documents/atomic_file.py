@@ -60,7 +60,7 @@ def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callab
     try:
         # fsync before the rename (law D1): else a power cut could leave the name with an empty file, and the old
         # content lost.
-        files.create_file(fresh, data, mode=_mode_in(dir_fd), dir_fd=dir_fd)
+        files.create_file(fresh, data, mode=mode_in(dir_fd), dir_fd=dir_fd)
         # As late as possible: after a server restart another host may have the lock (docs/adr/0016).
         check()
         links.rename(fresh, name, dir_fd=dir_fd)
@@ -72,6 +72,6 @@ def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callab
     files.sync_open_directory(dir_fd)
 
 
-def _mode_in(dir_fd: int) -> int:
+def mode_in(dir_fd: int) -> int:
     """Return the permissions of a file that may change: its owner's, and what its directory gives to others."""
     return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666

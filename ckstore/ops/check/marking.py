@@ -17,6 +17,8 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.quarantine import put_aside
+from ckstore.objects.trash import former_place
+from ckstore.ops.events import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,6 +72,9 @@ def remember(
         for entry in entries:
             if entry.blob and distrust:
                 blobs.distrust(lock.inside / BLOBS / entry.blob)
+        place = former_place("@".join(lock.path.rsplit("/", 2)[-2:]))
+        if entries and place is not None and not marks.is_marked(lock.inside):
+            note(context, "damaged", place, why=entries[0].what)
         marks.write_mark(lock, Mark(found, entries))
         for entry in entries:
             if is_digest(entry.blob):

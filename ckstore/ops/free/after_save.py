@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, CkstoreWarning, InUse
+from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, InUse
 from ckstore.fs.lock_files import service_failed
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.words import counted
-from ckstore.ops.config_file import RETENTION, policy_of
+from ckstore.ops.config_file import UNDO_BY_RULE_S, rules_of, setting_of
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
-from ckstore.ops.free.retain import carry_out, plan_drops
+from ckstore.ops.free.retain import carry_out, plan_drops, plan_retention
 from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
@@ -39,13 +40,27 @@ def after_save(context: Context, run: str) -> tuple[str, ...]:
 
 def _keep_policy(context: Context, run: str) -> tuple[str, ...]:
     """Apply and collect; return what the user should know."""
-    policy = policy_of(context.layout, RETENTION)
-    if policy is None:
+    rules = rules_of(context.layout)
+    policy = rules.of(run)
+    if policy is None and rules.budget is None:
         return ()
-    plan = plan_drops(context, policy, run)
-    dropped = carry_out(context, plan).dropped
-    unfreed = _collect(context, dropped=bool(dropped))
-    return (*plan.notes, *([unfreed] if unfreed else ()))
+    undo_s = setting_of(context.layout, UNDO_BY_RULE_S)
+    plans = [] if policy is None else [plan_drops(context, policy, run)]
+    dropped = [info for plan in plans for info in carry_out(context, plan, undo_s).dropped]
+    if rules.budget is not None and _used_bytes(context) > rules.budget.most:
+        plans.append(plan_retention(context, None))
+        dropped += carry_out(context, plans[-1]).dropped
+    unfreed = _collect(context, dropped=bool(dropped)) if policy is not None or dropped else ""
+    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
+    return (*notes, *([unfreed] if unfreed else ()))
+
+
+def _used_bytes(context: Context) -> int:
+    """Return what the blobs of all checkpoints take, as the catalog has it: it decides only whether to look."""
+    try:
+        return context.catalog.used_bytes()
+    except CatalogUnavailable:  # then the directories are looked at
+        return sys.maxsize
 
 
 def _collect(context: Context, *, dropped: bool) -> str:

@@ -13,6 +13,8 @@ from ckstore.objects import far_locks, reserve, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
+from ckstore.ops import events
+from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
@@ -55,7 +57,8 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
     context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
-        dropped = drop(context, info)
+        undo_s = setting_of(context.layout, UNDO_BY_HAND_S)
+        dropped = drop(context, info, "by hand", undo_s)
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)
     if note := tell_unfreed(context):
@@ -90,8 +93,10 @@ def check_droppable(context: Context, info: CheckpointInfo) -> None:
         check_unprotected(context, info.key)
 
 
-def drop(context: Context, info: CheckpointInfo) -> Dropped:
+def drop(context: Context, info: CheckpointInfo, why: str, undo_s: float = 0) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
+
+    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time.
 
     Raises:
         OSError: The system refused; it may or may not come back after a power cut.
@@ -113,7 +118,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
             # Right before the rename: a lock service that was restarted may have given the run to another host.
             run_lock.check()
             before = layout.run_stamp(info.run)
-            trash.move_to_trash(layout, path, lock)
+            trash.move_to_trash(layout, path, lock, undo_s=0 if context.shared else undo_s)
             change = RunChange(before, layout.run_stamp(info.run))
         except FileNotFoundError:  # another process put one there at this moment
             raise gone(info) from None
@@ -122,6 +127,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
     context.known.directories.changed(info.key, None, change)
+    events.note(context, "dropped", info.key, id=info.id, why=why)
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 

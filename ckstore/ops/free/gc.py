@@ -27,13 +27,16 @@ from ckstore.fs.inside import NotInStore
 from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention_plan import RetentionPlan
+from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
-from ckstore.ops.config_file import GRACE_S, setting_of
+from ckstore.ops import events
+from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.external_links import linked_elsewhere
 from ckstore.ops.free.gc_plan import differences, plan_gc
+from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
@@ -69,6 +72,7 @@ def prune(
     *,
     dry_run: bool,
     exclusive: bool,
+    now: bool = False,
 ) -> GcReport:
     """Drop what a policy does not keep, then `collect`; in a dry run say what both would do."""
     # What is only shown may go by the rows of the catalog (rule D): to read 20,000 manifests takes seconds.
@@ -78,7 +82,7 @@ def prune(
     # Before the first drop: a store or settings that cannot be used must not be found out after it.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
-    done = retain.carry_out(context, plan)
+    done = retain.carry_out(context, plan, 0 if now else setting_of(context.layout, UNDO_BY_HAND_S))
     try:
         report = collect(context, exclusive=exclusive)
     except CkstoreError as error:
@@ -92,12 +96,13 @@ def prune(
     return replace(report, retention=done)
 
 
-def gc_dry(context: Context, dropping: Collection[CheckpointKey] = ()) -> GcReport:
+def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
     """Say what `collect` would free now, or when some checkpoints are dropped."""
-    return replace(GcReport.of_plan(plan_gc(context, dropping)), catalog_bytes=catalog_bytes(context))
+    report = GcReport.of_plan(plan_gc(context, dropping, purge=purge))
+    return replace(report, catalog_bytes=catalog_bytes(context), waiting=() if purge else waiting(context))
 
 
-def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -> GcReport:
+def collect(context: Context, *, settle: bool = True, exclusive: bool = False, purge: bool = False) -> GcReport:
     """Free what can be freed now, and say what could not be and why.
 
     Args:
@@ -106,18 +111,19 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
             where the catalog is this user's alone, look at what others did. False: as after each save, so that the
             report has only what was done.
         exclusive: No other host is at work, so nothing waits for the grace; where there can be none it does not matter.
+        purge: Free what waits to be brought back, too.
     """
     context.check_writable()
     try:
         grace = _grace_for(context, exclusive=exclusive)
         try:
-            return _collect(context, settle=settle, grace=grace)
+            return _collect(context, settle=settle, grace=grace, purge=purge)
         except CatalogUnavailable as damaged:  # in rows that catching up does not look at
             if damaged.why not in _MENDED:
                 raise
             for note in mend(context, damaged):
                 warn(note)
-            return _collect(context, settle=settle, grace=grace)
+            return _collect(context, settle=settle, grace=grace, purge=purge)
     except NotInStore as error:
         raise unsafe("gc stopped", error) from error
     except OSError as error:
@@ -125,12 +131,12 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
         raise of_the_system(error, msg, hint="the next gc continues where this one stopped") from error
 
 
-def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport:
+def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool) -> GcReport:
     layout = context.layout
     free_bytes = peek.free_space(layout.path).unused_bytes
-    with _start(context, grace) as collector, reserve.given_up(layout):
+    with _start(context, grace, purge=purge) as collector, reserve.given_up(layout):
         _make_current(context, grace, settle=settle)
-        plan = plan_gc(context, forecast=settle)
+        plan = plan_gc(context, forecast=settle, purge=purge)
         swept = carry_out(context, plan, collector, grace)
         done = collector.collected
         report = GcReport(
@@ -139,7 +145,8 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
             held=tuple(done.held[digest] for digest in sorted(done.held)),
             linked_elsewhere=linked_elsewhere(context, done.linked),
             swept_stagings=len(swept),
-            trash_left=tuple(trash.names_in(layout.trash)),
+            trash_left=tuple(trash.due(layout)),
+            waiting=waiting(context) if settle else (),
             dead_pack_bytes=plan.dead_pack_bytes,
             next_to_free=None if done.freed or done.held else plan.next_to_free,
             unseen_processes=collector.unseen_count,
@@ -148,6 +155,8 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
             # With a grace most of it waits, which is no news; and without a forecast there is nothing to compare.
             differences=differences(context, plan, done, swept) if settle and grace is None else (),
         )
+    if report.freed_count:
+        events.note(context, "freed", nbytes=report.freed_bytes, why=counted(report.freed_count, "blob"))
     context.notices.tell_passed_over(context.layout)
     if settle:  # before the reserve is filled again, which takes what was freed
         grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes)
@@ -184,6 +193,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
         catch_up(context)
     # (c, d) Asked again: a save may use some by now, and others have lost their last use.
     asked = collector.collected.entered.union(plan.unused)
+    asked -= trash.waiting_blobs(layout) if asked else set()  # what waits was not taken apart, unless it was purged
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
     reclaim.condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
     if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
@@ -191,7 +201,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     return swept
 
 
-def _start(context: Context, grace: Grace | None) -> Collector:
+def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
     """Return the one collector of the store.
 
     A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
@@ -199,7 +209,7 @@ def _start(context: Context, grace: Grace | None) -> Collector:
     write = reclaim.catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
-        collector = Collector.try_start(context.layout, write, leases=not context.shared, grace=grace)
+        collector = Collector.try_start(context.layout, write, leases=not context.shared, grace=grace, purge=purge)
         if collector is not None:
             return collector
         if time.monotonic() > deadline:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 
-def plan_gc(context: Context, dropping: Collection[CheckpointKey] = (), *, forecast: bool = True) -> GcPlan:
+def plan_gc(
+    context: Context, dropping: Collection[CheckpointKey] = (), *, forecast: bool = True, purge: bool = False
+) -> GcPlan:
     """Say what gc does now, or after the checkpoints `dropping` (run, step) were dropped; change nothing.
 
     Args:
@@ -34,12 +36,14 @@ def plan_gc(context: Context, dropping: Collection[CheckpointKey] = (), *, forec
         dropping: Looked at as if they were in ``trash/``.
         forecast: Also what comes of it, which asks of each blob the same as gc will ask again. False: the steps alone,
             so that a gc after each save costs no second look.
+        purge: Also of what waits in trash to be brought back.
     """
     layout = context.layout
+    waiting = trash.waiting_blobs(layout, purge=purge)
     plan = GcPlan(
         dead_stagings=tuple(trash.dead_stagings(layout)),
-        trash=tuple(name for name in trash.names_in(layout.trash) if not trash.in_use(layout.trash / name)),
-        unused=tuple(digest for digest, _ in context.catalog.unused()),
+        trash=tuple(name for name in trash.due(layout, purge=purge) if not trash.in_use(layout.trash / name)),
+        unused=tuple(digest for digest, _ in context.catalog.unused() if digest not in waiting),
         waits_for_grace=bool(context.shared),
     )
     return _foreseen(context, plan, dropping) if forecast else plan

@@ -7,13 +7,15 @@ ever: tags, pins, readers and the newest valid checkpoint of each run stay.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, InUse
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
+from ckstore.objects import trash
 from ckstore.ops.config_file import MAKE_ROOM, policy_of
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
@@ -39,8 +41,10 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     Raises:
         CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.
     """
+    # First what was dropped before: to be able to bring it back is worth less than this save, and than what is there.
+    purge(context)
     policy = policy_of(context.layout, MAKE_ROOM)
-    if policy is None:
+    if policy is None or context.measure(new).fits:
         return ()
     if context.shared:  # what is dropped now would be freed after the grace; what was dropped before may go
         collect(context, settle=False)
@@ -62,6 +66,14 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     return (f"dropped {', '.join(dropped[:_SHOWN])}{more} to make room for this save",)
 
 
+def purge(context: Context) -> None:
+    """Free what waits to be brought back, as far as that works; where other hosts may be at work the grace holds."""
+    if context.shared or not any(map(trash.can_return, trash.names_in(context.layout.trash))):
+        return
+    with suppress(InUse):  # another collector is at work
+        collect(context, settle=False, purge=True)
+
+
 def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed: Collection[str]) -> set[str] | None:
     """Return which checkpoints to drop, oldest first, so that gc frees what is missing; None: it cannot be enough."""
     by_gc = _freed_by_gc(context)
@@ -71,7 +83,7 @@ def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed:
 
 
 def _freed_by_gc(context: Context) -> Amount:
-    planned = plan_gc(context)
+    planned = plan_gc(context, purge=True)
     return Amount(planned.freed_bytes, planned.freed_count)
 
 

@@ -42,7 +42,7 @@ def discard(context: Context, staging: Staging, error: BaseException | None = No
             moved = moved or trash.move_to_trash(context.layout, staging.path, staging.lock)
             staging.lock.release()
             if not context.shared:
-                give_back(context, staging.written)
+                give_back(context, staging.written, purge=is_full(error))  # a full disk takes what could be undone
             elif is_full(error):
                 _free_own(context, moved.name, staging.written)
     except OSError:  # gc does it
@@ -61,20 +61,20 @@ def _moved(context: Context, staging: Staging) -> Inside | None:
         return None
 
 
-def discard_path(context: Context, path: Inside) -> None:
+def discard_path(context: Context, path: Inside, undo_s: float = 0) -> None:
     """Move an unused directory in ``staging/`` to trash and empty it; a used one stays for the next opener."""
     try:
         lock = locks.try_exclusive(path)
         if lock is None:
             return
         with lock:
-            trash.move_to_trash(context.layout, path, lock)
+            trash.move_to_trash(context.layout, path, lock, undo_s=0 if context.shared else undo_s)
     except OSError:  # the next opener sweeps it
         return
     give_back(context)
 
 
-def give_back(context: Context, digests: Iterable[str] = ()) -> None:
+def give_back(context: Context, digests: Iterable[str] = (), *, purge: bool = False) -> None:
     """Empty the trash, then free the unused ones of the blobs `digests`; unless a collector is running.
 
     Whatever does not work now is left for gc, without an error; so is everything where other hosts may be at work.
@@ -82,12 +82,14 @@ def give_back(context: Context, digests: Iterable[str] = ()) -> None:
     if context.shared:
         return
     try:
-        collector = Collector.try_start(context.layout, catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S))
+        purge = purge and any(map(trash.can_return, trash.names_in(context.layout.trash)))
+        write = catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
+        collector = Collector.try_start(context.layout, write, purge=purge)
         if collector is None:
             return
         with collector:
             collector.empty()
-            wanted = set(digests)
+            wanted = (collector.collected.entered if purge else set()).union(digests)
             if wanted:
                 unused = [blob for blob in context.catalog.unused() if blob[0] in wanted]
                 condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)

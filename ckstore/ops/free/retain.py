@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.fs.held import through_parents
+from ckstore.model.best import metrics_there
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, metrics_there, plan
+from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Candidate, RetentionPlan, plan
+from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
+from ckstore.objects.last_names import blobs_in
+from ckstore.objects.layout import BLOBS
 from ckstore.ops.check.validity import why_not_valid
-from ckstore.ops.config_file import RETENTION, policy_of
+from ckstore.ops.config_file import rules_of
 from ckstore.ops.context import annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import sure as as_in_manifest
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.settings.retention import Budget
+    from ckstore.model.settings.retention_plan import PlanEntry
     from ckstore.ops.context import Context
 
 # Who has it alone is dropping it, which takes a moment; then the next newest is held instead.
@@ -51,17 +58,27 @@ def plan_retention(
         run: None: all runs.
         sure: False: for advice alone; the rows of the catalog are believed.
     """
+    rules: RetentionPolicy | Mapping[str, RetentionPolicy] = policy or {}
+    budget: Budget | None = None
     if policy is None:
-        policy = policy_of(context.layout, RETENTION)
-    if policy is None:
-        msg = f"{context.layout.root} has no retention policy"
-        raise BadInput(
-            msg,
-            hint="give one, or set store.config.retention",
-            command_hint="give a rule, such as --keep-last 3, or set them: ckstore config retention --keep-last 3",
-        )
+        stored = rules_of(context.layout)
+        found = {name: of_run for name in context.layout.runs() if (of_run := stored.of(name)) is not None}
+        rules = stored.default if stored.default and not stored.by_run else found
+        budget = stored.budget if run is None else None
+        if not stored.by_run and not stored.default and stored.budget is None:
+            _refuse_no_policy(context)
     now = datetime.now(UTC)
-    return _plan(context, policy, now, _history(context, now, infos(context, run)), sure=sure)
+    looked_at = infos(context, run)
+    return _plan(context, rules, now, _history(context, now, looked_at, rules, budget), sure=sure, budget=budget)
+
+
+def _refuse_no_policy(context: Context) -> NoReturn:
+    msg = f"{context.layout.root} has no retention policy"
+    raise BadInput(
+        msg,
+        hint="give one, or set store.config.retention",
+        command_hint="give a rule, such as --keep-last 3, or set them: ckstore config retention --keep-last 3",
+    )
 
 
 def plan_asked(
@@ -85,7 +102,11 @@ def plan_asked(
             of_run = "" if run is None else f" of the run {run}"
             msg = f"no checkpoint{of_run} has the metric {best.metric}, so the rule keeps none as best"
             raise BadInput(msg, hint=metrics_there(there, best.metric))
-    return made
+    unjudged = sum(any(reason.startswith(LACKS_METRIC) for reason in entry.reasons) for entry in made.dropped)
+    if not unjudged:
+        return made
+    note = f"{counted(unjudged, 'checkpoint')} of those that go could not be judged, for want of a metric"
+    return replace(made, notes=(*made.notes, note))
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> RetentionPlan:
@@ -95,7 +116,8 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> Retention
     hide one from the plan whose step keeps it anyway; then others are kept in its place.
     """
     every, last = policy.keep_every, policy.keep_last or 1
-    if every is None or policy.bests:
+    # The other rules, and a budget, need to see what is around a checkpoint.
+    if policy.to_json().keys() - {"keep_last", "keep_every", "keep_within"} or every is None:
         return plan_retention(context, policy, run)
     looked_at, newest = _looked_at(context, run, last + _SPARE, every)
     now = datetime.now(UTC)
@@ -116,12 +138,18 @@ def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[lis
 
 
 def _plan(
-    context: Context, policy: RetentionPolicy, now: datetime, history: dict[str, Candidate], *, sure: bool
+    context: Context,
+    policy: RetentionPolicy | Mapping[str, RetentionPolicy],
+    now: datetime,
+    history: dict[str, Candidate],
+    *,
+    sure: bool,
+    budget: Budget | None = None,
 ) -> RetentionPlan:
     """Plan until everything that the plan drops, and everything that outranks it, was looked at: once each."""
     looked_at: set[tuple[str, bool]] = set()
     while True:
-        made = plan(policy, list(history.values()), now)
+        made = plan(policy, list(history.values()), now, budget)
         unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
         unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
         known_better = False
@@ -163,7 +191,13 @@ def _misplaced(context: Context, info: CheckpointInfo) -> str:
     return context.notices.problems.get(order_problem(info), "") if info.out_of_order else ""
 
 
-def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo]) -> dict[str, Candidate]:
+def _history(
+    context: Context,
+    now: datetime,
+    looked_at: Iterable[CheckpointInfo],
+    rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None = None,
+    budget: Budget | None = None,
+) -> dict[str, Candidate]:
     check_tags(context.layout)
     pins = pins_by_checkpoint(context, now)
     return {
@@ -173,13 +207,28 @@ def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo
             pins=tuple(str(pin) for pin in pins.get(info.key, ())),
             damage=_misplaced(context, info),
             doubt=context.notices.problems.get(annotation_problem(info), ""),
+            blobs=_blobs(context, info) if budget is not None or _has_budget(rules, info.run) else {},
         )
         for info in looked_at
     }
 
 
-def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
+def _has_budget(rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None, run: str) -> bool:
+    of_run = rules.get(run) if isinstance(rules, Mapping) else rules
+    return of_run is not None and of_run.budget is not None
+
+
+def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
+    """Return the blobs of a checkpoint and their sizes as its directory has them (rule D)."""
+    with suppress(FileNotFoundError, NotADirectoryError):  # it went since it was listed
+        return {name: status.st_size for name, status in blobs_in(context.layout.checkpoint(*info.key) / BLOBS)}
+    return {}
+
+
+def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> RetentionReport:
     """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
+
+    It can be brought back for `undo_s`, but for what a budget drops.
 
     Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
     its run stays, which is held meanwhile.
@@ -199,8 +248,8 @@ def carry_out(context: Context, to_do: RetentionPlan) -> RetentionReport:
             kept = [entry.info for entry in to_do.kept if entry.run == run]
             with ExitStack() as guarded:
                 guard = _hold_newest_valid(context, kept, guarded)
-                going = [entry.info for entry in to_do.dropped if entry.run == run]
-                why_not += [(info, _try_drop(context, info, guard)) for info in going]
+                going = [entry for entry in to_do.dropped if entry.run == run]
+                why_not += [(entry.info, _try_drop(context, entry, guard, undo_s)) for entry in going]
     return RetentionReport(
         to_do,
         dropped=tuple(info for info, why in why_not if not why),
@@ -222,14 +271,16 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     return None
 
 
-def _try_drop(context: Context, info: CheckpointInfo, guard: CheckpointInfo | None) -> str:
+def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> str:
     """Drop one checkpoint; return why not, or an empty string."""
+    info = entry.info
     if guard is None:
         return f"no checkpoint of the run {info.run} that the plan keeps is still there and valid"
     if info.order > guard.order and not why_not_valid(context, info):
         return f"it is now the newest valid checkpoint of the run {info.run}"
     try:
-        drop(context, info)
+        # A budget needs the space: it would be exceeded on the disk for as long as that can be undone.
+        drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
     except (InUse, NoSuchRef) as error:
         return error.message
     except PermissionError as error:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import SupportsIndex, TypeVar
+from typing import Literal, SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
-from ckstore.model.checkpoint.refs import Ref, has_id, is_latest_valid, parse_ref, resolve
+from ckstore.model.best import Best
+from ckstore.model.checkpoint.refs import BEST, Ref, has_id, is_latest_valid, parse_ref, resolve
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import DEFAULT_RUN, CheckpointKey
+from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.shared.two_renames import Gap
 from ckstore.ops.context import Context, annotated, tags_by_checkpoint
@@ -40,6 +41,10 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         from ckstore.ops.refs.latest_valid import newest_valid
 
         return newest_valid(context, str(parsed))
+    if parsed.kind == "best":
+        from ckstore.ops.refs.best import best
+
+        return best(context, parsed)
     if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
         return latest
     # From refs/ and not from the catalog, which may not have heard of a tag yet.
@@ -162,6 +167,16 @@ def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo 
         return newest(context, in_one_run(context, Ref(run, "latest", "latest")).run)
     try:
         return find(context, "latest-valid" if run is None else f"{run}@latest-valid")
+    except NoSuchRef:
+        return None
+
+
+def best_by(context: Context, metric: str, run: str | None, mode: Literal["min", "max"]) -> CheckpointInfo | None:
+    """Return the checkpoint of a run with the best number of a metric; None: none has one."""
+    run = run_meant(context, run)
+    ref = f"{BEST}{Best(metric, mode).metric}:{mode}"
+    try:
+        return find(context, ref if run is None else f"{check_run(run)}@{ref}")
     except NoSuchRef:
         return None
 

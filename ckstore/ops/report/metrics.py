@@ -20,7 +20,12 @@ _MODE = 0o644
 
 def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
     """Put the metrics of a store in the place of the file at `path`; see `ckstore.Store.write_metrics`."""
-    data = openmetrics(context.totals.metrics(), str(store), labels).encode("utf-8")
+    replace_text(path, openmetrics(context.totals.metrics(), str(store), labels))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Give the file at `path` this content in one step, readable for all."""
+    data = text.encode("utf-8")
     # In the same directory, for the rename; a collector that reads meanwhile sees the old file or the new one.
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

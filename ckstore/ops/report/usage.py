@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.usage import CheckpointUsage, Usage, blob_uses
+from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, blob_uses, parts_of
 from ckstore.objects.checkpoints import encoding_at, look
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
-from ckstore.objects.trash import names_in
+from ckstore.objects.trash import names_in, waiting_blobs
 from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
@@ -36,13 +37,14 @@ class _File:
     link_count: int
     holders: set[CheckpointKey] = field(default_factory=set)
     names_found: int = 0
+    waits: bool = False
 
     @property
-    def is_unique(self) -> bool:
-        """Whether a single checkpoint has it, and no holder whose name was not found."""
-        # A name that was not found is of trash, of a staging or of another program: dropping the checkpoint would not
+    def is_last(self) -> bool:
+        """Whether its holders have every name that it has, but the canonical one."""
+        # A name that was not found is of trash, of a staging or of another program: dropping the holders would not
         # free it.
-        return len(self.holders) == 1 and self.names_found >= self.link_count
+        return self.names_found >= self.link_count
 
 
 def usage(context: Context) -> Usage:
@@ -50,33 +52,32 @@ def usage(context: Context) -> Usage:
     listed = infos(context)
     files = _files(context)
     packs = _PackUses(context, listed)
-    unique: dict[CheckpointKey, int] = defaultdict(int)
-    shared: dict[CheckpointKey, int] = defaultdict(int)
+    sums = _Sums()
     for file in files:
-        into = unique if file.is_unique else shared
-        for key in file.holders:
-            into[key] += file.nbytes
+        sums.add(file)
     checkpoints = tuple(
         CheckpointUsage(
             run=info.run,
             step=info.step,
             logical_bytes=info.logical_bytes,
-            unique_bytes=unique[info.key],
-            shared_bytes=shared[info.key],
+            alone_bytes=sums.alone[info.key],
+            shared_bytes=sums.shared[info.key],
             dead_bytes=packs.dead_bytes(info.key),
         )
         for info in listed
     )
-    unique_bytes = sum(file.nbytes for file in files if file.is_unique)
-    shared_bytes = sum(file.nbytes for file in files if file.holders and not file.is_unique)
-    unused_bytes = sum(file.nbytes for file in files if not file.holders)
+    alone_bytes, shared_bytes = sum(sums.alone.values()), sum(sums.shared.values())
+    unused_bytes = sum(file.nbytes for file in files if not file.holders and not file.waits)
+    waiting_bytes = sum(file.nbytes for file in files if not file.holders and file.waits)
     return Usage(
+        runs=_by_run(checkpoints, sums),
         checkpoints=checkpoints,
         logical_bytes=sum(info.logical_bytes for info in listed),
-        disk_bytes=unique_bytes + shared_bytes + unused_bytes,
-        unique_bytes=unique_bytes,
+        disk_bytes=alone_bytes + shared_bytes + unused_bytes + waiting_bytes,
+        alone_bytes=alone_bytes,
         shared_bytes=shared_bytes,
         unused_bytes=unused_bytes,
+        waiting_bytes=waiting_bytes,
         dead_bytes=packs.total_dead_bytes(),
         saved_bytes=_saved_bytes(context),
     )
@@ -98,6 +99,43 @@ def _saved_bytes(context: Context) -> int:
     return sum(plain[digest] - files[digest] for digest in gone)
 
 
+@dataclass(slots=True)
+class _Sums:
+    """Whose the bytes are: alone, or a part of what is shared, of each checkpoint and of each run."""
+
+    alone: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
+    shared: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
+    run_alone: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    run_shared: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, file: _File) -> None:
+        holders = sorted(file.holders)
+        runs = {run for run, _ in holders}
+        into = self.alone if file.is_last and len(holders) == 1 else self.shared
+        run_into = self.run_alone if file.is_last and len(runs) == 1 else self.run_shared
+        for key, part in zip(holders, parts_of(file.nbytes, len(holders)) if holders else (), strict=True):
+            into[key] += part
+            run_into[key[0]] += part
+
+
+def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums) -> tuple[RunUsage, ...]:
+    by_run: dict[str, list[CheckpointUsage]] = defaultdict(list)
+    for one in checkpoints:
+        by_run[one.run].append(one)
+    found = [
+        RunUsage(
+            run=run,
+            checkpoint_count=len(own),
+            logical_bytes=sum(one.logical_bytes for one in own),
+            alone_bytes=sums.run_alone[run],
+            shared_bytes=sums.run_shared[run],
+            checkpoints=tuple(own),
+        )
+        for run, own in by_run.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.alone_bytes, -one.shared_bytes, one.run)))
+
+
 def _files(context: Context) -> list[_File]:
     """Return every file that has the name of a blob in a published directory or in ``blobs/``."""
     found: dict[_Inode, _File] = {}
@@ -107,12 +145,13 @@ def _files(context: Context) -> list[_File]:
         file.names_found += 1
         return file
 
+    waiting = waiting_blobs(context.layout)
     for run, step, _ in context.layout.published():
         for _, status in blobs_in(context.layout.checkpoint(run, step) / BLOBS):
             note(status).holders.add((run, step))
     for name in names_in(context.layout.blobs):
-        for _, status in blobs_in(context.layout.blobs / name):
-            note(status)
+        for digest, status in blobs_in(context.layout.blobs / name):
+            note(status).waits = digest in waiting
     return list(found.values())
 
 

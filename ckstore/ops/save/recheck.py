@@ -25,6 +25,7 @@ from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, rec
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, check_file
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.rereading import agrees_to, reading_buffer
+from ckstore.ops.events import note
 from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ class Recheck:
     def _warning(self, digest: str, problem: str) -> str:
         # The save had the right bytes, and `put` exchanged them under every name.
         if digest in self._staging.written:
+            note(self._context, "healed", (self._run, None), nbytes=self._staging.written[digest], why=problem)
             return (
                 f"{problem}. Each save rereads a share of the blobs that it reuses; this one put the right"
                 " bytes in place in every checkpoint that uses the blob. Check the disk"

@@ -51,7 +51,8 @@ from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
-from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops import events
+from ckstore.ops.config_file import UNDO_BY_RULE_S, save_checks_or_all, setting_of
 from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint
 from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
@@ -200,7 +201,8 @@ def save_staged(
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     laps = Laps()
-    with context.totals.counting_failures(), failing_as_save(context, act_name):
+    failing = events.noting_failure(context, (request.run, request.step))
+    with context.totals.counting_failures(), failing, failing_as_save(context, act_name):
         # Inside `failing_as_save`: a full disk shows here first, at a mkdir, and must be `InsufficientSpace`.
         staging = create()
         try:
@@ -234,6 +236,10 @@ def save_staged(
     laps.end("finishing_s")
     info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
     context.totals.saved(info)
+    if outcome.existing is None:
+        events.note(
+            context, "saved" if outcome.old is None else "replaced", info.key, id=info.id, nbytes=info.new_bytes
+        )
     return info
 
 
@@ -263,7 +269,7 @@ def _follow_up(  # noqa: PLR0917
         staging.lock.release()
     # Only now: the row in the catalog names the new checkpoint, and the pins were written again for it.
     if outcome.old is not None:
-        reclaim.discard_path(context, outcome.old)
+        reclaim.discard_path(context, outcome.old, _undo_s(context))
     notes += _without_parent(context, manifest)
     context.known.last_parents[manifest.run] = manifest_id
     info = info_of(context, manifest, manifest_id, tags=tags)
@@ -459,6 +465,13 @@ def _say_followed(context: Context, new: Published, tags: list[str], outcome: Ou
     if not outcome.other_bytes or not followed:
         return []
     return [f"{name} was replaced: {' and '.join(followed)} may protect other bytes now"]
+
+
+def _undo_s(context: Context) -> float:
+    try:
+        return setting_of(context.layout, UNDO_BY_RULE_S)
+    except (CkstoreError, OSError):  # the checkpoint is saved; what it replaced goes as if nothing was set
+        return 0
 
 
 def _kept(existing: Manifest) -> str:

@@ -21,6 +21,7 @@ from ckstore.objects.documents import marks
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.quarantine import put_aside
 from ckstore.objects.staging import Staging
+from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.os_errors import describe_os_error, why_of
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
@@ -164,6 +165,7 @@ def _repair_blob(
     # Good copies keep their names: to rename over them would only make readers open another file.
     count = staging.heal(digest, spare={peek.status(path).st_ino for path in spare})
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, count))
+    note(context, "healed", nbytes=wanted.nbytes, why=f"{digest} from {right.source}")
 
 
 def _stage(staging: Staging, digest: str, right: Right) -> None:

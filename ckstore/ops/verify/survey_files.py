@@ -17,7 +17,7 @@ from ckstore.model.settings.settings import parse_config, parse_settings
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.trash import names_in
-from ckstore.ops.config_file import RETENTION, policy_of
+from ckstore.ops.config_file import rules_of
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.index.facts import same_facts
 from ckstore.ops.refs.protection import doubtful_tags, way_out
@@ -93,7 +93,7 @@ def file_findings(context: Context) -> Iterator[StoreFinding]:
         yield from _file(context, "settings", path)
     if _read(layout.config) is not None:
         try:
-            policy_of(layout, RETENTION)
+            rules_of(layout)
         except (CkstoreError, OSError) as error:
             yield StoreFinding("settings", str(error), layout.config.name, harmful=True)
     yield from _tags(context)

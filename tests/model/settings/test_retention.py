@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
+from ckstore.model.best import Best
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.settings.retention import Best, RetentionPolicy
+from ckstore.model.settings.retention import Budget, RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, plan
 from ckstore.model.times import text_of_time
 
@@ -59,7 +60,12 @@ RULES: dict[str, st.SearchStrategy[Any]] = {
     "keep_every": st.integers(1, 4),
     "keep_best": st.lists(BESTS, min_size=1, max_size=2).map(tuple),
     "keep_within": st.sampled_from(["1h", "2d", 90_000]),
+    "keep_nearest": st.integers(1, 8),
+    "keep_hourly": st.integers(1, 3),
+    "keep_daily": st.integers(1, 3),
+    "keep_weekly": st.integers(1, 3),
 }
+BUDGETS = st.builds(lambda most, part: Budget(most, max(1, most * part // 4)), st.integers(1, 60), st.integers(1, 4))
 POLICIES = st.one_of(
     st.fixed_dictionaries({}, optional=RULES).filter(bool),
     st.just({"keep_every": 1000}),  # keeps none but step 0: what is left is protected by something else
@@ -92,6 +98,7 @@ def histories(draw: st.DrawFn) -> list[Candidate]:
                 in_use=draw(st.sampled_from([False, False, False, True])),
                 damage=draw(st.sampled_from(["", "", "", "blob gone"])),
                 doubt=draw(st.sampled_from(["", "", "", "", "", "unreadable"])),
+                blobs=draw(st.dictionaries(st.sampled_from("abcdefgh"), st.just(7), max_size=4)),
             )
         )
     return found
@@ -137,6 +144,78 @@ def test_a_plan_depends_on_the_facts_alone_and_names_each_checkpoint_once_with_r
     assert sorted(entry.info.name for entry in result.entries) == sorted(c.info.name for c in history)
     assert all(entry.reasons and all(entry.reasons) for entry in result.entries)
     assert kept(result).isdisjoint(dropped(result))
+
+
+@pytest.mark.property
+@given(policy=POLICIES, budget=BUDGETS, history=histories(), of_store=st.booleans())
+def test_a_budget_holds_but_for_what_is_never_dropped(
+    policy: dict[str, Any], budget: Budget, history: list[Candidate], of_store: bool
+) -> None:
+    members: dict[str, Any] = {} if of_store else {"max_bytes": budget.max_bytes, "low_bytes": budget.low_bytes}
+    without = plan(RetentionPolicy(**policy), history, NOW)
+
+    result = plan(RetentionPolicy(**policy, **members), history, NOW, budget if of_store else None)
+
+    blobs = {candidate.info.name: candidate.blobs for candidate in history}
+    for run in {"all"} if of_store else {candidate.info.run for candidate in history}:
+        own = [entry for entry in result.entries if run in ("all", entry.run)]
+        stays = {digest: size for entry in own if entry.keep for digest, size in blobs[entry.info.name].items()}
+        only_protected = all(entry.protected for entry in own if entry.keep)
+        assert sum(stays.values()) <= budget.most or only_protected
+    assert not any(entry.protected for entry in result.dropped)
+    assert dropped(without) <= dropped(result)
+    assert {e.info.name for e in result.entries if e.protected} == {e.info.name for e in without.entries if e.protected}
+
+
+@pytest.mark.property
+@given(every=st.integers(1, 9), steps=st.lists(st.integers(0, 60), min_size=1, max_size=12, unique=True))
+def test_the_nearest_to_each_multiple_survives_plans_after_each_save(every: int, steps: list[int]) -> None:
+    history: list[Candidate] = []
+    for sequence, step in enumerate(steps):
+        history.append(Candidate(info_of(step, sequence)))
+        gone = dropped(plan(RetentionPolicy(keep_nearest=every), history, NOW))
+        history = [candidate for candidate in history if candidate.info.name not in gone]
+
+    stays = [candidate.info.step for candidate in history]
+    for multiple in {(step + (every - 1) // 2) // every * every for step in steps}:
+        group = [step for step in steps if (step + (every - 1) // 2) // every * every == multiple]
+        assert min(abs(step - multiple) for step in group) in [abs(step - multiple) for step in stays]
+
+
+def test_hours_days_and_weeks_keep_the_newest_of_each() -> None:
+    ages_h = [400, 200, 50, 49, 26, 25, 2, 1, 0]
+    history = [Candidate(info_of(step, step, age=timedelta(hours=age))) for step, age in enumerate(ages_h)]
+
+    daily = kept(plan(RetentionPolicy(keep_daily=3), history, NOW))
+    assert len(daily) == 3
+    assert "main@8" in daily
+    assert len(kept(plan(RetentionPolicy(keep_hourly=100), history, NOW))) == len(ages_h)
+    assert len(kept(plan(RetentionPolicy(keep_weekly=9), history, NOW))) in (3, 4)
+
+
+def test_above_a_budget_the_oldest_go_first_and_the_best_last() -> None:
+    history = [
+        Candidate(info_of(step, step, loss=float(abs(step - 1))), blobs={f"blob{step}": 10, "base": 5})
+        for step in range(6)
+    ]
+    policy = RetentionPolicy(keep_last=6, keep_best="loss", max_bytes=35, low_bytes=30)
+
+    result = plan(policy, history, NOW)
+
+    assert kept(result) == {"main@1", "main@5"}
+    assert "the run main is above its budget of 35 B, down to 30 B" in str(result.dropped[0])
+    assert kept(plan(RetentionPolicy(max_bytes="1KB"), history, NOW)) == {f"main@{step}" for step in range(6)}
+    (note,) = plan(RetentionPolicy(max_bytes=3), history, NOW).notes
+    assert note == "the run main stays above its budget of 3 B: what is never dropped takes 15 B"
+
+
+def test_each_run_has_its_own_policy_and_one_without_is_kept() -> None:
+    history = [Candidate(info_of(step, step, run)) for run in ("a", "b") for step in range(3)]
+
+    result = plan({"a": RetentionPolicy(keep_last=1)}, history, NOW)
+
+    assert kept(result) == {"a@2", "b@0", "b@1", "b@2"}
+    assert result.policy is None
 
 
 @pytest.mark.property
@@ -263,7 +342,11 @@ def test_a_metric_that_is_nowhere_is_said_with_what_there_is(metrics: dict[str, 
         ({"keep_last": 0}, "keep_last must be an integer from 1, got 0"),
         ({"keep_last": True}, "got True"),
         ({"keep_every": 1.0}, "keep_every must be an integer from 1"),
-        ({"keep_best": "loss"}, "keep_best must be a Best"),
+        ({"keep_best": 5}, "keep_best must be a Best"),
+        ({"max_bytes": 0}, "max_bytes must be an integer from 1"),
+        ({"max_bytes": 5, "low_bytes": 6}, "low_bytes must be at most max_bytes"),
+        ({"keep_last": 1, "low_bytes": 6}, "low_bytes needs a max_bytes"),
+        ({"keep_nearest": 0}, "keep_nearest must be an integer from 1"),
         ({"keep_within": "a week"}, "keep_within: wanted seconds"),
         ({"keep_within": 0}, "above 0"),
         ({"keep_within": math.inf}, "above 0"),

@@ -203,9 +203,9 @@ def test_that_nothing_comes_back_is_durable_before_a_checkpoint_is_dropped(
         done.append(folder.name)
         sync(folder)
 
-    def moving(layout: Any, path: Any, lock: Any = None) -> Any:
+    def moving(layout: Any, path: Any, lock: Any = None, **more: Any) -> Any:
         done.append("dropped")
-        return move(layout, path, lock)
+        return move(layout, path, lock, **more)
 
     monkeypatch.setattr(files, "sync_directory", syncing)
     monkeypatch.setattr(trash, "move_to_trash", moving)

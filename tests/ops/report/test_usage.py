@@ -49,7 +49,7 @@ def without_catalog(store: Store) -> Store:
 
 
 def total(usage: Usage) -> int:
-    return usage.unique_bytes + usage.shared_bytes + usage.unused_bytes
+    return usage.alone_bytes + usage.shared_bytes + usage.unused_bytes
 
 
 @pytest.mark.property
@@ -63,17 +63,38 @@ def test_unique_and_shared_are_the_disk_and_dropping_frees_what_was_said(saves: 
 
         assert before.disk_bytes == total(before) == disk_bytes(store.path)
         assert before.unused_bytes == 0
-        assert sum(one.unique_bytes for one in before.checkpoints) == before.unique_bytes
-        assert all(one.unique_bytes + one.shared_bytes == named_bytes(store, one.name) for one in before.checkpoints)
+        assert sum(one.alone_bytes for one in before.checkpoints) == before.alone_bytes
+        assert sum(one.shared_bytes for one in before.checkpoints) == before.shared_bytes
+        assert all(one.alone_bytes + one.shared_bytes <= named_bytes(store, one.name) for one in before.checkpoints)
+        assert sum(one.alone_bytes + one.shared_bytes for one in before.runs) == before.disk_bytes
+        assert [one for run in before.runs for one in run.checkpoints] == sorted(
+            before.checkpoints, key=lambda one: [run.run for run in before.runs].index(one.run)
+        )
         assert [one.name for one in before.checkpoints] == [info.name for info in store.checkpoints()]
         dropped = before.checkpoints[pick % len(before.checkpoints)]
         store.delete(dropped.name)
         after = store.du()
 
-        assert disk_bytes(store.path) == before.disk_bytes - dropped.unique_bytes
+        assert disk_bytes(store.path) == before.disk_bytes - dropped.alone_bytes
         assert after.disk_bytes == disk_bytes(store.path)
         assert after.logical_bytes == before.logical_bytes - dropped.logical_bytes
         assert without_catalog(store).du() == after
+
+
+@pytest.mark.property
+@settings(max_examples=examples(6))
+@given(saves=SAVES)
+def test_dropping_all_of_a_run_frees_what_it_holds_alone(saves: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.init(Path(folder, "store"), chunk_bytes=MIB)
+        fill(store, saves)
+        before = store.du()
+        run = before.runs[0]
+
+        for one in run.checkpoints:
+            store.delete(one.name)
+
+        assert disk_bytes(store.path) == before.disk_bytes - run.alone_bytes
 
 
 def named_bytes(store: Store, ref: str) -> int:
@@ -109,7 +130,7 @@ def test_dead_bytes_are_what_no_checkpoint_uses_of_a_pack(store: Store) -> None:
 
     (one,) = store.du().checkpoints
     assert one.dead_bytes == store.du().dead_bytes == 8000
-    assert one.unique_bytes == 64_000
+    assert one.alone_bytes == 64_000
     assert one.logical_bytes == 56_000
 
 
@@ -132,14 +153,14 @@ def test_blobs_without_a_use_and_names_outside_the_store_are_told_apart(store: S
 def test_a_blob_with_separate_files_counts_each(store: Store) -> None:
     store.save(two_part_state(1), step=1)
     store.save(two_part_state(1), step=1, run="b")
-    assert store.du().unique_bytes == 0
+    assert store.du().alone_bytes == 0
     big = blobs_by_size(store, "b@1")[-1]
     shutil.copy2(big, store.path / "other")
     os.replace(store.path / "other", big)
 
     by_name = {one.name: one for one in store.du().checkpoints}
 
-    assert by_name["b@1"].unique_bytes == by_name["main@1"].unique_bytes == big.stat().st_size
+    assert by_name["b@1"].alone_bytes == by_name["main@1"].alone_bytes == big.stat().st_size
     assert store.du().disk_bytes == disk_bytes(store.path)
 
 

@@ -1,46 +1,88 @@
-"""``ckstore du``: what the checkpoints take on the disk."""
+"""``ckstore du``: what the runs, or the checkpoints of one, take on the disk."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 
 from ckstore.model.reports.usage import summary
 from ckstore.model.sizes import size_text
+from ckstore_cli._documents import to_json
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
+from ckstore_cli._refs import complete_run, no_such_run
 
-_HEAD = ("CHECKPOINT", "HOLDS", "FREES", "SHARES")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.reports.usage import CheckpointUsage, RunUsage
+    from ckstore_cli._output import Output
+
+_SIZES = ("LOGICAL", "ALONE", "SHARED")
 
 
 @click.command()
+@click.argument("run", required=False, shell_complete=complete_run)
 @framed
-def du(frame: Frame) -> None:
-    """Show what each checkpoint takes on the disk, and what deleting it would free.
+def du(frame: Frame, run: str | None) -> None:
+    """Show what each run takes on the disk, or each checkpoint of RUN.
 
-    HOLDS is the size of a copy, FREES what deleting only this checkpoint frees,
-    SHARES what other checkpoints need too.
+    LOGICAL is the size of copies, ALONE what only this run or checkpoint holds:
+    deleting it frees that. SHARED is its part of what others hold too: of a blob
+    that three checkpoints hold, a third. So each column adds up to its TOTAL. The
+    one that holds most alone comes first. A store of one run shows its
+    checkpoints.
 
     \b
     Example:
       ckstore du
+      ckstore du sweep-7
       ckstore du --json | jq .disk_bytes
 
     \b
     Exit status:
       0  done
       2  wrong usage
-      4  there is no such store
+      4  there is no such store or run
     """
     out = frame.output()
     with frame.reading() as store:
         usage = store.du()
-    out.document(usage)
-    if usage.checkpoints:
-        rows = [
-            (one.name, size_text(one.logical_bytes), size_text(one.unique_bytes), size_text(one.shared_bytes))
-            for one in usage.checkpoints
-        ]
-        out.table(columns([_HEAD, *rows], "<>>>"))
-        out.line()
-    for line in summary(usage):
-        out.line(line)
+        chosen = usage.runs if run is None else [one for one in usage.runs if one.run == run]
+        if run is not None and not chosen:
+            raise no_such_run(store.path, run)
+    if run is not None:
+        out.document({**to_json(chosen[0]), "checkpoints": chosen[0].checkpoints})
+    else:
+        out.document(usage)
+    if len(chosen) == 1:
+        _print_checkpoints(out, chosen[0])
+    elif chosen:
+        rows = [(one.run, str(one.checkpoint_count), *_sizes([one])) for one in chosen]
+        total = ("TOTAL", str(len(usage.checkpoints)), *_sizes(chosen))
+        out.table(columns([("RUN", "CHECKPOINTS", *_SIZES), *rows, total], "<>>>>"))
+    if run is None:
+        if chosen:
+            out.line()
+        for line in summary(usage):
+            out.line(line)
+
+
+def _print_checkpoints(out: Output, run: RunUsage) -> None:
+    ordered = sorted(run.checkpoints, key=lambda one: (-one.alone_bytes, -one.shared_bytes))
+    rows = [(one.name, *_sizes([one])) for one in ordered]
+    out.table(columns([("CHECKPOINT", *_SIZES), *rows, ("TOTAL", *_sizes(ordered))], "<>>>"))
+    between = run.alone_bytes - sum(one.alone_bytes for one in ordered)
+    more = f", of which {size_text(between)} is in several of its checkpoints" if between else ""
+    out.line()
+    out.line(f"deleting all of {run.run} frees {size_text(run.alone_bytes)}{more}")
+
+
+def _sizes(held: Sequence[RunUsage] | Sequence[CheckpointUsage]) -> tuple[str, str, str]:
+    """Return the cells of one, or the sums of several."""
+    return (
+        size_text(sum(one.logical_bytes for one in held)),
+        size_text(sum(one.alone_bytes for one in held)),
+        size_text(sum(one.shared_bytes for one in held)),
+    )

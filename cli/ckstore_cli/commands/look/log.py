@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from ckstore.errors import NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
+from ckstore.model.times import start_of, time_of_text
 from ckstore.model.words import printable
 from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
-from ckstore_cli._refs import complete_run, runs, steps
+from ckstore_cli._refs import complete_run, no_such_run, runs, steps
 
 ON_TERMINAL_COUNT = 20
 """How many a terminal gets unasked: more would push the newest off the screen."""
@@ -34,10 +34,18 @@ _ALIGN = "><<<>>"
     help=f"Print the newest N. Default: all; on a terminal the newest {ON_TERMINAL_COUNT}.",
 )
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
+@click.option("--since", metavar="TIME", help="Only those saved in the last 90m, 36h, 7d ….")
 @click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
 @framed
 @click.pass_context
-def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, oneline: bool) -> None:  # noqa: FBT001 - click's
+def log(  # noqa: PLR0917 - one for each option
+    ctx: click.Context,
+    frame: Frame,
+    count: int | None,
+    run: str | None,
+    since: str | None,
+    oneline: bool,  # noqa: FBT001 - click's
+) -> None:
     """List the checkpoints, the newest first.
 
     SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
@@ -49,6 +57,7 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
     Example:
       ckstore log -n 5
       ckstore log --run sweep-7 --oneline
+      ckstore log --since 1d
       ckstore log --json | jq -r 'select(.metrics.loss < 2) | .id'
 
     \b
@@ -61,18 +70,15 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
         msg = f"unexpected argument {ctx.args[0]!r}: log --run NAME lists one run, show REF shows one checkpoint"
         raise click.UsageError(msg, ctx)
     out = frame.output()
-    if count is None and out.width is not None:
+    start = start_of(since, datetime.now(UTC), "--since")
+    if count is None and out.width is not None and start is None:
         # Only on a terminal: a program that reads the list must get all of it.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
         found = store.checkpoints(run, newest=count)
         if run is not None and not found:
-            known = runs(store.path)
-            raise NoSuchRef(
-                f"there is no run {run!r} in {store.path}",
-                hint=f"its runs: {', '.join(known)}" if known else "it has no checkpoint yet",
-            )
-    shown = found[::-1]
+            raise no_such_run(store.path, run)
+    shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
     if out.as_json:
         for info in shown:
             out.document(info)
@@ -81,6 +87,8 @@ def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, on
         out.line(line)
     if not found:
         out.note("no checkpoint yet")
+    elif not shown:
+        out.note(f"no checkpoint was saved in the last {printable(since or '')}")
     elif out.width is not None and len(shown) == count and (total := _count(store.path, run)) > count:
         out.note(f"{total - count} older; -n {total} shows them all")
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.sizes import size_text
+from ckstore_cli._documents import to_json
 from ckstore_cli._format import age_text, columns
 from ckstore_cli._frame import Frame, framed
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.model.checkpoint.runs import RunSummary
+    from ckstore.model.reports.usage import RunUsage
+
+_SIZES = ("LOGICAL", "ALONE", "SHARED")
 _HEAD = ("RUN", "CHECKPOINTS", "NEWEST", "AGE")
 
 
 @click.command()
+@click.option("--sizes", is_flag=True, help="Also what each holds alone and shared, as ckstore du: looks at each blob.")
 @framed
-def runs(frame: Frame) -> None:
+def runs(frame: Frame, sizes: bool) -> None:  # noqa: FBT001 - click's
     """List the runs of the store, the one that saved last first.
 
     NEWEST is the step of the checkpoint that was saved last. ckstore log --run
@@ -23,6 +34,7 @@ def runs(frame: Frame) -> None:
     \b
     Example:
       ckstore runs
+      ckstore runs --sizes
       ckstore runs --json | jq -r .run
 
     \b
@@ -34,13 +46,35 @@ def runs(frame: Frame) -> None:
     out = frame.output()
     with frame.reading() as store:
         found = store.runs()[::-1]
+        held = {one.run: one for one in store.du().runs} if sizes else {}
     for one in found:
-        out.document(one)
+        size = held.get(one.name)
+        out.document({**to_json(one), **({} if size is None else to_json(size))})
     if not found:
         out.note("no checkpoint yet")
         return
     now = datetime.now(UTC)
     rows = [
-        (one.name, str(one.checkpoint_count), str(one.newest.step), age_text(one.newest.created, now)) for one in found
+        (
+            one.name,
+            str(one.checkpoint_count),
+            str(one.newest.step),
+            age_text(one.newest.created, now),
+            *_sizes(held, one),
+        )
+        for one in found
     ]
-    out.table(columns([_HEAD, *rows], "<>>>"))
+    head = (*_HEAD, *_SIZES) if sizes else _HEAD
+    out.table(columns([head, *rows], "<" + ">" * (len(head) - 1)))
+
+
+def _sizes(held: Mapping[str, RunUsage], run: RunSummary) -> tuple[str, ...]:
+    size = held.get(run.name)
+    if not held:
+        return ()
+    # A run that was saved to for the first time since the sizes were taken has none yet.
+    return (
+        ("", "", "")
+        if size is None
+        else tuple(map(size_text, (size.logical_bytes, size.alone_bytes, size.shared_bytes)))
+    )

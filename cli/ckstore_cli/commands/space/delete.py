@@ -9,7 +9,7 @@ import click
 
 from ckstore.errors import AmbiguousRef, BadInput, InUse, NoSuchRef
 from ckstore_cli._frame import Frame, framed
-from ckstore_cli._refs import complete_ref
+from ckstore_cli._refs import complete_ref, complete_run, no_such_run
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
@@ -19,11 +19,14 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 
 
 @click.command()
-@click.argument("refs", metavar="REF...", nargs=-1, required=True, shell_complete=complete_ref)
+@click.argument("refs", metavar="REF...", nargs=-1, shell_complete=complete_ref)
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Delete all checkpoints of this run instead.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @framed
-def delete(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 - click's
+def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool) -> None:  # noqa: FBT001 - click's
     """Delete the checkpoints REF, and free what only they used.
+
+    With --run they are all checkpoints of a run.
 
     A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
     up to B. A and B themselves are included. Where several runs could be meant,
@@ -35,6 +38,7 @@ def delete(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa:
     Example:
       ckstore delete main@1200
       ckstore delete 100 200 sweep-7@1000..5000 --dry-run
+      ckstore delete --run sweep-7
 
     \b
     Exit status:
@@ -43,11 +47,19 @@ def delete(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa:
       4  there is no such store or checkpoint, or several fit
       5  one is open, has a tag, or is pinned; the others are deleted
     """
+    if bool(refs) == (run is not None):
+        raise BadInput(
+            "delete takes either REFs or --run RUN", hint="ckstore delete RUN@STEP, ckstore delete --run RUN"
+        )
     out = frame.output()
     refused: list[tuple[CheckpointInfo, InUse]] = []
     with frame.reading() if dry_run else frame.writing() as store:
         # All names first: with a typo in the last one nothing is deleted.
         chosen = {info.key: info for ref in refs for info in _named(store, ref)}
+        if run is not None:
+            chosen = {info.key: info for info in store.checkpoints(run)}
+            if not chosen:
+                raise no_such_run(store.path, run)
         for info in chosen.values():
             try:
                 store.delete(info, dry_run=dry_run)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ckstore.errors import BadInput
@@ -18,16 +20,16 @@ from ckstore_cli._retention import policy_of, rule_options
 @click.option(
     "--exclusive", is_flag=True, help="On a shared filesystem, free at once: no other host is using the store."
 )
+@click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
 @framed
-def gc(  # noqa: PLR0917 - one for each option
+def gc(
     frame: Frame,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: tuple[str, ...],
-    keep_within: str | None,
+    /,
     run: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
     exclusive: bool,  # noqa: FBT001 - click's
+    now: bool,  # noqa: FBT001 - click's
+    **rules: Any,
 ) -> int:
     """Free what no checkpoint needs, and name the processes that hold the rest.
 
@@ -44,6 +46,7 @@ def gc(  # noqa: PLR0917 - one for each option
     \b
     Example:
       ckstore gc
+      ckstore gc --now
       ckstore gc --keep-last 3 --dry-run
       ckstore gc --exclusive
 
@@ -55,7 +58,7 @@ def gc(  # noqa: PLR0917 - one for each option
       5  another gc is running
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
-    policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    policy = policy_of(rules)
     if policy is None and run is not None:
         msg = f"--run {run} limits a retention policy to one run, and there is no policy"
         raise BadInput(msg, hint="give a rule, such as --keep-last 3, or leave --run out")
@@ -63,7 +66,7 @@ def gc(  # noqa: PLR0917 - one for each option
     # The dry run opens the store as the real one does, which clears up what killed saves left: so both see the same.
     with frame.writing() as store:
         if policy is None:
-            report = store.gc(dry_run=dry_run, exclusive=exclusive)
+            report = store.gc(dry_run=dry_run, exclusive=exclusive, now=now)
         else:
-            report = store.prune(policy, run, dry_run=dry_run, exclusive=exclusive)
+            report = store.prune(policy, run, dry_run=dry_run, exclusive=exclusive, now=now)
     return print_freed(out, report)

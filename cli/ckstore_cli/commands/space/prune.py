@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ckstore.errors import BadInput
@@ -17,28 +19,30 @@ from ckstore_cli._retention import policy_of, rule_options
     "--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: every run, each by itself."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
+@click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
 @framed
-def prune(  # noqa: PLR0917 - one for each option
+def prune(
     frame: Frame,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: tuple[str, ...],
-    keep_within: str | None,
+    /,
     run: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
+    now: bool,  # noqa: FBT001 - click's
+    **rules: Any,
 ) -> int:
     """Drop the checkpoints that no rule keeps, say why for each, and free the space.
 
     A checkpoint stays if any rule keeps it. Whatever the rules say, a checkpoint
     that has a tag, is pinned or open, or is the newest whole one of its run is
-    never dropped. Without rules, the store's own policy applies. The space is freed
-    as ckstore gc does it; on a shared filesystem ckstore gc --exclusive frees at once.
+    never dropped. Without rules, the store's own policies and budget apply. The space is freed
+    as ckstore gc does it, once the time of ckstore config undo is over. On a shared
+    filesystem ckstore gc --exclusive frees at once.
 
     \b
     Example:
       ckstore prune --keep-last 3 --keep-best loss --dry-run
       ckstore prune --keep-last 3 --keep-every 1000 --keep-best accuracy:max:2
       ckstore prune --keep-within 7d --run sweep-7
+      ckstore prune --keep-daily 7 --keep-weekly 8 --max-bytes 500GB
 
     \b
     Exit status:
@@ -48,15 +52,16 @@ def prune(  # noqa: PLR0917 - one for each option
       5  another gc is running: nothing was freed
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
-    policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    policy = policy_of(rules)
     out = frame.output()
     # A plan needs no right to write, and must change nothing.
     with frame.reading() if dry_run else frame.writing() as store:
         # Without a rule every checkpoint but the newest would be dropped by a forgotten option.
-        if policy is None and store.config.retention is None:
+        own = (store.config.retention, store.config.retention_by_run, store.config.budget)
+        if policy is None and not any(own):
             raise BadInput(
                 "no rule was given and the store has no policy: everything would be dropped",
                 hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",
             )
-        report = store.prune(policy, run, dry_run=dry_run)
+        report = store.prune(policy, run, dry_run=dry_run, now=now)
     return print_freed(out, report)

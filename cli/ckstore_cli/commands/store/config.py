@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.errors import BadInput
 from ckstore.model.times import duration_s
+from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._retention import options_of, policy_of, rule_options
 
 if TYPE_CHECKING:
-    from ckstore.model.settings.retention import RetentionPolicy
+    from collections.abc import Mapping
+
+    from ckstore.model.settings.retention import Budget, RetentionPolicy
+    from ckstore_cli._output import Output
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
-GRACE, SHARED, THREADS = "grace", "shared", "threads"
-_SETTINGS = [RETENTION, MAKE_ROOM, READ_BACK, RECHECK, GRACE, SHARED, THREADS]
+GRACE, SHARED, THREADS, BUDGET, UNDO = "grace", "shared", "threads", "budget", "undo"
+_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS]
+_ATTRIBUTES = {
+    RETENTION: "retention",
+    BUDGET: "budget",
+    MAKE_ROOM: "make_room",
+    READ_BACK: "read_back",
+    RECHECK: "recheck_share",
+    UNDO: "undo_by_hand_s",
+    GRACE: "grace_s",
+    SHARED: "shared",
+    THREADS: "threads",
+}
 _SHARED_WORDS = {
     None: "as its filesystem is",
     True: "on: other hosts use the store",
     False: "off: only this host uses the store",
 }
 _GRACE_HOW = "ckstore config grace --time 2h"
+# A rule drops with each save, and what it dropped takes space; a person finds a mistake on the next day.
+_BY_HAND_S, _BY_RULE_S = 86400.0, 3600.0
+_BUDGET_HOW = "ckstore config budget --max-bytes 2TB --low-bytes 1.8TB"
 _SHARED_HOW = "ckstore config shared --on"
 _THREADS_HOW = "ckstore config threads --count 8"
 
@@ -30,34 +48,38 @@ _THREADS_HOW = "ckstore config threads --count 8"
 @click.command()
 @click.argument("setting", required=False, type=click.Choice(_SETTINGS))
 @rule_options
+@click.option("--run", metavar="RUN", help="For retention: the policy of this run, or of those that a glob fits.")
 @click.option(
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
 @click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
 @click.option("--auto", "unset", is_flag=True, help="For shared and threads: as the filesystem, or the machine, is.")
 @click.option("--count", type=int, metavar="N", help="How many threads a save, a load or a verification uses.")
-@click.option("--time", "wait", metavar="TIME", help="How long what is dropped waits: 90s, 30m, 2h, 1d; 1h by default.")
+@click.option("--time", "wait", metavar="TIME", help="For undo and grace: how long dropped data waits: 30m, 2h, 1d.")
 @framed
 def config(  # noqa: PLR0917 - one for each option
     frame: Frame,
+    /,
     setting: str | None,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_best: tuple[str, ...],
-    keep_within: str | None,
+    run: str | None,
     wanted: bool | None,  # noqa: FBT001 - click's
     share: float | None,
     wait: str | None,
     unset: bool,  # noqa: FBT001 - click's
     count: int | None,
+    **rules: Any,
 ) -> None:
     """Show what the store does by itself, or change one SETTING.
 
     retention: the policy that is applied to a run after each save to it; the
-    space of what it drops is freed. make-room: the policy by which a save that
+    space of what it drops is freed; with --run that of one run, or of those that a
+    glob fits. budget: how much all checkpoints may take; above it a save drops the
+    oldest. make-room: the policy by which a save that
     does not fit may drop the oldest checkpoints. read-back: whether a save reads
     back from the disk what it wrote before it counts as durable. recheck: the
-    share of reused data that a save reads again, to find bit rot. grace: how long
+    share of reused data that a save reads again, to find bit rot. undo: how long
+    ckstore undo can bring back what was dropped (--on: a day; what a rule drops
+    or a save replaces: at most an hour). grace: how long
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
     threads: how many a save, a load or a verification uses.
@@ -67,9 +89,12 @@ def config(  # noqa: PLR0917 - one for each option
     Example:
       ckstore config
       ckstore config retention --keep-last 3 --keep-best loss
+      ckstore config retention --run 'sweep-*' --keep-last 1
+      ckstore config budget --max-bytes 2TB --low-bytes 1.8TB
       ckstore config make-room --keep-last 2
       ckstore config read-back --on
       ckstore config recheck --share 0.05
+      ckstore config undo --on
       ckstore config grace --time 2h
       ckstore config shared --on
       ckstore config threads --count 8
@@ -81,51 +106,62 @@ def config(  # noqa: PLR0917 - one for each option
       2  wrong usage
       4  there is no such store
     """
-    policy = policy_of(keep_last, keep_every, keep_best, keep_within)
+    budget = _budget_of(setting, rules)
+    policy = None if budget is not None else policy_of(rules)
+    if run is not None and setting != RETENTION:
+        raise BadInput("only retention has a --run", hint="ckstore config retention --run 'sweep-*' --keep-last 3")
     _check_shared(setting, wanted, unset=unset)
     _check_threads(setting, count, wanted, unset=unset)
     _check(setting, policy, wanted, share, wait)
+    if setting == BUDGET and (budget is None) != (wanted is False):
+        raise BadInput(f"{BUDGET} needs --max-bytes, or --off", hint=_BUDGET_HOW)
     grace_s = None if wait is None else duration_s(wait, "--time")
+    undo_s = (_BY_HAND_S if wanted else 0) if wait is None else grace_s
     out = frame.output()
     with frame.reading() if setting is None else frame.writing() as store:
-        if setting == RETENTION:
-            store.config.retention = policy
-        elif setting == MAKE_ROOM:
-            store.config.make_room = policy
-        elif setting == READ_BACK:
-            store.config.read_back = bool(wanted)
-        elif setting == RECHECK:
-            store.config.recheck_share = 0 if wanted is False else share
-        elif setting == GRACE:
-            store.config.grace_s = 0 if wanted is False else grace_s
-        elif setting == SHARED:
-            store.config.shared = wanted
-        elif setting == THREADS:
-            store.config.threads = count
-        retention, make_room, read_back = store.config.retention, store.config.make_room, store.config.read_back
-        share, grace_s, shared = store.config.recheck_share, store.config.grace_s, store.config.shared
-        threads = store.config.threads
-    out.document(
-        {
-            "retention": retention,
-            "make_room": make_room,
-            "read_back": read_back,
-            "recheck_share": share,
-            "grace_s": grace_s,
-            "shared": shared,
-            "threads": threads,
-        }
-    )
-    out.line(f"{RETENTION}  {options_of(retention) or 'off: every checkpoint stays until it is deleted'}")
-    out.line(f"{MAKE_ROOM}  {options_of(make_room) or 'off: a save that does not fit fails'}")
-    out.line(f"{READ_BACK}  {'on' if read_back else 'off'}")
+        if setting == RETENTION and run is not None:
+            others = {glob: own for glob, own in store.config.retention_by_run.items() if glob != run}
+            store.config.retention_by_run = others if policy is None else {**others, run: policy}
+        elif setting is not None:
+            values: dict[str, object] = {
+                RETENTION: policy,
+                BUDGET: budget,
+                MAKE_ROOM: policy,
+                READ_BACK: bool(wanted),
+                RECHECK: 0 if wanted is False else share,
+                UNDO: undo_s,
+                GRACE: 0 if wanted is False else grace_s,
+                SHARED: wanted,
+                THREADS: count,
+            }
+            setattr(store.config, _ATTRIBUTES[setting], values[setting])
+        if setting == UNDO:
+            store.config.undo_by_rule_s = None if undo_s is None else min(undo_s, _BY_RULE_S)
+        found = {name: getattr(store.config, name) for name in _ATTRIBUTES.values()}
+        found["undo_by_rule_s"] = store.config.undo_by_rule_s
+        by_run = store.config.retention_by_run
+    out.document({**found, "retention_by_run": by_run})
+    _print(out, found, by_run)
+
+
+def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, RetentionPolicy]) -> None:
+    """Print a line for each setting."""
+    share, grace_s = found["recheck_share"], found["grace_s"]
+    out.line(f"{RETENTION}  {options_of(found['retention']) or 'off: every checkpoint stays until it is deleted'}")
+    for glob, own in by_run.items():
+        out.line(f"{RETENTION}  --run {printable(glob)} {options_of(own)}")
+    out.line(f"{BUDGET}  {_budget_words(found['budget'])}")
+    out.line(f"{MAKE_ROOM}  {options_of(found['make_room']) or 'off: a save that does not fit fails'}")
+    out.line(f"{READ_BACK}  {'on' if found['read_back'] else 'off'}")
     out.line(
         f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves reuse what is in the store without reading it'}"
     )
+    undo = f"--time {found['undo_by_hand_s']:g}s, {found['undo_by_rule_s']:g}s for what rules drop"
+    out.line(f"{UNDO}  {undo if found['undo_by_hand_s'] else 'off: what is dropped is freed at once'}")
     waits = f"--time {grace_s:g}s" if grace_s else "off: gc frees at once, whatever other hosts have open"
     out.line(f"{GRACE}  {waits}")
-    out.line(f"{SHARED}  {_SHARED_WORDS[shared]}")
-    out.line(f"{THREADS}  {threads or 'as the machine has use for'}")
+    out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
+    out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
 
 
 def _check(
@@ -140,7 +176,7 @@ def _check(
         raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
     if setting != RECHECK and share is not None:
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
-    if setting != GRACE and wait is not None:
+    if setting not in (GRACE, UNDO) and wait is not None:
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
     if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
@@ -148,10 +184,28 @@ def _check(
         raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
     if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
-    if setting == GRACE and (policy is not None or (wanted is None) == (wait is None)):
-        raise BadInput(f"{setting} is --on, --off, or has a --time", hint=_GRACE_HOW)
+    if setting in (GRACE, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
+        raise BadInput(f"{setting} is --on, --off, or has a --time", hint=f"ckstore config {setting} --time 2h")
     if setting == SHARED and policy is not None:
         raise BadInput(f"{setting} has no rules", hint=_SHARED_HOW)
+
+
+def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:
+    """Return what --max-bytes and --low-bytes say of a budget of the whole store; None: they do not say one."""
+    if setting != BUDGET or rules["max_bytes"] is None:
+        return None
+    from ckstore.model.settings.retention import Budget
+
+    if any(value not in (None, ()) for name, value in rules.items() if not name.endswith("_bytes")):
+        raise BadInput(f"{BUDGET} has no rules but --max-bytes and --low-bytes", hint=_BUDGET_HOW)
+    return Budget(rules["max_bytes"], rules["low_bytes"])
+
+
+def _budget_words(budget: Budget | None) -> str:
+    if budget is None:
+        return "off: checkpoints may fill the disk"
+    low = "" if budget.low == budget.most else f" --low-bytes {budget.low}"
+    return f"--max-bytes {budget.most}{low}"
 
 
 def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001 - click's

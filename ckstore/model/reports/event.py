@@ -1,0 +1,88 @@
+"""Events: what happened in a store, as a line of its journal and as people read it. Source: docs/format/v1.md."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ckstore.errors import BadInput
+from ckstore.model.brief import brief
+from ckstore.model.canonical import SAFE_INT, canonical_json
+from ckstore.model.document import check_created
+from ckstore.model.sizes import size_text
+from ckstore.model.words import printable
+
+KINDS = ("saved", "replaced", "failed", "dropped", "restored", "purged", "freed", "damaged", "healed")
+LINE_MOST_BYTES = 4096
+# A character outside the basic plane takes twelve bytes; the rest of a line is short.
+_WHY_CHARS = 280
+
+
+@brief("time", "event", "run", "step", "why")
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        time: When, as in a manifest.
+        event: ``saved``, ``replaced``, ``failed``, ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``,
+            ``healed``.
+        run, step, id: Of which checkpoint; empty, None and empty where it is of none.
+        nbytes: Bytes that a save added, or that were freed.
+        why: By which rule, or the reason of a failure.
+        pid, uid: Of the process that did it.
+    """
+
+    time: str
+    event: str
+    run: str = ""
+    step: int | None = None
+    id: str = ""
+    nbytes: int | None = None
+    why: str = ""
+    pid: int = 0
+    uid: int = 0
+
+    @property
+    def name(self) -> str:
+        """The full ref, ``RUN@STEP``, or the run, as far as it is of one."""
+        return self.run if self.step is None else f"{self.run}@{self.step}"
+
+    def line(self) -> bytes:
+        """Return it as a line of the journal, of at most `LINE_MOST_BYTES`."""
+        members = {one.name: getattr(self, one.name) for one in fields(self)}
+        members["why"] = self.why[:_WHY_CHARS]
+        return canonical_json({name: value for name, value in members.items() if value not in ("", None)}) + b"\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its members as JSON; what it does not say is null."""
+        members = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: None if value == "" else value for name, value in members.items()}
+
+    def __str__(self) -> str:
+        size = "" if self.nbytes is None else size_text(self.nbytes)
+        words = [self.time[:19].replace("T", " "), self.event, self.name, size, self.why]
+        return printable("  ".join(word for word in words if word))
+
+
+_TYPES: dict[str, type] = {"run": str, "id": str, "why": str, "step": int, "nbytes": int, "pid": int, "uid": int}
+
+
+def parse_line(line: bytes) -> Event | None:
+    """Return the event in a line of the journal; None if it is torn, or of a kind that this ckstore does not know."""
+    if not line or len(line) > LINE_MOST_BYTES:
+        return None
+    try:
+        members = json.loads(line)
+        if not isinstance(members, dict) or members.get("event") not in KINDS:
+            return None
+        time = check_created(members.get("time"), "an event")
+    except (ValueError, RecursionError, BadInput):
+        return None
+    found = {name: members[name] for name, kind in _TYPES.items() if _fits(members.get(name), kind)}
+    return Event(time, members["event"], **found)
+
+
+def _fits(value: object, kind: type) -> bool:
+    return type(value) is kind and not (isinstance(value, int) and abs(value) > SAFE_INT)

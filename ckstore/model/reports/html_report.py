@@ -1,0 +1,25 @@
+"""A page of HTML as a value, which a notebook shows."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HtmlReport:
+    """A page about a store, complete in itself.
+
+    Attributes:
+        html: The whole page.
+    """
+
+    html: str
+
+    def __repr__(self) -> str:
+        return f"HtmlReport({len(self.html)} characters)"
+
+    def _repr_html_(self) -> str:
+        """Return it in a frame: its styles must not change the notebook around it."""
+        page = html.escape(self.html)
+        return f'<iframe title="ckstore report" style="width:100%;height:640px;border:0" srcdoc="{page}"></iframe>'

@@ -1,0 +1,146 @@
+"""What was dropped and waits in ``trash/`` to be brought back: which checkpoints, for how long, and what they hold."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, CkstoreError, NoSuchRef, StepExists
+from ckstore.fs import files, links, locks, peek
+from ckstore.model.checkpoint.refs import has_id, parse_ref
+from ckstore.model.reports.gc_report import Waiting
+from ckstore.model.times import text_of_time
+from ckstore.objects import far_locks, trash
+from ckstore.objects.last_names import NameCount, blobs_in
+from ckstore.objects.layout import BLOBS, RunChange
+from ckstore.ops import events
+from ckstore.ops.check.validity import glance
+from ckstore.ops.config_file import GRACE_S, setting_of
+from ckstore.ops.context import read_info
+from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.refs.find import text_of
+
+if TYPE_CHECKING:
+    from typing import SupportsIndex
+
+    from ckstore.fs.inside import Inside
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+_RUN_TIMEOUT_S = 10.0
+_CATALOG_TIMEOUT_S = 5.0
+
+
+def waiting(context: Context) -> tuple[Waiting, ...]:
+    """Return what can be brought back, the one dropped last first, with what purging it frees in turn."""
+    layout = context.layout
+    window_s = setting_of(layout, GRACE_S) if context.shared else 0.0
+    found: list[Waiting] = []
+    going = NameCount()
+    canonical: set[str] = set()
+    entries = [(_left_s(layout.trash / name, window_s), name) for name in trash.names_in(layout.trash)]
+    for left_s, name in sorted(entry for entry in entries if entry[0] > 0):
+        path = layout.trash / name
+        place = trash.former_place(name)
+        if place is None:
+            continue
+        nbytes = 0
+        for digest, there in blobs_in(path / BLOBS):
+            lasts = [going.add(digest, path / BLOBS / digest, there)]
+            if digest not in canonical:
+                canonical.add(digest)
+                lasts.append(going.add(digest, layout.blob(digest)))
+            nbytes += sum(last.st_size for last in lasts if last is not None)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            looked = glance(path, *place)
+            if looked.manifest is None or looked.problem:  # a failed save, or one that gc has begun to take apart
+                continue
+            status = peek.status(path)
+            dropped = text_of_time(datetime.fromtimestamp(status.st_ctime, UTC))
+            until = text_of_time(datetime.now(UTC) + timedelta(seconds=left_s))
+            found.append(Waiting(*place, looked.manifest_id, dropped, until, nbytes, name))
+    return tuple(sorted(found, key=lambda one: one.dropped, reverse=True))
+
+
+def _left_s(path: Inside, window_s: float) -> float:
+    if not window_s:
+        return trash.left_s(path)
+    found = peek.find(path)
+    return 0.0 if found is None else window_s - (datetime.now(UTC).timestamp() - found.st_ctime)
+
+
+def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> CheckpointInfo:
+    """Bring back a dropped checkpoint; see `ckstore.Store.undelete`."""
+    context.check_writable()
+    chosen = _chosen(context, ref)
+    layout = context.layout
+    path, place = layout.trash / chosen.entry, layout.checkpoint(chosen.run, chosen.step)
+    lock = locks.try_exclusive(path)  # L1: a collector that takes it apart has it
+    if lock is None:
+        raise _freed(chosen)
+    with lock:
+        looked = glance(path, chosen.run, chosen.step)
+        if not lock.names(path) or looked.problem or looked.manifest_id != chosen.id:
+            raise _freed(chosen)
+        links.make_directory(place.parent)
+        with far_locks.lock_run(layout, chosen.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as run_lock:
+            if peek.exists(place):
+                raise _taken(chosen)
+            run_lock.check()
+            before = layout.run_stamp(chosen.run)
+            try:
+                links.rename(path, place)  # onto a directory that is not empty it fails: a save was faster
+            except OSError as error:
+                if error.errno in links.ALREADY_THERE:
+                    raise _taken(chosen) from error
+                raise
+            change = RunChange(before, layout.run_stamp(chosen.run))
+        # The new parent first (law N4); trash/ last, so that after a power cut it is in one place at least.
+        for folder in (place.parent, layout.checkpoints, layout.trash):
+            files.sync_directory(folder)
+        context.known.directories.changed((chosen.run, chosen.step), peek.status(place).st_ino, change)
+        with suppress(CkstoreError, OSError):  # else the next opening enters it
+            reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)
+    events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
+    info = read_info(context, chosen.run, chosen.step)
+    if info is None:  # dropped again by another process
+        raise _freed(chosen)
+    return info
+
+
+def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Waiting:
+    """Return what a ref names among what waits; of several of one place the one dropped last."""
+    from ckstore.model.manifest.info import CheckpointInfo
+
+    there = waiting(context)
+    if isinstance(ref, CheckpointInfo):
+        fitting = [one for one in there if one.id == ref.id]
+    else:
+        parsed = parse_ref(text_of(ref))
+        run = parsed.run if parsed.run is not None else context.run
+        own = [one for one in there if run in (None, one.run)]
+        if parsed.kind == "latest":  # the one dropped last
+            fitting = own
+        elif parsed.kind in ("step", "id"):
+            fitting = [one for one in own if str(one.step) == parsed.value]
+            fitting = fitting or [one for one in own if has_id(parsed, one.id)]
+        else:
+            raise BadInput(f"{ref}: what was dropped is named by RUN@STEP or its id", hint="ckstore undo lists it")
+        if parsed.kind != "latest" and len({one.run for one in fitting}) > 1:
+            raise BadInput(f"{ref} was dropped of several runs", hint=f"write {fitting[0].ref}")
+    if not fitting:
+        listed = ", ".join(one.ref for one in there[:4])
+        hint = f"what can be brought back: {listed}" if listed else "nothing waits to be brought back"
+        raise NoSuchRef(f"{ref}: nothing of that name can be brought back", hint=hint)
+    return fitting[0]
+
+
+def _taken(chosen: Waiting) -> StepExists:
+    return StepExists(
+        f"{chosen.ref} is another checkpoint by now", hint=f"delete it first, which can be undone, too: {chosen.ref}"
+    )
+
+
+def _freed(chosen: Waiting) -> NoSuchRef:
+    return NoSuchRef(f"{chosen.ref} is being freed by gc, or was brought back by another process")

@@ -1,0 +1,86 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const all = data.checkpoints;
+  if (!all.length) return;
+  const HEIGHT = 260;
+  const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const size = (bytes) => {
+    let power = 0;
+    while (Math.abs(bytes) >= 1023.95 && power < UNITS.length - 1) { bytes /= 1024; power += 1; }
+    return `${bytes.toFixed(power && bytes < 100 ? 1 : 0)} ${UNITS[power]}`;
+  };
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  // Eight hues can be told apart; more runs have them again with dashes.
+  const line = (index) => ({ stroke: color(`--c${index % 8}`), dash: index < 8 ? [] : [6, 4], width: 2 });
+  const axis = (more) => ({ stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") }, ...more });
+  const bytes = { size: 80, values: (_, splits) => splits.map((value) => (value === null ? "" : size(value))) };
+  const numeric = (_, value) => (value === null || value === undefined ? "-" : String(value));
+  const sized = (_, value) => (value === null || value === undefined ? "-" : size(value));
+  const plots = new Map();
+
+  const draw = (id, options, table) => {
+    const place = document.getElementById(id);
+    plots.get(id)?.destroy();
+    // A value that is given once must be seen, also without a line to the next one.
+    const series = options.series.map((one, index) => (index ? { spanGaps: true, points: { show: true, size: 4 }, ...one } : one));
+    plots.set(id, new uPlot({ width: Math.max(place.clientWidth, 240), height: HEIGHT, ...options, series }, table, place));
+  };
+  const byRun = (of, x, y) => {
+    // One row for each place on the axis: the runs have theirs at different ones.
+    const places = [...new Set(of.map(x))].sort((a, b) => a - b);
+    const at = new Map(places.map((place, index) => [place, index]));
+    const runs = data.runs.filter((run) => of.some((one) => one.run === run));
+    const columns = new Map(runs.map((run) => [run, new Array(places.length).fill(null)]));
+    for (const one of of) columns.get(one.run)[at.get(x(one))] = y(one);
+    return { runs, table: [places, ...columns.values()] };
+  };
+  const steps = () => {
+    const { runs, table } = byRun(all, (one) => one.time, (one) => one.step);
+    const series = runs.map((run) => ({ label: run, value: numeric, ...line(data.runs.indexOf(run)) }));
+    draw("steps", { series: [{}, ...series], axes: [axis({}), axis({ label: "step" })] }, table);
+  };
+  const choose = document.getElementById("choose");
+  const metric = () => {
+    const name = choose.value;
+    const of = all.filter((one) => name in one.metrics);
+    const { runs, table } = byRun(of, (one) => one.step, (one) => one.metrics[name]);
+    const series = runs.map((run) => ({ label: run, value: numeric, ...line(data.runs.indexOf(run)) }));
+    const options = { scales: { x: { time: false } }, series: [{ label: "step" }, ...series], axes: [axis({ label: "step" }), axis({ label: name })] };
+    draw("metric", options, table);
+  };
+  const written = () => {
+    const order = all.map((_, index) => index + 1);
+    const series = [
+      { label: "save" },
+      { label: "new", value: sized, ...line(1) },
+      { label: "reused", value: sized, ...line(0) },
+    ];
+    draw("bytes", { scales: { x: { time: false } }, series, axes: [axis({ label: "save, in order" }), axis(bytes)] },
+      [order, all.map((one) => one.new), all.map((one) => one.reused)]);
+  };
+  const growth = () => {
+    let added = 0;
+    let whole = 0;
+    const ordered = [...all].sort((one, other) => one.time - other.time);
+    const table = [[], [], []];
+    for (const one of ordered) {
+      added += one.new;
+      whole += one.logical;
+      table[0].push(one.time); table[1].push(added); table[2].push(whole);
+    }
+    const series = [{}, { label: "added by the saves that are there", value: sized, ...line(2) },
+      { label: "without sharing", value: sized, ...line(3) }];
+    draw("growth", { series, axes: [axis({}), axis(bytes)] }, table);
+  };
+  const names = [...new Set(all.flatMap((one) => Object.keys(one.metrics)))].sort();
+  for (const name of names) choose.add(new Option(name, name));
+  const charts = [steps, written, growth];
+  if (names.length) { charts.push(metric); choose.addEventListener("change", metric); }
+  else document.getElementById("metric").closest("figure").remove();
+  const redraw = () => charts.forEach((chart) => chart());
+  let waiting = 0;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 100); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  redraw();
+})();

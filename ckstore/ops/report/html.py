@@ -1,0 +1,244 @@
+"""A report as one page of HTML that asks for nothing: its charts, styles and data are in it."""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.model.reports.html_report import HtmlReport
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted, number_text, printable
+from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.report.metrics import replace_text
+from ckstore.ops.report.page import page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from ckstore.ops.context import Context
+    from ckstore.ops.report.page import ChangeMap, Page
+
+_ROWS_SHOWN = 500
+"""A table of all checkpoints of a large store would be most of the page; the newest are those looked for."""
+
+
+def report(context: Context, path: Path | None) -> HtmlReport:
+    """Return the report of a store, and write it if a path is given; see `ckstore.Store.report`."""
+    made = HtmlReport(render(page(context)))
+    if path is not None:
+        try:
+            replace_text(path, made.html)
+        except OSError as error:
+            msg = f"the report cannot be written to {path}: {describe_os_error(error)}"
+            raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
+    return made
+
+
+def render(page: Page) -> str:
+    """Return the page."""
+    sections = [
+        _overview(page),
+        _runs(page),
+        _charts(page),
+        _rules(page),
+        *(_map(one) for one in page.maps),
+        _largest(page),
+        _health(page),
+        _waiting(page),
+        _happened(page),
+        _checkpoints(page),
+    ]
+    # A closing tag in a name would end the element; JSON has another way to write its "<".
+    data = json.dumps(page.data(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{_text(page.root)} - ckstore</title>\n"
+        f"<style>{_asset('uPlot.min.css')}\n{_asset('page.css')}</style>\n</head>\n<body>\n"
+        '<a class="skip" href="#main">Skip to the report</a>\n'
+        f"<header><h1>{_text(page.root)}</h1><p>ckstore {_text(page.version)}, {_text(page.made)}</p></header>\n"
+        f'<main id="main">\n{"".join(sections)}</main>\n'
+        f'<script type="application/json" id="data">{data}</script>\n'
+        f"<script>{_asset('uPlot.iife.min.js')}</script>\n<script>{_asset('page.js')}</script>\n"
+        "</body>\n</html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    asset = resources.files("ckstore.ops.report").joinpath("assets", name)
+    return asset.read_text(encoding="utf-8")
+
+
+def _text(value: object) -> str:
+    return html.escape(printable(str(value)))
+
+
+def _section(title: str, *parts: str) -> str:
+    slug = "-".join(part for part in "".join(c if c.isalnum() else " " for c in title.lower()).split())
+    return f'<section aria-labelledby="{slug}">\n<h2 id="{slug}">{_text(title)}</h2>\n{"".join(parts)}</section>\n'
+
+
+def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], numbers: str = "") -> str:
+    """Return a table; `numbers` has a ``>`` for each column that is aligned to the right."""
+    side = [' class="number"' if index < len(numbers) and numbers[index] == ">" else "" for index in range(len(head))]
+    cells = "".join(f'<th scope="col"{side[index]}>{_text(name)}</th>' for index, name in enumerate(head))
+    body = "".join(f"<tr>{_row(row, side)}</tr>\n" for row in rows)
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{_text(caption)}"><table><caption>{_text(caption)}'
+        f"</caption><thead><tr>{cells}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+    )
+
+
+def _row(row: Sequence[object], side: Sequence[str]) -> str:
+    """Return the cells; the first one names the row, for screen readers."""
+    head = f'<th scope="row"{side[0]}>{_text(row[0])}</th>'
+    return head + "".join(f"<td{side[index]}>{_text(cell)}</td>" for index, cell in enumerate(row) if index)
+
+
+def _overview(page: Page) -> str:
+    used = page.usage
+    facts = [
+        ("Checkpoints", str(len(page.infos))),
+        ("Runs", str(len(used.runs))),
+        ("On the disk", size_text(used.disk_bytes)),
+        ("Without sharing", size_text(used.logical_bytes)),
+        ("Unused, gc frees it", size_text(used.unused_bytes)),
+        ("Dropped, can be brought back", size_text(used.waiting_bytes)),
+        ("Damaged checkpoints", str(sum(info.damaged for info in page.infos))),
+    ]
+    shown = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts)
+    problems = "".join(f"<p class='bad'>{_text(one)}</p>" for one in page.problems)
+    return _section("Overview", f"<dl>{shown}</dl>", problems)
+
+
+def _runs(page: Page) -> str:
+    rows = [
+        (one.run, one.checkpoint_count, *map(size_text, (one.logical_bytes, one.alone_bytes, one.shared_bytes)))
+        for one in page.usage.runs
+    ]
+    if not rows:
+        return _section("Runs", "<p>The store has no checkpoint yet.</p>")
+    caption = "What each run takes: alone (deleting it frees that), and its part of what is shared"
+    return _section("Runs", _table(caption, ("Run", "Checkpoints", "Logical", "Alone", "Shared"), rows, " >>>>"))
+
+
+def _charts(page: Page) -> str:
+    if not page.infos:
+        return ""
+    charts = (
+        ("steps", "Steps of each run over time"),
+        ("metric", "A metric over the steps"),
+        ("bytes", "New and reused bytes of each save"),
+        ("growth", "Growth of the store"),
+    )
+    chooser = '<label for="choose">Metric <select id="choose"></select></label>'
+    figures = "".join(
+        f"<figure><figcaption>{_text(title)}</figcaption>{chooser if name == 'metric' else ''}"
+        f'<div class="chart" id="{name}" role="img" aria-label="{_text(title)}; the table of checkpoints has the '
+        f'numbers"></div></figure>\n'
+        for name, title in charts
+    )
+    return _section("Timeline", figures, "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>")
+
+
+def _rules(page: Page) -> str:
+    if page.plan is None:
+        return _section("Rules", "<p>The store has no rule: every checkpoint stays until it is deleted.</p>")
+    alone = {one.name: one.alone_bytes for one in page.usage.checkpoints}
+    kept: dict[str, int] = {}
+    for entry in page.plan.kept:
+        for reason in entry.reasons:
+            of_all = reason.partition(" of the run ")[0]  # one row for what every run has
+            kept[of_all] = kept.get(of_all, 0) + 1
+    dropped = [
+        (entry.info.name, size_text(alone[entry.info.name]), "; ".join(entry.reasons)) for entry in page.plan.dropped
+    ]
+    ordered = sorted(kept.items(), key=lambda one: -one[1])
+    parts = [_table("What each rule keeps", ("Because", "Checkpoints"), ordered, " >")]
+    if dropped:
+        parts.append(_table("What ckstore prune would drop", ("Checkpoint", "Alone", "Because"), dropped, " > "))
+    else:
+        parts.append("<p>ckstore prune would drop nothing.</p>")
+    parts += [f"<p class='bad'>{_text(note)}</p>" for note in page.plan.notes]
+    return _section("Rules", *parts)
+
+
+def _map(one: ChangeMap) -> str:
+    title = f"What changed in {one.run}"
+    if not one.rows:
+        return _section(title, "<p>No tensor changed between the newest checkpoints.</p>")
+    head = "".join(f'<th scope="col">{_text(name.partition("@")[2])}</th>' for name in one.names[1:])
+    rows = ((name, "".join(map(_cell, shares))) for name, shares in one.rows.items())
+    body = "".join(f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>\n' for name, cells in rows)
+    more = f", {counted(one.left_out, 'more tensor')} left out" if one.left_out else ""
+    note = f"<p>{counted(one.unchanged_count, 'value')} did not change in the last step{more}.</p>"
+    caption = f"Share of each tensor that changed at each step of {one.run}"
+    table = (
+        f'<table class="map"><caption>{_text(caption)}</caption><thead><tr><th scope="col">Tensor</th>{head}</tr>'
+        f"</thead><tbody>{body}</tbody></table>"
+    )
+    box = f'<div class="wide" tabindex="0" role="region" aria-label="{_text(caption)}">{table}</div>'
+    return _section(title, box, note)
+
+
+def _cell(share: float | None) -> str:
+    if share is None:
+        return "<td>gone</td>"
+    level = 0 if share == 0 else 1 + min(3, int(share * 4))
+    return f'<td class="level{level}">{round(share * 100)} %</td>'
+
+
+def _largest(page: Page) -> str:
+    if not page.largest:
+        return ""
+    rows = [(name, size_text(nbytes), of) for of, name, nbytes in page.largest]
+    head = ("Name", "Size", "Checkpoint")
+    return _section("Largest tensors", _table("Of the newest checkpoint of each run", head, rows, " > "))
+
+
+def _health(page: Page) -> str:
+    rows = [(one.level, one.what, one.found, one.do) for one in page.health]
+    return _section("Health", _table("What ckstore doctor finds", ("State", "What", "Found", "Do"), rows))
+
+
+def _waiting(page: Page) -> str:
+    if not page.waiting:
+        return ""
+    rows = [(one.ref, one.dropped[:16], one.until[:16], size_text(one.nbytes)) for one in page.waiting]
+    caption = "Dropped, and brought back by ckstore undo until the time (UTC)"
+    return _section("Undo", _table(caption, ("Checkpoint", "Dropped", "Until", "Size"), rows, "   >"))
+
+
+def _happened(page: Page) -> str:
+    if not page.happened:
+        return ""
+    rows = [(one.time[:19].replace("T", " "), one.event, one.name, one.why) for one in page.happened]
+    head = ("Time", "Event", "Checkpoint", "Why")
+    return _section("What happened", _table("The newest events (UTC), newest first", head, rows))
+
+
+def _checkpoints(page: Page) -> str:
+    shown = page.infos[-_ROWS_SHOWN:][::-1]
+    rows = [
+        (
+            info.name,
+            info.created[:19].replace("T", " "),
+            size_text(info.logical_bytes),
+            size_text(info.new_bytes),
+            " ".join(f"{name}={number_text(value)}" for name, value in info.metrics.items()),
+            ", ".join(info.tags) + (" DAMAGED" if info.damaged else ""),
+        )
+        for info in shown
+    ]
+    if not rows:
+        return ""
+    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags")
+    table = _table(f"The newest {len(rows)} of {len(page.infos)}", head, rows, "  >>")
+    return _section("Checkpoints", f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>")

@@ -1,0 +1,182 @@
+"""The facts of a report: what `ckstore report` shows of a store, as plain values; nothing is changed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput, CkstoreError
+from ckstore.model.times import time_of_text
+from ckstore.ops.events import events
+from ckstore.ops.free.retain import plan_retention
+from ckstore.ops.free.waiting import waiting
+from ckstore.ops.read.diff import diff
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.report.doctor import examine_all
+from ckstore.ops.report.usage import usage
+from ckstore.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.doctor.finding import DoctorFinding
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.reports.event import Event
+    from ckstore.model.reports.gc_report import Waiting
+    from ckstore.model.reports.usage import Usage
+    from ckstore.model.settings.retention_plan import RetentionPlan
+    from ckstore.ops.context import Context
+
+# Each pair costs two manifests: of so many the whole report takes some seconds.
+_MAP_STEPS = 12
+_MAP_RUNS = 6
+_MAP_ROWS = 30
+_LARGEST = 20
+_EVENTS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMap:
+    """Which tensors of a run changed from one checkpoint to the next.
+
+    Attributes:
+        run: Which.
+        names: The checkpoints, the oldest first; the first one is only compared with.
+        rows: Name of a tensor -> for each later checkpoint the share of its bytes that changed; None: it was not there.
+        left_out: How many more tensors changed.
+        unchanged_count: How many tensors are the same in all of them.
+    """
+
+    run: str
+    names: tuple[str, ...]
+    rows: dict[str, list[float | None]]
+    left_out: int
+    unchanged_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a report shows."""
+
+    root: str
+    made: str
+    version: str
+    infos: Sequence[CheckpointInfo]
+    usage: Usage
+    plan: RetentionPlan | None
+    maps: Sequence[ChangeMap]
+    largest: Sequence[tuple[str, str, int]]
+    health: Sequence[DoctorFinding]
+    happened: Sequence[Event]
+    waiting: Sequence[Waiting]
+    problems: Sequence[str] = field(default=())
+
+    def data(self) -> dict[str, Any]:
+        """Return what the charts draw."""
+        alone = {one.name: one.alone_bytes for one in self.usage.checkpoints}
+        by_id = {info.id: index for index, info in enumerate(self.infos)}
+        return {
+            "runs": [one.run for one in self.usage.runs],
+            "checkpoints": [
+                {
+                    "run": info.run,
+                    "step": info.step,
+                    "time": int(time_of_text(info.created).timestamp()),
+                    "logical": info.logical_bytes,
+                    "new": info.new_bytes,
+                    "reused": info.reused_bytes,
+                    "alone": alone.get(info.name, 0),
+                    "tags": list(info.tags),
+                    "damaged": info.damaged,
+                    "parent": by_id.get(info.parent or ""),
+                    # NaN and infinity are not JSON, and a chart has no place for them.
+                    "metrics": {name: value for name, value in info.metrics.items() if abs(value) < float("inf")},
+                }
+                for info in self.infos
+            ],
+        }
+
+
+def page(context: Context) -> Page:
+    """Look at a store for a report."""
+    listed = infos(context)
+    used = usage(context)
+    problems: list[str] = []
+    return Page(
+        root=str(context.layout.root),
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+        infos=listed,
+        usage=used,
+        plan=_plan(context, problems),
+        maps=_maps(context, listed, [one.run for one in used.runs][:_MAP_RUNS], problems),
+        largest=_largest(context, listed, problems),
+        health=examine_all(context).findings,
+        happened=events(context)[-_EVENTS:][::-1],
+        waiting=waiting(context),
+        problems=problems,
+    )
+
+
+def _plan(context: Context, problems: list[str]) -> RetentionPlan | None:
+    try:
+        return plan_retention(context, None, sure=False)
+    except BadInput:  # the store has no rule
+        return None
+    except CkstoreError as error:
+        problems.append(f"the plan of retention: {error.message}")
+        return None
+
+
+def _maps(
+    context: Context, listed: Sequence[CheckpointInfo], runs: Sequence[str], problems: list[str]
+) -> list[ChangeMap]:
+    found = []
+    for run in runs:
+        own = [info for info in listed if info.run == run][-_MAP_STEPS - 1 :]
+        try:
+            found += [_map(context, run, own)] if len(own) > 1 else []
+        except CkstoreError as error:  # one damaged manifest must not cost the report
+            problems.append(f"what changed in the run {run}: {error.message}")
+    return found
+
+
+def _map(context: Context, run: str, own: Sequence[CheckpointInfo]) -> ChangeMap:
+    columns = len(own) - 1
+    rows: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * columns)
+    weight: Counter[str] = Counter()
+    unchanged = 0
+    for column, (before, after) in enumerate(pairwise(own)):
+        found = diff(context, before, after, values=False, file=None)
+        unchanged = found.unchanged_count
+        for change in found.changed:
+            nbytes = change.after.nbytes or 1
+            rows[change.name][column] = min(1.0, change.changed_bytes / nbytes)
+            weight[change.name] += change.changed_bytes
+        for leaf in found.added:
+            rows[leaf.name][column] = 1.0
+            weight[leaf.name] += leaf.nbytes
+        for leaf in found.removed:
+            rows[leaf.name][column] = None
+    shown = [name for name, _ in weight.most_common(_MAP_ROWS)]
+    names = tuple(info.name for info in own)
+    return ChangeMap(run, names, {name: rows[name] for name in shown}, len(rows) - len(shown), unchanged)
+
+
+def _largest(context: Context, listed: Sequence[CheckpointInfo], problems: list[str]) -> list[tuple[str, str, int]]:
+    """Return the largest values of the newest checkpoint of each run: checkpoint, name and size."""
+    from ckstore.ops.read.open_checkpoint import open_ref
+
+    newest = {info.run: info for info in listed}
+    found: list[tuple[str, str, int]] = []
+    for info in newest.values():
+        try:
+            with open_ref(context, info) as checkpoint:
+                found += [(info.name, leaf.name, leaf.nbytes) for leaf in checkpoint.leaves()]
+        except CkstoreError as error:
+            problems.append(f"{info.name}: {error.message}")
+        found = sorted(found, key=lambda one: -one[2])[:_LARGEST]
+    return found

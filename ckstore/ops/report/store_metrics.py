@@ -1,0 +1,75 @@
+"""What a store and its runs hold, as metrics: `ckstore metrics`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.fs import peek
+from ckstore.model.reports.metrics import Metric, openmetrics
+from ckstore.model.times import time_of_text
+from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.report.metrics import replace_text
+from ckstore.ops.report.usage import usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ckstore.ops.context import Context
+
+
+def metrics(context: Context, path: Path | None) -> str:
+    """Return the metrics as text, and put them in the place of a file if a path is given."""
+    text = store_metrics(context)
+    if path is not None:
+        try:
+            replace_text(path, text)
+        except OSError as error:
+            msg = f"the metrics cannot be written to {path}: {describe_os_error(error)}"
+            raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
+    return text
+
+
+def store_metrics(context: Context) -> str:
+    """Return the metrics as text of OpenMetrics; see `ckstore.Store.metrics`."""
+    used = usage(context)
+    listed = infos(context)
+    free = peek.free_space(context.layout.path)
+    newest = {info.run: info for info in listed}
+    damaged = dict.fromkeys(newest, 0)
+    for info in listed:
+        damaged[info.run] += info.damaged
+
+    def gauge(name: str, about: str, label: str, samples: dict[str, float]) -> Metric:
+        return Metric(f"ckstore_{name}", "gauge", about, label, samples)
+
+    kinds: dict[str, float] = {
+        "alone": used.alone_bytes,
+        "shared": used.shared_bytes,
+        "unused": used.unused_bytes,
+        "waiting": used.waiting_bytes,
+        "free": free.free_bytes,
+    }
+    by_run: tuple[tuple[str, str, Callable[[str], float]], ...] = (
+        ("run_newest_step", "Step of the newest checkpoint", lambda run: newest[run].step),
+        ("run_newest_timestamp_seconds", "When the newest was saved", lambda run: _seconds(newest[run].created)),
+        ("run_damaged", "Checkpoints that are marked as damaged", lambda run: damaged[run]),
+    )
+    held = (
+        ("run_checkpoints", "Complete checkpoints", "checkpoint_count"),
+        ("run_logical_bytes", "What copies of them would take", "logical_bytes"),
+        ("run_alone_bytes", "What deleting the run would free", "alone_bytes"),
+        ("run_shared_bytes", "Its part of what other runs hold too", "shared_bytes"),
+    )
+    metrics = [gauge("store_bytes", "Bytes of blobs by who holds them, and free on the filesystem", "kind", kinds)]
+    metrics += [gauge(name, about, "run", {run: of(run) for run in newest}) for name, about, of in by_run]
+    metrics += [
+        gauge(name, about, "run", {one.run: getattr(one, field) for one in used.runs}) for name, about, field in held
+    ]
+    return openmetrics(metrics, str(context.layout.root), {})
+
+
+def _seconds(created: str) -> float:
+    return time_of_text(created).timestamp()

@@ -1,0 +1,64 @@
+"""``ckstore events``: what happened in a store."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ckstore.model.words import printable
+from ckstore_cli._frame import Frame, framed
+from ckstore_cli._refs import complete_run
+
+if TYPE_CHECKING:
+    from ckstore.model.reports.event import Event
+    from ckstore_cli._output import Output
+
+_LOOKS = {"failed": "red", "damaged": "red", "dropped": "yellow", "purged": "yellow", "saved": "green"}
+
+
+@click.command()
+@click.option("--since", metavar="TIME", help="Only the last 90m, 36h, 7d …. Default: all that are there.")
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
+@click.option("--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
+@framed
+def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> None:  # noqa: FBT001 - click's
+    """Say what happened in the store, the oldest first: saves, drops, damage.
+
+    Each line has the time (UTC), what happened, to which checkpoint, how many
+    bytes it added or freed, and why: the rule that dropped it, or the reason of
+    a failure. The log is bounded, and holds the last 20,000 events or more.
+
+    \b
+    Example:
+      ckstore events --since 1d
+      ckstore events --run sweep-7 --follow
+      ckstore events --json | jq -r 'select(.event == "failed") | .why'
+
+    \b
+    Exit status:
+      0  done, also when nothing happened
+      2  wrong usage
+      4  there is no such store
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        if follow:
+            from ckstore.ops.events import following
+
+            for event in following(store._context, since=since, run=run):  # noqa: SLF001 - no name of it is public yet
+                _print(out, event)
+                sys.stdout.flush()
+        found = store.events(since, run)
+    for event in found:
+        _print(out, event)
+    if not found:
+        out.note("nothing happened" if since is None and run is None else "nothing of that happened")
+
+
+def _print(out: Output, event: Event) -> None:
+    out.document(event)
+    text = str(event)
+    look = _LOOKS.get(event.event)
+    out.line(text if look is None else text.replace(printable(event.event), out.style(event.event, look), 1))

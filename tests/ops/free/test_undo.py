@@ -1,0 +1,223 @@
+"""What was dropped comes back bit by bit until it is purged, and gives its space when a save needs it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import BadInput, NoSuchRef, RetentionPolicy, StepExists, Store
+from ckstore.fs import locks
+from tests.support.crashing import run_and_kill
+from tests.support.look import directory_of
+from tests.support.stores import disk_bytes
+
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def kept(store: Store) -> Iterator[Store]:
+    """A store that keeps what is dropped; at the end nothing of it may be left."""
+    store.config.undo_by_hand_s = DAY_S
+    store.config.undo_by_rule_s = 3600
+    yield store
+    store.gc(now=True)
+
+
+def save(store: Store, step: int, run: str = "main", seed: int | None = None, **options: Any) -> None:
+    rng = np.random.default_rng(step if seed is None else seed)
+    store.save({"w": rng.integers(0, 255, 300_000, dtype=np.uint8)}, step=step, run=run, **options)
+
+
+def files_of(store: Store, ref: Any) -> dict[str, bytes]:
+    folder = directory_of(store, store.info(ref))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    later = time.time() + seconds
+    monkeypatch.setattr("ckstore.objects.trash.time.time", lambda: later)
+
+
+def test_what_was_deleted_comes_back_as_it_was(kept: Store) -> None:
+    for step in range(3):
+        save(kept, step)
+    kept.annotate(1, {"loss": 2.0})
+    before, infos = files_of(kept, 1), kept.checkpoints()
+    kept.delete(1)
+    assert [info.step for info in kept.checkpoints()] == [0, 2]
+    (one,) = kept.dropped()
+    assert (one.ref, one.id, one.nbytes) == ("main@1", infos[1].id, 300_000)
+
+    info = kept.undelete("main@1")
+
+    assert info.id == infos[1].id
+    assert files_of(kept, 1) == before
+    assert kept.checkpoints() == infos
+    assert Store.open(kept.path).checkpoints() == infos
+    assert kept.dropped() == ()
+    assert kept.verify().ok
+
+
+def test_gc_and_saves_leave_it_until_its_time_is_over(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    kept.delete(1)
+    full = disk_bytes(kept.path)
+
+    report = kept.gc()
+    assert (report.freed_count, [one.ref for one in report.waiting], report.trash_left) == (0, ["main@1"], ())
+    assert report.differences == ()
+    assert report.linked_elsewhere == ()
+    assert "can be brought back (ckstore undo)" in str(report)
+    assert kept.gc(dry_run=True).freed_bytes == 0
+    assert kept.du().waiting_bytes == 300_000
+    Store.open(kept.path)
+    assert disk_bytes(kept.path) == full
+
+    pass_time(monkeypatch, DAY_S - 60)
+    assert kept.gc().freed_count == 0
+    pass_time(monkeypatch, DAY_S + 60)
+    assert kept.gc().freed_bytes == 300_000
+    with pytest.raises(NoSuchRef, match="nothing of that name can be brought back"):
+        kept.undelete("main@1")
+
+
+def test_gc_now_ends_it_and_says_so_before(kept: Store) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    kept.prune(RetentionPolicy(keep_last=1))
+    assert kept.gc(dry_run=True, now=True).freed_bytes == 300_000
+
+    assert kept.gc(now=True).freed_bytes == 300_000
+    assert kept.dropped() == ()
+    save(kept, 3)
+    assert kept.prune(RetentionPolicy(keep_last=1), now=True).freed_bytes == 300_000
+
+
+def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) -> None:
+    for step in range(4):
+        save(kept, step)
+    kept.prune(RetentionPolicy(keep_last=1))
+    assert [one.ref for one in kept.dropped()] == ["main@2", "main@1", "main@0"]
+
+    assert kept.undelete().step == 2
+    assert kept.undelete(0).step == 0
+    assert [info.step for info in kept.checkpoints()] == [0, 2, 3]
+    assert kept.info("latest").step == 3
+
+
+def test_a_replaced_checkpoint_comes_back_once_its_place_is_free(kept: Store) -> None:
+    save(kept, 1, seed=1)
+    first = kept.info(1)
+    save(kept, 1, seed=2, if_exists="replace")
+    with pytest.raises(StepExists, match="another checkpoint by now"):
+        kept.undelete("main@1")
+    kept.delete(1)
+
+    assert kept.undelete(first).id == first.id
+    assert [one.ref for one in kept.dropped()] == ["main@1"]
+
+
+def test_rules_after_a_save_keep_for_their_own_time_and_budgets_not_at_all(kept: Store) -> None:
+    kept.config.retention = RetentionPolicy(keep_last=1)
+    save(kept, 1)
+    save(kept, 2)
+    assert [one.ref for one in kept.dropped()] == ["main@1"]
+
+    kept.config.retention = RetentionPolicy(max_bytes=400_000)
+    save(kept, 3)
+    assert [info.step for info in kept.checkpoints()] == [3]
+    assert [one.ref for one in kept.dropped()] == ["main@1"]
+
+
+def test_a_deleted_run_comes_back(kept: Store) -> None:
+    save(kept, 1, "gone")
+    kept.delete("gone@1")
+    (kept.path / "checkpoints" / "gone").rmdir()
+
+    assert kept.undelete("gone@1").name == "gone@1"
+
+
+def test_what_lacks_a_blob_or_is_being_taken_apart_is_refused(kept: Store) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    kept.delete(1)
+    kept.delete(2)
+    entries = {path.name.partition(".")[0]: path for path in (kept.path / "trash").iterdir()}
+    os.unlink(next((entries["main@1"] / "blobs").iterdir()))
+    assert [one.ref for one in kept.dropped()] == ["main@2"]
+
+    lock = locks.try_exclusive(kept._context.layout.trash / entries["main@2"].name)
+    assert lock is not None
+    with lock, pytest.raises(NoSuchRef, match="is being freed by gc"):
+        kept.undelete("main@2")
+    assert kept.undelete("main@2").step == 2
+    for wrong in ("main@best:loss", "no/ref"):
+        with pytest.raises(BadInput):
+            kept.undelete(wrong)
+
+
+def test_a_step_of_several_runs_is_not_guessed(kept: Store) -> None:
+    for run in ("a", "b"):
+        save(kept, 1, run)
+        kept.delete(f"{run}@1")
+
+    with pytest.raises(BadInput, match="was dropped of several runs"):
+        kept.undelete(1)
+    assert Store.open(kept.path, run="a").undelete(1).run == "a"
+
+
+def test_a_purge_leaves_the_blobs_that_another_checkpoint_has(kept: Store) -> None:
+    save(kept, 1, seed=7)
+    save(kept, 2, seed=7)
+    kept.delete(1)
+    assert kept.dropped()[0].nbytes == 0
+
+    kept.gc(now=True)
+
+    assert kept.verify().ok
+    assert kept.load(2)["w"].nbytes == 300_000
+
+
+def test_the_same_bytes_saved_again_are_reused_and_survive_the_purge(kept: Store) -> None:
+    save(kept, 1, seed=7)
+    kept.delete(1)
+    save(kept, 2, seed=7)
+    assert kept.info(2).new_bytes == 0
+
+    kept.gc(now=True)
+
+    assert kept.verify().ok
+
+
+def test_it_is_off_by_default_and_then_nothing_waits(store: Store) -> None:
+    save(store, 1)
+    save(store, 2)
+    store.delete(1)
+
+    assert store.dropped() == ()
+    assert list((store.path / "trash").iterdir()) == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_kill_at_any_change_leaves_it_in_trash_or_whole_in_its_place(kept: Store, before: bool) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    died = True
+    at = 0
+    while died:
+        at += 1
+        kept.delete(1)
+        died = run_and_kill(lambda: kept.undelete("main@1"), at=at, before=before)
+        opened = Store.open(kept.path)
+        is_there = [info.step for info in opened.checkpoints()] == [1, 2]
+        assert is_there != bool(opened.dropped())
+        if not is_there:
+            opened.undelete("main@1")
+        assert opened.verify(quick=True).ok
+    assert at > 3

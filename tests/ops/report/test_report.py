@@ -1,0 +1,101 @@
+"""The report is one page that asks for nothing, whatever a store holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import BadInput, RetentionPolicy, Store
+
+
+def fill(store: Store) -> None:
+    for step in range(4):
+        state = {"frozen": np.arange(9000), "head": np.full(500, step), "<b>&": np.full(10, step)}
+        store.save(state, step=step, run="gpt", metrics={"loss": 3.0 - step, "nan": float("nan")})
+    store.save({"w": np.arange(5000)}, step=1, run="sweep-1")
+    store.tag("good", "gpt@2")
+
+
+class Looker(HTMLParser):
+    """Collects what a page would load, and its headings and tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.open: list[str] = []
+        self.headings = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        asked = [value or "" for name, value in attrs if name in ("src", "href")]
+        self.loads += [value for value in asked if not value.startswith("#")]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "h2":
+            self.headings += f"{data}\n"
+
+
+def data_of(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_the_page_asks_for_nothing_and_is_well_formed(store: Store, tmp_path: Path) -> None:
+    fill(store)
+    store.config.retention = RetentionPolicy(keep_last=2, keep_best="loss")
+
+    page = store.report(tmp_path / "report.html").html
+
+    looker = Looker()
+    looker.feed(page)
+    assert looker.loads == []
+    assert looker.open == []
+    assert (tmp_path / "report.html").read_text() == page
+    assert len(page) < 150_000
+    for heading in ("Runs", "Timeline", "Rules", "What changed in gpt", "Largest tensors", "Health", "What happened"):
+        assert heading in looker.headings
+    assert [one["new"] for one in data_of(page)["checkpoints"]] == [info.new_bytes for info in store.checkpoints()]
+    assert data_of(page)["checkpoints"][0]["metrics"] == {"loss": 3.0}
+
+
+def test_names_from_the_store_are_text(store: Store) -> None:
+    fill(store)
+    store.save({"</script><script>alert(1)</script>": np.full(600, 1)}, step=9, run="gpt", metrics={"</script>": 1.0})
+
+    page = store.report().html
+
+    assert "<script>alert" not in page
+    assert "&lt;b&gt;&amp;" in page
+    assert "</script>" in data_of(page)["checkpoints"][-1]["metrics"]
+
+
+def test_an_empty_store_and_a_damaged_checkpoint_have_a_report(store: Store) -> None:
+    assert "no checkpoint yet" in store.report().html
+    fill(store)
+    manifest = store.path / "checkpoints/gpt/3/manifest.json"
+    whole = manifest.read_bytes()
+    manifest.write_bytes(b"{}")
+    assert "gpt@2" in store.report().html
+    manifest.write_bytes(whole)
+
+
+def test_a_notebook_shows_it_in_a_frame_and_a_file_that_cannot_be_written_is_refused(
+    store: Store, tmp_path: Path
+) -> None:
+    made = store.report()
+
+    assert made._repr_html_().startswith("<iframe")
+    assert len(repr(made)) < 60
+    with pytest.raises(BadInput, match="cannot be written"):
+        store.report(tmp_path / "nowhere" / "report.html")

@@ -1,0 +1,35 @@
+"""The metrics of a store are those of `du`, as text that a collector takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckstore import BadInput, Store
+
+
+def test_bytes_and_runs_are_those_of_du_and_the_file_is_replaced(store: Store, tmp_path: Path) -> None:
+    for step in (1, 2):
+        store.save({"w": np.arange(9000) + step}, step=step, run="gpt")
+    path = tmp_path / "ckstore.prom"
+    path.write_text("old")
+
+    text = store.metrics(path)
+
+    assert path.read_text() == text
+    found = dict(re.findall(r'^(\w+\{\w+="\w+")[^}]*\} (\S+)$', text, re.MULTILINE))
+    used = store.du()
+    assert float(found['ckstore_store_bytes{kind="alone"']) == used.alone_bytes
+    assert float(found['ckstore_run_alone_bytes{run="gpt"']) == used.runs[0].alone_bytes
+    assert float(found['ckstore_run_newest_step{run="gpt"']) == 2
+    assert float(found['ckstore_run_damaged{run="gpt"']) == 0
+    assert text.endswith("# EOF\n")
+
+
+def test_an_empty_store_has_metrics_and_a_closed_place_is_refused(store: Store, tmp_path: Path) -> None:
+    assert 'kind="free"' in store.metrics()
+    with pytest.raises(BadInput, match="cannot be written"):
+        store.metrics(tmp_path / "nowhere" / "ckstore.prom")
