@@ -69,7 +69,7 @@ class Remotes:
             region: Of the bucket; None: that of the environment.
 
         Raises:
-            BadInput: The name is taken by another place, the address is not valid, or the remote has another hash.
+            BadInput: The name is taken by another place, the address is invalid, or the remote has another hash.
             StoreNotFound: There is no store in the directory.
             RemoteError: The place cannot be reached or used.
         """

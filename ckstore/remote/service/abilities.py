@@ -8,6 +8,8 @@ from typing import Any, Literal
 from ckstore.model.document import refuse
 
 Cas = Literal["no", "yes", "unquoted"]
+"""Whether an object can be changed in one version alone; ``unquoted``: its mark is sent without quotes."""
+
 _CAS: tuple[Cas, ...] = ("no", "yes", "unquoted")
 
 

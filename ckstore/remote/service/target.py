@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import os
 
 Kind = Literal["store", "url"]
+"""A directory that holds a store, or a prefix of object storage."""
+
 SCHEMES: Final = ("s3", "gs", "az", "memory")
 """``memory`` is for tests: objects of this process."""
 
