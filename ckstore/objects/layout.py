@@ -176,11 +176,8 @@ class Layout:
         """Return the names of all runs, sorted."""
         return sorted(name for name, _, is_directory in _listed(self.checkpoints) if is_directory and is_run(name))
 
-    def names(self, run: str) -> dict[str, int]:
-        """Return every name in the directory of a run, whatever it is, with its inode number."""
-        return {name: inode for name, inode, _ in self._of_run(run)}
-
-    def _of_run(self, run: str) -> list[tuple[str, int, bool]]:
+    def listed(self, run: str) -> list[tuple[str, int, bool]]:
+        """Return each name in the directory of a run with its inode number and whether it is a directory."""
         try:
             return _listed(self.checkpoints / run)
         except PermissionError:
