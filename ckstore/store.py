@@ -657,8 +657,13 @@ class Store:
         return load_into(self._context, ref, target, request)
 
     @act
-    def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
+    def open_checkpoint(self, ref: RefLike = "latest", *, max_bytes: int | None = None) -> OpenCheckpoint:
         """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart.
+
+        Args:
+            ref: Which one.
+            max_bytes: Refuse each read of more bytes, a tensor, a slice or a load, before any memory is taken. As
+                with `load`, for checkpoints of people whom you do not know.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
@@ -667,7 +672,7 @@ class Store:
         """
         from ckstore.ops.read.open_checkpoint import open_ref
 
-        return open_ref(self._context, ref)
+        return open_ref(self._context, ref, max_bytes)
 
     @act
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:
@@ -1259,18 +1264,22 @@ def _create(
 
 
 @short_tracebacks
-def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
+
+    Args:
+        path: Its directory.
+        max_bytes: As with `Store.open_checkpoint`.
 
     Raises:
         BadInput: There is no such directory.
         DamagedBlob: It has no valid manifest.
     """
-    return _open_checkpoint(_resolved(path))
+    return _open_checkpoint(_resolved(path), max_bytes)
 
 
 @act
-def _open_checkpoint(path: Path) -> OpenCheckpoint:
+def _open_checkpoint(path: Path, max_bytes: int | None) -> OpenCheckpoint:
     from ckstore.ops.read.open_checkpoint import open_path
 
-    return open_path(path)
+    return open_path(path, max_bytes)

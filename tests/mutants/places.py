@@ -80,7 +80,7 @@ PLACES = [
     Mutant(
         "a state larger than the caller allows is refused before memory is taken",
         "bound-ignored",
-        "load.load_open",
+        "check_bound",
         "if max_bytes is not None and nbytes > max_bytes:",
         "if max_bytes == -1:",
         "tests/ops/read/test_claims.py::"
