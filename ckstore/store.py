@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 from ckstore.background import BackgroundSaves
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.interpreter import log_notes
+from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, places_of
@@ -720,7 +721,7 @@ class Store:
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
-        return infos(self._context, self.run if run is None else run, newest=newest)
+        return BriefList(infos(self._context, self.run if run is None else run, newest=newest))
 
     @act
     def runs(self) -> list[RunSummary]:
@@ -733,7 +734,7 @@ class Store:
         """
         from ckstore.ops.refs.run_list import run_summaries
 
-        return run_summaries(self._context)
+        return BriefList(run_summaries(self._context))
 
     @act
     def follow(
@@ -909,7 +910,7 @@ class Store:
         """
         from ckstore.ops.report.why import why
 
-        return why(self._context, digest)
+        return BriefList(why(self._context, digest))
 
     @act
     def plan_gc(self) -> GcPlan:
@@ -1041,7 +1042,7 @@ class Store:
         """
         from ckstore.ops.refs.tags import tags
 
-        return tags(self._context)
+        return BriefList(tags(self._context))
 
     @act
     def pin(self, ref: RefLike, reason: str, expires: str | float | timedelta | datetime | None = None) -> Pin:
@@ -1081,7 +1082,7 @@ class Store:
         """
         from ckstore.ops.refs.pins import pins
 
-        return pins(self._context)
+        return BriefList(pins(self._context))
 
     @act
     def annotate(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside
-from ckstore.model.brief import brief
+from ckstore.model.brief import BriefList, brief
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import itemsize
@@ -95,7 +95,7 @@ class OpenCheckpoint:
         A dot in a key is written without a backslash, unless two names would then be the same. A tensor that is made of
         several, a sparse or a quantized one, is listed by its own name; the names of its parts are found as well.
         """
-        return list(self._names.listed)
+        return BriefList(self._names.listed)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -142,7 +142,7 @@ class OpenCheckpoint:
     def leaves(self) -> list[LeafSummary]:
         """Return name, kind, dtype, shape and size of every value kept as bytes, without reading data."""
         written = self._names.written
-        return [_summary(leaf, self._directory, written[name]) for name, leaf in self._names.leaves.items()]
+        return BriefList(_summary(leaf, self._directory, written[name]) for name, leaf in self._names.leaves.items())
 
     @property
     def directory(self) -> Path:
@@ -152,7 +152,7 @@ class OpenCheckpoint:
 
     def files(self) -> list[FileSummary]:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
-        return summaries(self._directory.manifest)
+        return BriefList(summaries(self._directory.manifest))
 
     @act
     def open_file(self, path: str) -> io.BufferedReader:
