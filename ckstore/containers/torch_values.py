@@ -216,7 +216,8 @@ def reduced(function: Any, args: Any) -> Any:
         if not is_object or type(args[0]) is not Global:
             return Unknown(str(function))
         # As protocols 0 and 1 write an argparse.Namespace.
-        made = FUNCTIONS.get(args[0], lambda _: None)(()) if args[1:] == (_OBJECT, None) else None
+        make = FUNCTIONS.get(args[0]) if args[1:] == (_OBJECT, None) else None
+        made = None if make is None else make(())
         return made if type(made) is PlainObject else Unknown(str(args[0]))
     made = make(args) if type(args) is tuple else None
     return Unknown(f"{function} with arguments that are not written by torch.save") if made is None else made
