@@ -18,6 +18,7 @@ from ckstore.errors import MissingRanks as MissingRanks
 from ckstore.errors import NewerFormat as NewerFormat
 from ckstore.errors import NoSuchFile as NoSuchFile
 from ckstore.errors import NoSuchRef as NoSuchRef
+from ckstore.errors import NoSuchRemote as NoSuchRemote
 from ckstore.errors import NotUnchanged as NotUnchanged
 from ckstore.errors import OtherHash as OtherHash
 from ckstore.errors import Protected as Protected
@@ -25,6 +26,9 @@ from ckstore.errors import RankError as RankError
 from ckstore.errors import RankFailed as RankFailed
 from ckstore.errors import RankMismatch as RankMismatch
 from ckstore.errors import ReadOnlyStore as ReadOnlyStore
+from ckstore.errors import RemoteDenied as RemoteDenied
+from ckstore.errors import RemoteError as RemoteError
+from ckstore.errors import RemoteUnavailable as RemoteUnavailable
 from ckstore.errors import SaveAbandoned as SaveAbandoned
 from ckstore.errors import SaveFailed as SaveFailed
 from ckstore.errors import StateChanged as StateChanged
@@ -37,11 +41,11 @@ from ckstore.model.checkpoint.runs import RunSummary as RunSummary
 from ckstore.model.checkpoint.tag import Tag as Tag
 from ckstore.model.doctor.finding import DoctorFinding as DoctorFinding
 from ckstore.model.doctor.finding import DoctorReport as DoctorReport
-from ckstore.model.manifest.counters import SaveCounters as SaveCounters
 from ckstore.model.manifest.files import FileChange as FileChange
 from ckstore.model.manifest.files import FileSummary as FileSummary
 from ckstore.model.manifest.info import CheckpointInfo as CheckpointInfo
 from ckstore.model.manifest.info import Note as Note
+from ckstore.model.manifest.info import SaveCounters as SaveCounters
 from ckstore.model.reports.checkout_report import CheckoutReport as CheckoutReport
 from ckstore.model.reports.diff import Diff as Diff
 from ckstore.model.reports.diff import Difference as Difference
@@ -64,6 +68,8 @@ from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport
 from ckstore.model.reports.reindex_report import RelinkReport as RelinkReport
 from ckstore.model.reports.retention_report import RetentionReport as RetentionReport
 from ckstore.model.reports.retention_report import Skipped as Skipped
+from ckstore.model.reports.transfer import TransferPlan as TransferPlan
+from ckstore.model.reports.transfer import TransferReport as TransferReport
 from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage
 from ckstore.model.reports.usage import Usage as Usage
 from ckstore.model.reports.usage import Use as Use
@@ -91,6 +97,11 @@ from ckstore.ops.read.open_checkpoint import OpenCheckpoint as OpenCheckpoint
 from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks
+from ckstore.remote.abilities import Abilities as Abilities
+from ckstore.remote.reach import RemoteLike as RemoteLike
+from ckstore.remote.remotes import RemoteEntry as RemoteEntry
+from ckstore.remote.remotes import Remotes as Remotes
+from ckstore.remote.target import Target as Target
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike
 from ckstore.store import Store as Store

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.saver.client.client import Client
     from ckstore.saver.client.pending import PendingSave
-    from ckstore.saver.client.terms import Terms
-    from ckstore.saver.client.unchanged import Unchanged
+    from ckstore.saver.client.queue import SaverLimits
+    from ckstore.saver.client.unchanged import UnchangedNames
 
 
 class BackgroundSaves:
@@ -90,16 +90,18 @@ class BackgroundSaves:
             InsufficientSpace: There is no memory for the copy.
             SaveFailed: No saver can be started.
         """
-        from ckstore.saver.client.terms import Terms
+        from ckstore.saver.client.queue import SaverLimits
 
-        terms = Terms(nice=nice)
-        terms.check()
+        limits = SaverLimits(nice=nice)
+        limits.check()
         self._context.check_writable()
-        self._client().prewarm(state, terms)
+        self._client().prewarm(state, limits)
 
-    def _submit(self, state: object, order: Order, terms: Terms, unchanged: Unchanged | None) -> PendingSave:
+    def _submit(
+        self, state: object, order: Order, limits: SaverLimits, unchanged: UnchangedNames | None
+    ) -> PendingSave:
         """Have a save begun; see `ckstore.Store.save_async`."""
-        pending = self._client().submit(state, order, terms, self._context.last_parents, unchanged)
+        pending = self._client().submit(state, order, limits, self._context.known.last_parents, unchanged)
         if pending.skipped:
             self._context.totals.not_saved("skipped")
         return pending
@@ -136,7 +138,7 @@ class BackgroundSaves:
 
         def ended(outcome: CheckpointInfo | CkstoreError) -> None:
             if isinstance(outcome, CheckpointInfo):
-                context.last_parents[outcome.run] = outcome.id
+                context.known.last_parents[outcome.run] = outcome.id
                 context.totals.saved(outcome)
             else:
                 context.totals.not_saved("failed")

@@ -29,6 +29,10 @@
     ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
     │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
     ├── NewerFormat              1   written by a newer ckstore
+    ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
+    │   ├── NoSuchRemote         4   the store has no remote of that name, or there is none at that place
+    │   ├── RemoteDenied         1   the service refused the credentials, or has none
+    │   └── RemoteUnavailable    1   the service could not be reached or failed; the same call may succeed later
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
 
 A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive
@@ -338,6 +342,24 @@ class Protected(InUse):
 
 class NewerFormat(CkstoreError):
     """Written by a newer ckstore; it is refused, never guessed."""
+
+
+class RemoteError(CkstoreError):
+    """A remote refused or did not answer, or holds something else than its names say; the store here is unchanged."""
+
+
+class NoSuchRemote(RemoteError):
+    """The store has no remote of that name, or there is none at that place."""
+
+    exit_status = 4
+
+
+class RemoteDenied(RemoteError):
+    """The service refused the credentials, or did not get any; messages never contain them."""
+
+
+class RemoteUnavailable(RemoteError):
+    """The service could not be reached, failed, or did not answer in time; the same call may succeed later."""
 
 
 class UnsafePlace(CkstoreError):

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from ckstore.model.reports.gc_report import GcPlan, GcReport
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
+    from ckstore.model.reports.transfer import TransferPlan, TransferReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
+    from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
     from ckstore.ops.read.checkout import LinkMode
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
+    from ckstore.remote.reach import RemoteLike
+    from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
@@ -290,14 +294,13 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
-        from ckstore.ops.save.options import check_options, request_of
-        from ckstore.ops.save.order import order_of
-        from ckstore.saver.client.terms import Terms
+        from ckstore.ops.save.options import check_options, order_of, request_of
+        from ckstore.saver.client.queue import SaverLimits
 
         check_options(self.save_async, options)
         try:
-            terms = Terms(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
-            terms.check()
+            limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
+            limits.check()
             parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
             request = request_of(self._context, self._run_named(run), step, options, None, ref)
@@ -305,11 +308,11 @@ class Store:
             named = None
             if unchanged is not None:
                 from ckstore.ops.read.load import as_filter
-                from ckstore.saver.client.unchanged import Unchanged
+                from ckstore.saver.client.unchanged import UnchangedNames
 
                 selects = as_filter(unchanged, "unchanged")
-                named = None if selects is None else Unchanged(selects, self._context.settings.chunk_bytes)
-            return self.background._submit(state, order_of(request, ref), terms, named)  # noqa: SLF001 - its own
+                named = None if selects is None else UnchangedNames(selects, self._context.settings.chunk_bytes)
+            return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
         except BaseException:
             self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
             raise
@@ -732,7 +735,7 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.ops.refs.run_list import run_summaries
+        from ckstore.ops.refs.latest import run_summaries
 
         return BriefList(run_summaries(self._context))
 
@@ -911,6 +914,134 @@ class Store:
         from ckstore.ops.report.why import why
 
         return BriefList(why(self._context, digest))
+
+    @act
+    def plan_push(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+    ) -> TransferPlan:
+        """Say what `push` would send now; nothing is changed here or there. The arguments are those of `push`.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            BadInput: The remote names its blobs by another hash, or the arguments contradict each other.
+            RemoteError: There is no such remote, or it does not answer.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import plan_push
+
+        return plan_push(self._context, Choice(ref, all, tagged, run), remote)
+
+    @act
+    def push(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+        bwlimit: int | str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Bring checkpoints to a remote, the newest first: only what is missing there is sent, by digest.
+
+        Metrics, tags, pins and annotations come along. A push that was cut off goes on where it ended when it is made
+        again. When this returns, each of the checkpoints is whole at the remote: every blob was seen there after its
+        manifest was written.
+
+        Args:
+            ref: Which checkpoint, or several; None: the newest, unless one of the next three says which.
+            remote: Name of a remote, or the directory of another store; None: the only remote that there is.
+            run: Every checkpoint of this run.
+            all: Every checkpoint; of the run that the handle is bound to, if it is.
+            tagged: Every checkpoint that has a tag.
+            bwlimit: At most so many bytes a second: a number, or a size such as ``50MiB``; None: as fast as it goes.
+            progress: Called now and then with the bytes that were sent and those to be sent.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            BadInput: The remote names its blobs by another hash, or the arguments contradict each other.
+            DamagedBlob: Bytes are damaged here; they were not sent.
+            RemoteError: There is no such remote, or it does not take something.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import push
+
+        return push(self._context, Choice(ref, all, tagged, run), remote, bwlimit=bwlimit, progress=progress)
+
+    @act
+    def plan_pull(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+    ) -> TransferPlan:
+        """Say what `pull` would fetch now; nothing is changed. The arguments are those of `pull`.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
+            BadInput: The arguments contradict each other.
+            RemoteError: There is no such remote, or it does not answer.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import plan_pull
+
+        return plan_pull(self._context, Choice(ref, all, tagged, run), remote)
+
+    @act
+    def pull(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+        if_exists: IfExists = "error",
+        bwlimit: int | str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Bring checkpoints of a remote into the store: only what is missing here is fetched, by digest.
+
+        Each blob is compared with its digest before it gets its name. A checkpoint appears at once, whole and durable,
+        with the same id and the same place in the order of commits; its metrics, annotations, tags and pins come
+        along, but no tag that is here moves. A pull that was cut off goes on where it ended when it is made again,
+        unless gc ran between.
+
+        Args:
+            ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id; None:
+                the newest there, unless one of the next three says which.
+            remote: As in `push`.
+            run: Every checkpoint of this run.
+            all: Every checkpoint.
+            tagged: Every checkpoint that has a tag there.
+            if_exists: As in `save`: what to do where another checkpoint has that run and step here.
+            bwlimit: As in `push`.
+            progress: Called now and then with the bytes that were fetched and those to be fetched.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
+            BadInput: The arguments contradict each other.
+            StepExists: Another checkpoint has that run and step here.
+            InUse: It is to be replaced, and a tag or a pin names it.
+            InsufficientSpace: Says what is needed and what is free.
+            RemoteError: There is no such remote, or something at it is missing or damaged.
+            SaveFailed: Something else failed. After any of these the checkpoint is not there, and every other is
+                intact.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import pull
+
+        return pull(self._context, Choice(ref, all, tagged, run), remote, if_exists, bwlimit, progress)
 
     @act
     def plan_gc(self) -> GcPlan:
@@ -1106,6 +1237,13 @@ class Store:
         return annotate(self._context, ref, metrics, note)
 
     @property
+    def remotes(self) -> Remotes:
+        """The places outside that checkpoints are pushed to and pulled from, by name: add, probe, remove, list."""
+        from ckstore.remote.remotes import Remotes
+
+        return Remotes(self._context)
+
+    @property
     def config(self) -> StoreConfig:
         """What the store does by itself; settings are read and set: ``store.config.retention = policy``."""
         from ckstore.ops.config import StoreConfig
@@ -1160,7 +1298,7 @@ class Store:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know about the place and what was found in the store; one sentence each."""
-        return tuple(dict.fromkeys((*self._notes, *self._context.problems.values())))
+        return tuple(dict.fromkeys((*self._notes, *self._context.notices.problems.values())))
 
     @property
     def settings(self) -> StoreSettings:
@@ -1194,15 +1332,13 @@ class Store:
         return request
 
     def _told(self, info: CheckpointInfo) -> CheckpointInfo:
-        log_notes(info.name, info.warnings, self._context.told)
+        log_notes(info.name, info.warnings, self._context.notices.logged)
         return info
 
     def _run_named(self, run: str | None) -> str:
         """As `_run_meant`; where that is a guess, it is said once."""
         if run is None:
-            from ckstore.ops.context import tell_unnamed_run
-
-            tell_unnamed_run(self._context)
+            self._context.notices.tell_unnamed_run()
         return self._run_meant(run)
 
     def _run_meant(self, run: str | None) -> str:
@@ -1210,6 +1346,11 @@ class Store:
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)
+
+
+def context_of(store: Store) -> Context:
+    """Return what the verbs of an open store share: the seam for what keeps checkpoints of a framework in it."""
+    return store._context  # noqa: SLF001 - its own
 
 
 def _opened_again(

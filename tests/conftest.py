@@ -19,7 +19,7 @@ pytest.register_assert_rewrite(*(room for room in _rooms if room not in sys.modu
 
 from ckstore import tracebacks  # noqa: E402
 from ckstore.fs import holders  # noqa: E402
-from ckstore.ops import context  # noqa: E402
+from ckstore.ops import notices  # noqa: E402
 from tests.support.descriptors import open_below  # noqa: E402
 from tests.support.loopfs import Kind, loop_filesystem  # noqa: E402
 from tests.support.memory import memory_folder  # noqa: E402
@@ -66,7 +66,7 @@ class _Everything(set[str]):
 
 # Tests may be in memory, which is not durable: this process has warned of that, and those that it starts do not.
 # `test_infos.py` tries both.
-context._warned_not_durable = _Everything()
+notices._warned_not_durable = _Everything()
 _given = os.environ.get("PYTHONWARNINGS")
 os.environ["PYTHONWARNINGS"] = f"{f'{_given},' if _given else ''}ignore:a power cut may lose what is saved here"
 

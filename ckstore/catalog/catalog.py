@@ -13,7 +13,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ckstore.catalog import queries, space
-from ckstore.catalog.connection import reading, unavailable, writing
+from ckstore.catalog.beside import unavailable
+from ckstore.catalog.connection import reading, writing
 from ckstore.catalog.values import Listing, Outline, Proposal
 from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey, step_of
@@ -190,21 +191,12 @@ class Catalog:
         """Return (run, step) -> stamp of each checkpoint with rows, in the order of commits.
 
         Rows that are not as they were written are left out here and in every other answer.
-
-        Args:
-            run: None: all runs.
-            places: Only those with these (run, step), in their order.
         """
         with reading(self.path) as connection:
             return queries.listing(connection, run, places=places).stamps
 
     def orders(self, *, places: Iterable[CheckpointKey] | None = None, beyond: int | None = None) -> Listing:
-        """Return what the catalog says of the order of commits, in no order itself.
-
-        Args:
-            places: Only those with these (run, step).
-            beyond: Only those with a greater sequence number.
-        """
+        """Return what the catalog says of the order of commits, in no order itself."""
         with reading(self.path) as connection:
             if beyond is not None:
                 return queries.beyond(connection, beyond)
@@ -247,13 +239,7 @@ class Catalog:
     def infos(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None, durable: bool = True
     ) -> list[CheckpointInfo]:
-        """Return the checkpoints of `run`, or of all runs, in the order of commits.
-
-        Args:
-            run: None: all runs.
-            places: Only those with these (run, step), in no order.
-            durable: As the caller knows.
-        """
+        """Return the checkpoints of `run`, or of all runs, in the order of commits."""
         with reading(self.path) as connection:
             found = queries.infos(connection, run, places=places, durable=durable)
         return self._each_once(found.infos)

@@ -5,28 +5,41 @@ close, and only then release the flock. Reading takes no flock.
 
 A statement that still has rows to give keeps its connection open past `close()`. So everything here, in `rows` and in
 `queries` fetches all rows at once.
+
+A catalog may be forged, damaged or copied. Pages that point to one another in a ring make a small file look like an
+endless one. An honest one has each row once, so the rows and the text that a statement gives, and the steps it takes,
+are in proportion to its bytes; anything beyond is damage. Measured with 1,000 checkpoints in 1.5 MB: a list takes
+18,000 steps, SQLite's whole test 470,000. Steps of SQLite's virtual machine are counted, not seconds: a slow disk or a
+busy machine is no damage. A million take about 25 ms. The counter is C: in a progress handler of Python a signal's
+handler could run, whose exception SQLite's module swallows.
+
+SQLite's defensive mode, from Python 3.12 on, refuses to change the schema as data, to write to shadow tables, and to
+switch the journal off. Python 3.11 cannot set it; there, no statement of this package does any of that, and a schema
+with a trigger, a foreign view or a virtual table, which could, is refused (`ckstore_migrations.schema`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sqlite3
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ckstore.catalog import forms, limits
+from ckstore.catalog import beside, forms
+from ckstore.catalog.beside import unavailable
 from ckstore.catalog.forms import NotOfItsForm
-from ckstore.catalog.limits import BoundedConnection
-from ckstore.errors import CatalogFull, CatalogProblem, CatalogUnavailable, InUse, NewerFormat
+from ckstore.errors import CatalogFull, CatalogUnavailable, InUse, NewerFormat
 from ckstore.fs import files
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 # A reader has the directories as its second way, and need not wait for long.
@@ -52,6 +65,32 @@ _DAMAGED = {
     sqlite3.SQLITE_NOTADB,
 }
 
+# SQLite calls the counter after so many steps; more often would cost time, and the bound need not be exact.
+_CALL_STEPS = 1000
+# About a second: no catalog, however small, is called damaged by a join that was not foreseen.
+_LEAST_STEPS = 40_000_000
+# SQLite's whole test, the longest statement, takes a third of a step for each byte.
+_STEPS_PER_BYTE = 20
+_LEAST_ROWS = 1000
+_ROW_BYTES = 4
+"""No row takes less in a file, with its pointer."""
+_LEAST_TEXT_BYTES = 2**20
+_TEXT_PER_BYTE = 8
+"""Rows that are joined give a digest and a name again for each few bytes of a use."""
+# Rows are asked for in batches whose worst case fits into memory, so that the check comes before a forged file has
+# filled it.
+_BATCH_MOST = 256
+_BATCH_TEXT_BYTES = 2**29
+
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_COLUMN: 100,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
+    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 2**26,  # rows are listed by their numbers, 100,000 of them
+    sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 8,  # foreign keys delete by such
+    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
+}
+
 # SQLite remembers in the process which locks it has. A child that was forked while a connection was
 # open inherits that memory without the locks, so it must not open the same file at all.
 _open: set[object] = set()
@@ -68,6 +107,70 @@ def _look_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_look_in_child)
+
+
+class BoundedCursor(sqlite3.Cursor):
+    """A cursor that gives no more rows and text than the file of its connection can hold."""
+
+    def fetchall(self) -> list[Any]:
+        """Return all rows."""
+        connection = self.connection
+        if not isinstance(connection, BoundedConnection):
+            return super().fetchall()
+        rows: list[Any] = []
+        text_bytes = 0
+        while batch := self.fetchmany(connection.batch_rows):
+            rows += batch
+            text_bytes += sum(map(_length, zip(*batch, strict=True)))
+            if len(rows) > connection.most_rows or text_bytes > connection.most_text_bytes:
+                msg = (
+                    f"wanted no more rows and text than the file can hold, found {len(rows)} rows of {text_bytes} bytes"
+                )
+                raise NotOfItsForm(msg)
+        return rows
+
+
+class BoundedConnection(sqlite3.Connection):
+    """A connection with the limits of this module; `bound` sets them."""
+
+    may_map = False
+    """Whether SQLite may map the index of the log."""
+    most_rows = _LEAST_ROWS
+    most_text_bytes = _LEAST_TEXT_BYTES
+    batch_rows = 1
+    _file_bytes = 0
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Execute a statement with a bounded cursor."""
+        return self.cursor(BoundedCursor).execute(sql, parameters)
+
+    def bound(self, file_bytes: int) -> None:
+        """Set the limits for a catalog and a log of so many bytes together; to be called before any statement."""
+        self._file_bytes = file_bytes
+        self.most_rows = _LEAST_ROWS + file_bytes // _ROW_BYTES
+        self.most_text_bytes = _LEAST_TEXT_BYTES + _TEXT_PER_BYTE * file_bytes
+        self.batch_rows = max(1, min(_BATCH_MOST, _BATCH_TEXT_BYTES // (file_bytes + 1)))
+        for limit, most in _LIMITS.items():
+            self.setlimit(limit, most)
+        if sys.version_info >= (3, 12):
+            self.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+        self.renew()
+
+    def renew(self, more_rows: int = 0) -> None:
+        """Begin to count steps again; `more_rows` is how many rows are to be written."""
+        steps = _LEAST_STEPS + _STEPS_PER_BYTE * (self._file_bytes + 100 * more_rows)
+        self.set_progress_handler(self._counter(steps), _CALL_STEPS)
+
+    @staticmethod
+    def _counter(steps: int) -> Callable[[], int]:
+        return itertools.chain(itertools.repeat(0, steps // _CALL_STEPS), itertools.repeat(1)).__next__
+
+
+def _length(column: Sequence[object]) -> int:
+    kinds = set(map(type, column))
+    if kinds <= {str, bytes}:
+        return sum(map(len, column))  # type: ignore[arg-type]  # all of them have a length
+    return sum(len(value) for value in column if isinstance(value, str | bytes)) if kinds & {str, bytes} else 0
 
 
 @contextlib.contextmanager
@@ -95,7 +198,7 @@ def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[B
     # another commits.
     with locked(path, timeout_s=timeout_s), opened_for_writing(path, deadline) as connection:
         check_header(connection, path, for_writing=True)
-        prepare_to_write(connection, path, durable=durable)
+        prepare_to_write(connection, durable=durable)
         with transaction(connection):
             yield connection
 
@@ -147,11 +250,33 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-def prepare_to_write(connection: sqlite3.Connection, path: Path, *, durable: bool = True) -> None:
+def prepare_to_write(connection: BoundedConnection, *, durable: bool = True) -> None:
     """Have the connection keep what the schema promises, and make its commits durable."""
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-    limits.set_journal(connection, mapped=_may_be_mapped(path), durable=durable)
+    set_journal(connection, may_map=connection.may_map, durable=durable)
+
+
+def set_journal(connection: sqlite3.Connection, *, may_map: bool, durable: bool = True) -> None:
+    """Make commits durable, by a log if it may be mapped and the filesystem has shared mappings at all.
+
+    A catalog with the other journal is changed to this one.
+
+    Without `durable` a power cut may undo the last commits, and damages nothing: a log is then synced when it is
+    copied into the file, and not for each commit.
+    """
+    mode = "delete"
+    if may_map:
+        ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()
+    if mode == "wal":
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        # `transaction` does it after the commit: in the middle of a commit a full log would make a save wait.
+        connection.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+    else:
+        connection.execute("PRAGMA journal_mode=TRUNCATE").fetchall()
+        # EXTRA syncs the directory too: else a power cut could bring the journal back, which rolls an acknowledged
+        # commit back.
+        connection.execute("PRAGMA synchronous=EXTRA")
 
 
 def sqlite_version() -> tuple[int, int, int]:
@@ -197,20 +322,6 @@ def refuse_newer(path: Path, version: int, *, for_writing: bool) -> None:
     raise NewerFormat(f"the catalog {path} {found}", hint="use the newer ckstore that wrote it")
 
 
-_HINTS: dict[CatalogProblem, str] = {
-    "missing": "open the store for writing, or run: ckstore reindex",
-    "behind": "open the store for writing to bring it up to date",
-    "newer": "use the newer ckstore that wrote it",
-    "damaged": "rebuild it from the checkpoints: ckstore reindex",
-    "unreadable": "",
-}
-
-
-def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailable:
-    """Return the error that says what was found at `path`."""
-    return CatalogUnavailable(f"the catalog {path} {found}", why=why, hint=_HINTS[why])
-
-
 @contextlib.contextmanager
 def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnection]:
     if _forked_while_open:
@@ -219,11 +330,9 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
     token = object()
     try:
         with _opening:
-            identity = _identity(path)
-            _refuse_strange(path)
+            seen = beside.examine(path, alone=not _open)
             # In the same lock as the look: a child forked in between must know that the file was being opened.
             _open.add(token)
-        mapped = _may_be_mapped(path)
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}",
             uri=True,
@@ -233,12 +342,13 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
         )
         try:
             # Before any statement: reading the schema of a forged file may take for ever.
-            connection.bound(_file_bytes(path))
-            if _identity(path) != identity:
-                raise unavailable(path, "was replaced while it was being opened", "unreadable")
-            # Before the first read, which maps the index of the log.
-            if not mapped:
-                limits.map_nothing(connection)
+            connection.bound(seen.file_bytes)
+            _check_same(path, seen.identity, "being opened")
+            connection.may_map = seen.may_map
+            if not connection.may_map:
+                # Before the first read, which maps the index of the log: so SQLite keeps it in private memory
+                # (sqlite.org/wal.html, "Use of WAL Without Shared-Memory").
+                connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
             forms.install(connection)
@@ -247,52 +357,21 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             connection.close()
         # SQLite opens the log by its name: one that was put there since belongs to another database. And what was
         # written to a file that was removed is in no catalog.
-        if _identity(path) != identity:
-            raise unavailable(path, "was replaced while it was open", "unreadable")
+        _check_same(path, seen.identity, "open")
     finally:
         _open.discard(token)
 
 
-def _file_bytes(path: Path) -> int:
-    """Return the size of the database and its log in bytes."""
-    total = 0
-    for file in (path, path.with_name(f"{path.name}-wal")):
-        with contextlib.suppress(FileNotFoundError):
-            total += file.lstat().st_size
-    return total
-
-
-def _may_be_mapped(path: Path) -> bool:
-    try:
-        return limits.may_be_mapped(path)
-    except FileNotFoundError as error:  # renamed meanwhile: another process rebuilds it
-        raise unavailable(path, "is missing", "missing") from error
-    except OSError as error:
-        raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
-
-
-def _refuse_strange(path: Path) -> None:
-    """Raise unless the files of the catalog are what ckstore leaves; no connection of this process is being opened."""
-    try:
-        strange = limits.why_strange(path)
-        if not strange and not _open and limits.is_stray_journal(path):
-            strange = f"{path.name}-journal lies beside a database that uses a write-ahead log"
-    except FileNotFoundError as error:
-        raise unavailable(path, "is missing", "missing") from error
-    except OSError as error:
-        raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
-    if strange:
-        raise unavailable(path, f"is not as ckstore leaves it: {strange}", "damaged")
-
-
-def _identity(path: Path) -> tuple[int, int]:
+def _check_same(path: Path, identity: tuple[int, int], when: str) -> None:
+    """Raise unless the file that was examined is there: SQLite opens it, and its log, by their names."""
     try:
         found = path.lstat()
     except FileNotFoundError as error:
         raise unavailable(path, "is missing", "missing") from error
     except OSError as error:
         raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
-    return found.st_dev, found.st_ino
+    if (found.st_dev, found.st_ino) != identity:
+        raise unavailable(path, f"was replaced while it was {when}", "unreadable")
 
 
 @contextlib.contextmanager

@@ -45,11 +45,7 @@ class NotOfItsForm(ValueError):
 
 
 def checked(rows: list[Row], *forms: Form) -> list[Row]:
-    """Return `rows`, whose columns have these forms.
-
-    Raises:
-        NotOfItsForm: One has not.
-    """
+    """Return `rows`, whose columns have these forms."""
     if rows:
         for form, column in zip(forms, zip(*rows, strict=True), strict=True):
             form(column)
@@ -242,11 +238,7 @@ _BATCH = 1000
 
 
 def check_tables(connection: sqlite3.Connection) -> None:
-    """Look at every row of every table: SQLite's own tests look neither into texts nor at what they mean.
-
-    Raises:
-        NotOfItsForm: One is not of its form, or contradicts another.
-    """
+    """Look at every row of every table: SQLite's own tests look neither into texts nor at what they mean."""
     for table, forms in TABLES.items():
         # In batches: a catalog of a million pieces would take gigabytes as one list.
         cursor = connection.execute(f"SELECT {', '.join(forms)} FROM {table}")  # noqa: S608 - names of the schema

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import forms
 from ckstore.catalog.forms import IS_RIGHT, checked
-from ckstore.catalog.text import decode_metrics, decode_stamps, decode_text, in_parts
-from ckstore.catalog.values import Described, Listing
+from ckstore.catalog.values import Described, Listing, decode_metrics, decode_stamps, decode_text, in_parts
 from ckstore.model.manifest.describe import decoded_metadata
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey

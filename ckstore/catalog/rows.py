@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
 from ckstore.catalog.forms import CHECKSUM, IS_RIGHT
-from ckstore.catalog.text import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
+from ckstore.catalog.values import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
 from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 
@@ -30,11 +30,7 @@ _DESCRIBED = (
 
 
 def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: Published | None) -> None:
-    """Make the rows of (run, step) say what `found` says; None: that there is no checkpoint.
-
-    Raises:
-        BadInput: `found` is another checkpoint.
-    """
+    """Make the rows of (run, step) say what `found` says; None: that there is no checkpoint."""
     if found is not None and (found.manifest.run, found.manifest.step) != (run, step):
         wrong = found.manifest.name
         raise BadInput(f"the manifest in the directory of {run}@{step} says that it is {wrong}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import forms
 from ckstore.catalog.forms import checked
-from ckstore.catalog.text import in_parts
+from ckstore.catalog.values import in_parts
 from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from ckstore.catalog import connection as connections
+from ckstore.catalog.beside import SUFFIXES, unavailable
 from ckstore.catalog.forms import check_tables
-from ckstore.catalog.limits import SUFFIXES
 from ckstore.errors import CatalogFull, CatalogUnavailable, CkstoreError, NewerFormat
 from ckstore.fs import files, links
-from ckstore.fs.inside import open_descriptor
+from ckstore.fs.peek import open_descriptor
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
 
@@ -79,14 +79,14 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
         if version > VERSION:
             connections.refuse_newer(path, version, for_writing=True)
         if not is_schema_of(connection, version if application else 0):
-            raise connections.unavailable(path, f"does not have the schema of version {version}", "damaged")
-        connections.prepare_to_write(connection, path)
+            raise unavailable(path, f"does not have the schema of version {version}", "damaged")
+        connections.prepare_to_write(connection)
         with connections.transaction(connection):
             # All steps in one transaction: a process that dies leaves the schema of before, or the new one.
             _apply(connection, store)
             if not is_schema_of(connection, VERSION):  # else the next opener would take it for damaged
                 found = "cannot be made: this SQLite writes a schema that ckstore does not know"
-                raise connections.unavailable(path, found, "unreadable")
+                raise unavailable(path, found, "unreadable")
     return True
 
 
@@ -152,7 +152,7 @@ def _make_file(path: Path) -> None:
         found = f"cannot be made: {error.strerror}"
         if error.errno in files.NO_SPACE:
             raise CatalogFull(f"the catalog {path} {found}") from error
-        raise connections.unavailable(path, found, "unreadable") from error
+        raise unavailable(path, found, "unreadable") from error
 
 
 def _apply(connection: sqlite3.Connection, store: str) -> None:
@@ -196,7 +196,7 @@ def _move_aside(path: Path, kind: Aside) -> Path:
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                     links.unlink(path.with_name(f"{path.name}.{kind}-{number}{suffix}"))
     except OSError as error:
-        raise connections.unavailable(path, f"cannot be set aside: {error.strerror}", "unreadable") from error
+        raise unavailable(path, f"cannot be set aside: {error.strerror}", "unreadable") from error
     return aside
 
 

@@ -28,13 +28,10 @@ _TORCH_DTYPES = {one.safetensors: one.torch for one in DTYPES if one.safetensors
 
 
 def cut(file: RandomAccess, name: str) -> Cut:
-    """Return where `file` is cut and which tensors it holds.
-
-    Args:
-        file: Must not change meanwhile; errors of its `read` pass on, and nothing else is raised.
-        name: Its name. The first bytes say which container the file is; the name decides whether it is worth a warning
-            that the file is not that.
-    """
+    """Return where `file` is cut and which tensors it holds."""
+    # `file`: must not change meanwhile; errors of its `read` pass on, and nothing else is raised. `name`: Its name. The
+    # first bytes say which container the file is; the name decides whether it is worth a warning that the file is not
+    # that.
     # By the first bytes, never by the name: a .bin may be any of them.
     if looks_like_safetensors(file):
         kind, read = "safetensors", _cut_safetensors
@@ -62,12 +59,8 @@ def _opaque(file: RandomAccess, name: str, kind: str, reason: str) -> Cut:
 def _segments(
     spans: Iterable[tuple[int, int]], nbytes: int
 ) -> tuple[tuple[tuple[int, int], ...], dict[tuple[int, int], int]]:
-    """Return the segments that `spans` and what lies between them make, and the index of each span.
-
-    Args:
-        spans: Ascending, not overlapping, inside the file; those without a byte are left out.
-        nbytes: Length of the file.
-    """
+    """Return the segments that `spans` and what lies between them make, and the index of each span."""
+    # `spans`: ascending, not overlapping, inside the file; those without a byte are left out.
     segments: list[tuple[int, int]] = []
     index: dict[tuple[int, int], int] = {}
     end = 0

@@ -24,17 +24,12 @@ _TAR_HEADER_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class FileValue:
-    """What a file holds.
+    """What a file holds."""
 
-    Attributes:
-        value: As `torch_pickle.read_pickle` has it.
-        spans: From where to where in the file the storages lie, by the keys of the views in `value`.
-        pickle_bytes: How long what describes the value is.
-    """
-
-    value: Any
+    value: Any  # as `torch_pickle.read_pickle` has it
+    # From where to where in the file the storages lie, by the keys of the views in `value`.
     spans: Mapping[str, tuple[int, int]]
-    pickle_bytes: int
+    pickle_bytes: int  # how long what describes the value is
 
 
 def read_value(file: RandomAccess) -> FileValue:

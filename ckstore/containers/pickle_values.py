@@ -16,8 +16,7 @@ from ckstore.containers.values import refuse
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.leaf_records import MAX_SIZE, elements
 
-KEY_ELEMENTS_MOST = 64
-"""So many values may be in a tuple that is a key, at all depths together."""
+KEY_ELEMENTS_MOST = 64  # so many values may be in a tuple that is a key, at all depths together
 NAME_CHARS_SHOWN = 200
 _HASHED = (str, int, float, bool, bytes, type(None))
 
@@ -26,10 +25,10 @@ _HASHED = (str, int, float, bool, bytes, type(None))
 class Unknown:
     """A value that is not followed; `what` says which, in words or by the full name of its class or function."""
 
-    what: str
+    description: str
 
     def __repr__(self) -> str:
-        return self.what[:NAME_CHARS_SHOWN]
+        return self.description[:NAME_CHARS_SHOWN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +44,12 @@ class Global:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A record of bytes.
+    """A record of bytes."""
 
-    Attributes:
-        dtype: None if it is untyped.
-        key: Its name.
-        count: How many elements it is said to have; bytes, if it is untyped.
-        first: Where this part of it begins, in elements; only files of long ago have such.
-    """
-
-    dtype: str | None
+    dtype: str | None  # None if it is untyped
     key: str
-    count: int = 0
-    first: int = 0
+    count: int = 0  # how many elements it is said to have; bytes, if it is untyped
+    first: int = 0  # where this part of it begins, in elements; only files of long ago have such
 
     @property
     def item_bytes(self) -> int:
@@ -67,24 +59,16 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor as the pickle says, not compared with what is there.
+    """A tensor as the pickle says, not compared with what is there."""
 
-    Attributes:
-        key: Name of the record of its storage, below ``data/``.
-        dtype: Of `model/manifest/leaf_records`.
-        offset: Elements from the start of the storage to the first one.
-        shape, strides: As torch has them, of one length, none below 0.
-        storage: What it says of its storage; None: nothing.
-        kind: Full name of its class; empty for a tensor or parameter of torch.
-    """
-
-    key: str
-    dtype: str
-    offset: int
+    key: str  # name of the record of its storage, below ``data/``
+    dtype: str  # of `model/manifest/leaf_records`
+    offset: int  # elements from the start of the storage to the first one
+    # `shape` and `strides`: As torch has them, of one length, none below 0.
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    storage: Storage | None = None
-    kind: str = ""
+    storage: Storage | None = None  # what it says of its storage; None: nothing
+    kind: str = ""  # full name of its class; empty for a tensor or parameter of torch
 
     def reach_bytes(self) -> int | None:
         """Return the bytes of the storage up to its last element; 0 if it has none; None if no manifest holds it."""
@@ -161,7 +145,7 @@ class PlainObject:
 def name_of(value: Any) -> str:
     """Return what `value` is, for messages; nothing of it is written out."""
     if type(value) is Unknown:
-        return value.what
+        return value.description
     if type(value) is Global:
         return str(value)
     if type(value) is PlainObject:
@@ -213,10 +197,8 @@ _DECIMAL_PATTERN = re.compile(rb"-?(?:0|[1-9][0-9]{0,18})L?")
 
 
 def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """Yield the name of each opcode, the bytes of its argument and where that ends, up to STOP.
-
-    Two lines are one argument.
-    """
+    """Yield the name of each opcode, the bytes of its argument and where that ends, up to STOP."""
+    # Two lines are one argument.
     at = 0
     name = ""
     while name != "STOP":

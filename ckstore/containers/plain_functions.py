@@ -20,8 +20,7 @@ from ckstore.model.manifest.leaf_records import elements, numpy_itemsize
 from ckstore.model.manifest.nodes import text_of_bytes
 from ckstore.model.manifest.python_values import FACTORIES
 
-_OF_NUMPY = ("numpy._core", "numpy.core")
-"""As NumPy 2 and NumPy 1 name it."""
+_OF_NUMPY = ("numpy._core", "numpy.core")  # as NumPy 2 and NumPy 1 name it
 # Numbers and tuples can be chosen to have one hash; a dict of them takes time by the square of their count.
 ODD_KEYS_MOST = 10_000
 # A scalar goes into the manifest as text, where a long one would cost every reader.

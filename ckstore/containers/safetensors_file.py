@@ -19,12 +19,10 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import DTYPES
 from ckstore.model.manifest.leaf_records import elements
 
-MAX_HEADER_BYTES = 100_000_000
-"""What the library reads."""
+MAX_HEADER_BYTES = 100_000_000  # what the library reads
 
 _LENGTH_BYTES = 8
-DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}
-"""All dtypes of safetensors 0.8."""
+DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}  # all dtypes of safetensors 0.8
 
 _SPACE = rb"[ \t\n\r]*"
 # At most 19 digits: making a number of more takes time by the square of their count.
@@ -60,10 +58,8 @@ def looks_like_safetensors(file: RandomAccess) -> bool:
 
 
 def read_entries(file: RandomAccess) -> list[TensorEntry]:
-    """Return the tensors of a file that looks like safetensors, in the order of their bytes.
-
-    They cover everything after the header.
-    """
+    """Return the tensors of a file that looks like safetensors, in the order of their bytes."""
+    # They cover everything after the header.
     length = _header_bytes(file.read(0, _LENGTH_BYTES))
     start = _LENGTH_BYTES + length
     entries = sorted(

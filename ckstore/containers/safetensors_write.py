@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ckstore.errors import BadInput
 from ckstore.model.manifest.dtypes import DTYPES
 
-MAX_HEADER_BYTES = 100_000_000
-"""What the library reads."""
+MAX_HEADER_BYTES = 100_000_000  # what the library reads
 METADATA_KEY = "__metadata__"
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -25,43 +24,27 @@ _OF_NUMPY = {one.numpy: one.safetensors for one in DTYPES if one.numpy}
 
 @dataclass(frozen=True, slots=True)
 class TensorToWrite:
-    """A tensor of a file that is to be written.
+    """A tensor of a file that is to be written."""
 
-    Attributes:
-        name: As it will stand in the file.
-        dtype, shape: As safetensors has them (`dtype_and_shape`).
-        nbytes: Of its elements, row-major, little-endian.
-    """
-
-    name: str
+    name: str  # as it will stand in the file
+    # `dtype` and `shape`: As safetensors has them (`dtype_and_shape`).
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int
+    nbytes: int  # of its elements, row-major, little-endian
 
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """What a file will look like.
+    """What a file will look like."""
 
-    Attributes:
-        head: Its first bytes, before the tensors.
-        starts: For each tensor, in the order in which they were given, its first byte in the file.
-        nbytes: Size of the file.
-    """
-
-    head: bytes
-    starts: tuple[int, ...]
-    nbytes: int
+    head: bytes  # its first bytes, before the tensors
+    starts: tuple[int, ...]  # for each tensor, in the order in which they were given, its first byte in the file
+    nbytes: int  # size of the file
 
 
 def dtype_and_shape(kind: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    """Return dtype and shape as safetensors has them; None if it cannot hold such a tensor.
-
-    Args:
-        kind: ``torch`` or ``numpy``; nothing else is held.
-        dtype: Its name there, ``float32`` or ``<f4``.
-        shape: Sizes, outermost first.
-    """
+    """Return dtype and shape as safetensors has them; None if it cannot hold such a tensor."""
+    # `kind`: ``torch`` or ``numpy``; nothing else is held. `dtype`: its name there, ``float32`` or ``<f4``.
     name = {"torch": _OF_TORCH, "numpy": _OF_NUMPY}.get(kind, {}).get(dtype)
     if name is None:
         return None
@@ -103,10 +86,8 @@ def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> Fi
 
 
 def cut_shards(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
-    """Return the tensors, by their index, of each shard; in a shard they keep their order.
-
-    A shard has at most `most_bytes` of tensors, or one tensor that is larger by itself.
-    """
+    """Return the tensors, by their index, of each shard; in a shard they keep their order."""
+    # A shard has at most `most_bytes` of tensors, or one tensor that is larger by itself.
     shards: list[list[int]] = []
     current: list[int] = []
     current_bytes = 0
@@ -131,12 +112,8 @@ def shard_name(number: int, count: int, stem: str = "model") -> str:
 
 
 def render_index(weight_map: Mapping[str, str], total_bytes: int, tied: Mapping[str, str]) -> bytes:
-    """Return the content of the index of a model in several files.
-
-    Args:
-        weight_map: Name of each tensor -> name of its file.
-        total_bytes: Of all tensors.
-        tied: Name that was left out -> name of the tensor that it is tied to.
-    """
+    """Return the content of the index of a model in several files."""
+    # `weight_map`: name of each tensor -> name of its file. `tied`: name that was left out -> name of the tensor that
+    # it is tied to.
     index = {"metadata": {"total_size": total_bytes, **tied}, "weight_map": dict(weight_map)}
     return (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()

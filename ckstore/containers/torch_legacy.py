@@ -28,17 +28,11 @@ _COUNT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Legacy:
-    """What such a file holds.
+    """What such a file holds."""
 
-    Attributes:
-        value: As `torch_pickle.read_pickle` has it.
-        spans: From where to where in the file the bytes of each storage lie.
-        pickle_bytes: How long its pickles are.
-    """
-
-    value: Any
-    spans: dict[str, tuple[int, int]]
-    pickle_bytes: int
+    value: Any  # as `torch_pickle.read_pickle` has it
+    spans: dict[str, tuple[int, int]]  # from where to where in the file the bytes of each storage lie
+    pickle_bytes: int  # how long its pickles are
 
 
 def looks_like_legacy(file: RandomAccess) -> bool:
@@ -71,10 +65,8 @@ def read_legacy(file: RandomAccess) -> Legacy:
 
 
 def _read_pickles(file: RandomAccess) -> tuple[Any, list[Any], int, dict[str, Storage]]:
-    """Return the value, the keys of its storages, where the first one begins, and what the value says of them.
-
-    How long the pickles are is not known before: more of the file is read until they end in it.
-    """
+    """Return the value, the keys of its storages, where the first one begins, and what the value says of them."""
+    # How long the pickles are is not known before: more of the file is read until they end in it.
     for some_bytes in _WINDOWS_BYTES:
         if some_bytes < file.nbytes:
             try:

@@ -38,8 +38,7 @@ from ckstore.containers.values import refuse
 from ckstore.model.document import shown
 
 MAX_PICKLE_BYTES = 64 * 2**20
-MAX_OPCODES = 5_000_000
-"""What torch.save writes for more than a hundred thousand tensors."""
+MAX_OPCODES = 5_000_000  # what torch.save writes for more than a hundred thousand tensors
 # The most that LONG1 has; the text of a longer one would take time by the square of its length.
 INT_BYTES_MOST = 255
 
@@ -65,24 +64,19 @@ _UNKNOWN = {
 _DICTS = (dict, OrderedDict, Counter, defaultdict)
 _KEYED = (*_DICTS, set, frozenset)
 _COPIED = (str, bytes, bytearray, list, tuple, dict)
-_ARGUMENTS_MOST = 9
-"""No function that is known, and no state, has more."""
+_ARGUMENTS_MOST = 9  # no function that is known, and no state, has more
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return the value of a pickle.
-
-    It is made of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes and
-    what `pickle_values` describes. A container may be in several places, also in itself.
-    """
+    """Return the value of a pickle."""
+    # It is made of dict, OrderedDict, Counter, defaultdict, list, tuple, set, frozenset, the scalars of Python, bytes
+    # and what `pickle_values` describes. A container may be in several places, also in itself.
     return read_first_pickle(data)[0]
 
 
 def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -> tuple[Any, int]:
-    """Return the value of the pickle that `data` begins with, and how many bytes it has.
-
-    `storages` gets what it says of each storage that it names.
-    """
+    """Return the value of the pickle that `data` begins with, and how many bytes it has."""
+    # `storages` gets what it says of each storage that it names.
     # Calls may copy in proportion to the length of the pickle: a small one must not make gigabytes by memo entries.
     machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
     stop = 0

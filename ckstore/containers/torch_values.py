@@ -48,10 +48,8 @@ def _are_sizes(value: Any) -> bool:
 
 
 def storage_of(persistent_id: Any) -> Any:
-    """Return what torch.load's persistent_load would.
-
-    That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
-    """
+    """Return what torch.load's persistent_load would."""
+    # That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
         return Unknown("a persistent id that is not of a storage")
     _, kind, key, _, count, *view = persistent_id
@@ -131,7 +129,7 @@ def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
     """See `torch._utils`: layout, and what the layout needs."""
     if len(args) != 2 or type(args[0]) is not Unknown or type(args[1]) is not tuple:
         return None
-    layout = args[0].what
+    layout = args[0].description
     names = _LAYOUTS.get(layout)
     if names is None:
         return Unknown(f"a tensor of the layout {layout[:NAME_CHARS_SHOWN]}")

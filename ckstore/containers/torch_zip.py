@@ -14,10 +14,8 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import MAX_DEPTH
 
-MAX_TEXT = 4096
-"""Characters of the longest string that is a part of a name."""
-MAX_NAME_CHARS = 64 * 2**20
-"""Of all names together: a key may be in many places, and a pickle says so in a few bytes."""
+MAX_TEXT = 4096  # characters of the longest string that is a part of a name
+MAX_NAME_CHARS = 64 * 2**20  # of all names together: a key may be in many places, and a pickle says so in a few bytes
 MAX_STEPS = 5_000_000
 """Values that are looked at: two lists that hold the next one twice, sixty times over, have 2^60 places."""
 
@@ -164,12 +162,10 @@ def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | Non
 
 
 def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str, TensorView]]:
-    """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state.
-
-    Names are plain, as people write them. Values deeper than `MAX_DEPTH`, with names much longer than `MAX_TEXT`, or
-    after `MAX_STEPS` others, are left out. A tensor that is the whole value has the empty name. The storages of sparse
-    tensors, whose parts have no names, and of tensors in objects are added to `parts`.
-    """
+    """Yield the tensors in nested dicts, lists and tuples with their names, in the order of the state."""
+    # Names are plain, as people write them. Values deeper than `MAX_DEPTH`, with names much longer than `MAX_TEXT`, or
+    # after `MAX_STEPS` others, are left out. A tensor that is the whole value has the empty name. The storages of
+    # sparse tensors, whose parts have no names, and of tensors in objects are added to `parts`.
     steps = 0
     stack: list[tuple[str, Iterator[tuple[Any, Any]]]] = []
     name = ""

@@ -31,21 +31,13 @@ _VERSION, _VERSION_64 = 20, 45
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLayout:
-    """Where everything in an archive goes.
+    """Where everything in an archive goes."""
 
-    Attributes:
-        names: Of its records, in the order in which they lie.
-        sizes: Bytes of each.
-        heads: First byte of what is before each record.
-        starts: First byte of each record.
-        end: Where the directory begins, behind the last record.
-    """
-
-    names: tuple[bytes, ...]
-    sizes: tuple[int, ...]
-    heads: tuple[int, ...]
-    starts: tuple[int, ...]
-    end: int
+    names: tuple[bytes, ...]  # of its records, in the order in which they lie
+    sizes: tuple[int, ...]  # bytes of each
+    heads: tuple[int, ...]  # first byte of what is before each record
+    starts: tuple[int, ...]  # first byte of each record
+    end: int  # where the directory begins, behind the last record
 
     @property
     def nbytes(self) -> int:
@@ -100,8 +92,7 @@ def small_records(pickled: bytes) -> list[tuple[str, bytes]]:
     ]
 
 
-VERSION_RECORD = ("version", b"3\n")
-"""The last record: torch looks for it to know one of its archives."""
+VERSION_RECORD = ("version", b"3\n")  # the last record: torch looks for it to know one of its archives
 
 
 def lay_out(names: Sequence[str], sizes: Sequence[int]) -> ArchiveLayout:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from ckstore.containers.values import MAX_TENSORS, RandomAccess, refuse
 
-MAX_DIRECTORY_BYTES = 128 * 2**20
-"""What a million records with names of a hundred bytes take."""
+MAX_DIRECTORY_BYTES = 128 * 2**20  # what a million records with names of a hundred bytes take
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _LOCAL_MAGIC = b"PK\x03\x04"
@@ -30,8 +29,7 @@ _EXTRA = struct.Struct("<2H")
 _EXTRA64 = 1
 _FULL16, _FULL32 = 2**16 - 1, 2**32 - 1
 """What a field holds whose value is in the zip64 part."""
-_ENCRYPTED = 0x2041
-"""The record itself, with a strong cipher, or its header."""
+_ENCRYPTED = 0x2041  # the record itself, with a strong cipher, or its header
 _SIZES_FOLLOW = 0x8
 _STORED = 0
 
@@ -71,11 +69,8 @@ def looks_like_zip(file: RandomAccess) -> bool:
 
 
 def read_records(file: RandomAccess) -> list[Record]:
-    """Return the records of a file that looks like a zip archive, in the order of their bytes.
-
-    Raises:
-        Refused: It is not an archive, or parts of it do not lie one after another, or a name is there twice.
-    """
+    """Return the records of a file that looks like a zip archive, in the order of their bytes."""
+    # Raises Refused: it is not an archive, or parts of it do not lie one after another, or a name is there twice.
     directory = _find_directory(file)
     entries = sorted(_entries(file, directory), key=lambda entry: entry.header)
     # Readers differ in which of two records counts, so such an archive is no container here.

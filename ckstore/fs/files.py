@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
-from ckstore.fs.inside import Where, at, close_quietly, open_at, open_descriptor, open_directory
+from ckstore.fs.inside import Where
+from ckstore.fs.peek import at, close_quietly, open_at, open_descriptor, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -70,9 +71,6 @@ def open_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> i
 
     A lease is waited for: gc asks for one for some microseconds, and another program's ends after the kernel's
     ``fs.lease-break-time``.
-
-    Raises:
-        OSError: It cannot be opened; `errno.ELOOP`: it is a symlink.
     """
     flags |= os.O_RDONLY | os.O_NOFOLLOW
     try:
@@ -93,12 +91,7 @@ def opened_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) ->
 
 
 def open_regular(path: Where, *, dir_fd: int | None = None) -> int:
-    """Return a descriptor of a regular file for reading; no symlink is followed, and no pipe waited for.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DamagedBlob: It is something else: the store makes no such thing.
-    """
+    """Return a descriptor of a regular file for reading; no symlink is followed, and no pipe waited for."""
     return open_with_status(path, dir_fd=dir_fd)[0]
 
 
@@ -154,11 +147,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 def write_at(fd: int, offset: int, data: memoryview) -> None:
-    """Write all of `data`, a contiguous buffer of bytes, at `offset`, however short the single writes are.
-
-    Raises:
-        OSError: A write failed; an unknown part of the data was written.
-    """
+    """Write all of `data`, a contiguous buffer of bytes, at `offset`, however short the single writes are."""
     done = 0
     while done < len(data):
         written = os.pwrite(fd, data[done : done + _WRITE_MOST_BYTES], offset + done)
@@ -196,9 +185,6 @@ def _write_direct(fd: int, data: memoryview) -> int:
     So the disk works from the first write on and not from the fsync on, nothing is copied to pages of the cache, and no
     other file loses its own (docs/adr/0006-direct-io.md). The rest, as after a short write, goes through the cache:
     on the same descriptor, whose fsync covers both.
-
-    Raises:
-        OSError: A write failed; an unknown part of the data was written.
     """
     if len(data) < DIRECT_FROM_BYTES or not is_aligned(data):
         return 0
@@ -227,10 +213,6 @@ def create_file(path: Where, data: bytes, *, mode: int, dir_fd: int | None = Non
     """Create the file `path` and make its content durable; the name is durable after `sync_directory`.
 
     Its permissions are `mode`, whatever the umask is.
-
-    Raises:
-        FileExistsError: There is such a file.
-        OSError: It could not be written or made durable; do not use the file that is there.
     """
     with opened(path, _CREATE, mode, dir_fd=dir_fd) as fd:
         write_all(fd, memoryview(data))
@@ -301,7 +283,7 @@ def _opened_unnamed(directory: Where) -> Iterator[int]:
 
 @contextmanager
 def opened_directory(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
-    """As `inside.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
+    """As `peek.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
     fd = open_directory(path, dir_fd=dir_fd)
     try:
         yield fd
@@ -424,11 +406,11 @@ def read_ahead(fd: int, offset: int, nbytes: int) -> None:
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_into(fd: int, offset: int, out: memoryview, what: str) -> None:
+def read_into(fd: int, offset: int, out: memoryview, subject: str) -> None:
     """Fill `out` with the bytes of the file from `offset`.
 
     Raises:
-        DamagedBlob: The file ends before that, or the disk cannot read it; the message calls it `what`.
+        DamagedBlob: The file ends before that, or the disk cannot read it; the message calls it `subject`.
     """
     done = 0
     while done < len(out):
@@ -439,9 +421,9 @@ def read_into(fd: int, offset: int, out: memoryview, what: str) -> None:
             # Only EIO says that the medium lost the bytes; any other error must not mark a whole blob as damaged.
             if error.errno != errno.EIO:
                 raise
-            msg = f"{what} cannot be read at byte {offset + done}: {error.strerror}"
+            msg = f"{subject} cannot be read at byte {offset + done}: {error.strerror}"
             raise DamagedBlob(msg) from error
         if count == 0:
-            msg = f"{what} ends after {offset + done} bytes, wanted {offset + len(out)}"
+            msg = f"{subject} ends after {offset + done} bytes, wanted {offset + len(out)}"
             raise DamagedBlob(msg)
         done += count

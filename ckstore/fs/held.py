@@ -9,7 +9,8 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from ckstore.fs.inside import CLOSED, Inside, close_quietly, open_below, open_directory
+from ckstore.fs.inside import CLOSED, Inside
+from ckstore.fs.peek import close_quietly, open_below, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -23,7 +23,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ckstore.fs.inside import Where, open_at
+from ckstore.fs.inside import Where
+from ckstore.fs.peek import open_at
 from ckstore.model.reports.held import DeletedFile, Holder
 
 Inode = tuple[int, int]
@@ -246,9 +247,6 @@ def holding_of(path: Where) -> Holding:
     """Return whether a process has the regular file `path` open or mapped at this moment.
 
     A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
-
-    Raises:
-        FileNotFoundError: There is no such file.
     """
     try:
         # O_RDONLY: the right to write is not needed for a write lease, and a blob has none.

@@ -6,11 +6,18 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ckstore.errors import UnsafePlace
 from ckstore.fs import peek
-from ckstore.fs.inside import Where, at, open_directory
+from ckstore.fs.inside import Where
 from ckstore.fs.owner import give_name_to_owner_of, give_to_owner_of
+from ckstore.fs.peek import at, open_directory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.fs.inside import Inside
 
 # From linux/fcntl.h and linux/fs.h: the ABI, for which Python has no names.
 _AT_FDCWD = -100
@@ -30,10 +37,6 @@ def link(source: Where, target: Where) -> None:
     """Give the file `source` the further name `target`; again from the root of the store if a handle was stale.
 
     On a shared filesystem this host's cache of a name may be out of date, since another host replaced it.
-
-    Raises:
-        FileExistsError: `target` exists.
-        FileNotFoundError: `source` or the parent of `target` does not.
     """
     for _ in range(_STALE_TRIES - 1):
         try:
@@ -156,6 +159,14 @@ def make_directory(path: Where, *, mode: int | None = None) -> bool:
         with suppress(FileNotFoundError):  # swept away meanwhile; its next use says so
             _give_owner_and_mode(path, mode, fd)
     return True
+
+
+def make_missing(paths: Sequence[Inside]) -> None:
+    """Create those of some directories, all in one, that are missing."""
+    there = peek.found_in(paths[0].parent, [path.name for path in paths])
+    for path in paths:
+        if path.name not in there:
+            make_directory(path)
 
 
 def _give_owner_and_mode(path: Where, mode: int, parent_fd: int | None) -> None:

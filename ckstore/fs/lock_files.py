@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
 from ckstore.fs import files, links, peek
-from ckstore.fs.inside import open_at
+from ckstore.fs.peek import open_at
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -53,11 +53,7 @@ class LockFile:
 
     @classmethod
     def take(cls, path: Inside, *, exclusive: bool, timeout_s: float) -> Self:
-        """Lock the file, which is made if it is missing; wait at most `timeout_s` seconds.
-
-        Raises:
-            InUse: Another process, of this host or another one, held it for longer, or the lock server failed.
-        """
+        """Lock the file, which is made if it is missing; wait at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         for _ in range(_TRIES):
@@ -88,11 +84,7 @@ class LockFile:
             pause_s = min(2 * pause_s, _POLL_MOST_S)
 
     def _asked(self) -> bool:
-        """Ask for the lock once; whether it is held, as far as there are locks here.
-
-        Raises:
-            InUse: The lock server does not give it, and not because another has it.
-        """
+        """Ask for the lock once; whether it is held, as far as there are locks here."""
         try:
             # Asking for a lock that is held changes nothing, and after a server restart it asks for it again.
             fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
@@ -143,11 +135,7 @@ class LockFile:
         return (current.st_dev, current.st_ino) == (mine.st_dev, mine.st_ino)
 
     def check(self) -> None:
-        """Make sure that the lock was held all the time; nothing that needs it may be done without asking.
-
-        Raises:
-            InUse: It was lost, or may have been.
-        """
+        """Make sure that the lock was held all the time; nothing that needs it may be done without asking."""
         reason = "another process has it now"
         try:
             if self._asked():

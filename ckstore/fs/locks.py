@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import InUse
 from ckstore.fs.held import Held
-from ckstore.fs.inside import CLOSED, Inside, Where, at, open_directory
+from ckstore.fs.inside import CLOSED, Inside, Where
+from ckstore.fs.peek import at, open_directory
 
 if TYPE_CHECKING:
     from ckstore.fs.lock_files import LockFile
@@ -79,11 +80,7 @@ class DirectoryLock:
         _held.discard(self)
 
     def check(self) -> None:
-        """Make sure that the lock which other hosts see, if there is one, was not lost meanwhile.
-
-        Raises:
-            InUse: It was lost: do nothing that needs it.
-        """
+        """Make sure that the lock which other hosts see, if there is one, was not lost meanwhile."""
         if self.far is not None:
             self.far.check()
 
@@ -147,22 +144,12 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def lock_shared(path: Where, *, timeout_s: float = 10.0) -> DirectoryLock:
-    """Lock the directory `path` for use; wait while another process deletes it, at most `timeout_s`.
-
-    Raises:
-        FileNotFoundError: There is no such directory (any more).
-        InUse: Another process held it for longer.
-    """
+    """Lock the directory `path` for use; wait while another process deletes it, at most `timeout_s`."""
     return _lock(path, fcntl.LOCK_SH, timeout_s)
 
 
 def lock_exclusive(path: Where, *, timeout_s: float) -> DirectoryLock:
-    """Lock the directory `path` against all others; wait at most `timeout_s` seconds.
-
-    Raises:
-        FileNotFoundError: There is no such directory (any more).
-        InUse: Another process held it for longer.
-    """
+    """Lock the directory `path` against all others; wait at most `timeout_s` seconds."""
     return _lock(path, fcntl.LOCK_EX, timeout_s)
 
 

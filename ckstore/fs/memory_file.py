@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ckstore.errors import CkstoreError
 from ckstore.fs.files import write_all
-from ckstore.fs.inside import close_quietly, open_descriptor
+from ckstore.fs.peek import close_quietly, open_descriptor
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - no temporary file: it has no name when it is first written to
 _FORBIDDEN = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
@@ -19,9 +19,6 @@ def open_memory(name: str) -> int:
     """Return a descriptor of a new, empty file in memory, which the caller closes; `name` is what /proc shows of it.
 
     Where a filter of system calls forbids memfd_create it is a file of ``/dev/shm`` that has lost its name.
-
-    Raises:
-        CkstoreError: Neither is allowed here.
     """
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
@@ -56,11 +53,7 @@ def is_memory(link: str, name: str) -> bool:
 
 
 def memory_file(data: memoryview) -> int:
-    """Return a descriptor of a file that has these bytes, which the caller closes.
-
-    Raises:
-        OSError, CkstoreError: There is no memory for it; as `open_memory`.
-    """
+    """Return a descriptor of a file that has these bytes, which the caller closes."""
     fd = open_memory("ckstore")
     try:
         write_all(fd, data)

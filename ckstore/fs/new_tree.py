@@ -78,9 +78,6 @@ class NewTree:
         """Make the directory `path`, relative to the tree, whose parents were made before; it gets `mode` in the end.
 
         None: those permissions that the umask leaves of 0o777.
-
-        Raises:
-            FileExistsError: There is such a name.
         """
         with self._parent(path) as (parent, name):
             os.mkdir(name, _BUILD_MODE, dir_fd=parent)
@@ -93,9 +90,6 @@ class NewTree:
         Args:
             path: Relative to the tree; its directory was made before.
             mode: Permission bits; None: those that the umask leaves of 0o666.
-
-        Raises:
-            FileExistsError: There is such a name.
         """
         # By the descriptor of the parent: a user who swaps a directory meanwhile cannot lead the write elsewhere.
         with self._parent(path) as (parent, name), files.opened(name, _CREATE, dir_fd=parent) as fd:
@@ -105,20 +99,12 @@ class NewTree:
             os.fsync(fd)
 
     def link_file(self, path: str, existing: str, *, dir_fd: int) -> None:
-        """Give the file `existing`, relative to the directory `dir_fd`, the further name `path` in the tree.
-
-        Raises:
-            FileExistsError: There is such a name.
-        """
+        """Give the file `existing`, relative to the directory `dir_fd`, the further name `path` in the tree."""
         with self._parent(path) as (parent, name):
             os.link(existing, name, src_dir_fd=dir_fd, dst_dir_fd=parent, follow_symlinks=False)
 
     def make_symlink(self, path: str, target: str) -> None:
-        """Make the symlink `path` with this content; it is never followed here.
-
-        Raises:
-            FileExistsError: There is such a name.
-        """
+        """Make the symlink `path` with this content; it is never followed here."""
         with self._parent(path) as (parent, name):
             os.symlink(target, name, dir_fd=parent)
 
@@ -278,9 +264,6 @@ def _remove_dead(destination: Path) -> None:
     """Remove what killed builders of this user left for the same destination.
 
     A leftover that cannot be removed takes space and is in no one's way: no reason to fail.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: The parent is not a directory.
     """
     try:
         names = os.listdir(destination.parent)

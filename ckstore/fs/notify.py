@@ -38,11 +38,7 @@ class Watch:
 
     @classmethod
     def of(cls, directory: Where) -> Watch | None:
-        """Return a watch; None where the kernel gives none.
-
-        Raises:
-            FileNotFoundError, NotADirectoryError: There is no such directory.
-        """
+        """Return a watch; None where the kernel gives none."""
         libc = ctypes.CDLL(None, use_errno=True)
         try:
             fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,49 +1,231 @@
-"""Look at places in a store, or elsewhere, without opening files: rule N of the design (`ckstore.fs.inside`)."""
+"""Reach places in a store, or elsewhere, and look at them: rule N of the design (`ckstore.fs.inside`)."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.fs.inside import Inside, Where, at, open_directory
+from ckstore.fs.inside import Inside, NotInStore, Where
+from ckstore.fs.owner import give_to_owner_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
 
 MOST_LEVELS = 16
 """How deep `walk` goes."""
 
 
-class FreeSpace(NamedTuple):
-    """A filesystem's room.
+class at:  # noqa: N801 - a with statement reads as a function
+    """Give ``(dir_fd, name)`` of a place for the time of a ``with`` block: `name` in the directory `dir_fd`.
 
-    Attributes:
-        block_bytes: What a file takes is a multiple of this.
-        total_bytes: The size of the filesystem.
-        free_bytes: What this user may take.
-        unused_bytes: What is free, with what is kept for root.
-        free_inodes: What this user may take; None: the filesystem counts no inodes.
-        total_inodes: 0 if it counts none.
+    Of a path elsewhere, and of the root of a store, it is the path as it is. An error of the system in the block gets
+    the whole path as its file name.
+
+    Raises:
+        NotInStore: On the way something is not a directory of this store.
+        FileNotFoundError: On the way something is missing.
+        OSError: The system refused.
     """
 
-    block_bytes: int
-    total_bytes: int
-    free_bytes: int
-    unused_bytes: int
-    free_inodes: int | None
-    total_inodes: int
+    __slots__ = ("_dir_fd", "_fd", "_name", "_where")
 
-    def has_inodes(self, count: int) -> bool:
-        """Whether so many inodes are free."""
-        return self.free_inodes is None or self.free_inodes >= count
+    def __init__(self, where: Where, dir_fd: int | None = None) -> None:
+        self._where = where
+        self._dir_fd = dir_fd
+        self._fd = -1
+        self._name = ""
+
+    def __enter__(self) -> tuple[int | None, str | Path]:
+        where = self._where
+        if not isinstance(where, Inside):
+            return self._dir_fd, where
+        if not where.parts:
+            # The root belongs to the user who named it, and may be reached by a symlink of theirs.
+            return (None, where.top) if where.holder is None else (_held(where), ".")
+        self._name = where.parts[-1]
+        # Directly in a held directory: no descriptor to open, which spares a save two calls for each blob.
+        if where.holder is not None and len(where.parts) == 1:
+            return _held(where), self._name
+        self._fd = _reach(where)
+        return self._fd, self._name
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+        # The kernel was given one name only; a user needs the whole path in the message.
+        if isinstance(error, OSError) and error.filename == self._name and error.filename2 is None and self._name:
+            error.filename = str(self._where)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:  # no handler of a signal runs between these lines
+            close_quietly(fd)
+
+    # After a call that failed, a handler of a signal runs when `__exit__` is entered, and may raise there.
+    __del__ = _close
+
+
+def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost.
+
+    A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
+    """
+    if not isinstance(where, Inside) and (dir_fd is None or not flags & os.O_CREAT):
+        return open_descriptor(where, flags, mode, dir_fd=dir_fd)
+    fd = -1
+    try:
+        with at(where, dir_fd) as (parent, name):
+            fd = open_descriptor(name, flags, mode, dir_fd=parent)
+            if flags & os.O_CREAT and parent is not None:
+                # Before others see the file used: a file that root makes here would else stay root's, in a store of
+                # another user.
+                give_to_owner_of(parent, fd)
+    except BaseException:
+        if fd >= 0:
+            close_quietly(fd)
+        raise
+    return fd
+
+
+def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    """Return a descriptor as `os.open` does, which no exception of a signal handler loses; it is closed on exec.
+
+    CPython runs signal handlers between two steps of Python code: after a call of C code has returned, when a Python
+    function is entered, and when a loop goes back. One of these places is between ``os.open(…)`` and the assignment of
+    what it returned: a handler that raises there leaves a descriptor, and its lock, that nothing closes until the
+    process ends. Here C code alone moves the number from `os.open` into a list that exists before.
+
+    The caller assigns what this returns to a name or an attribute, and a ``try`` that closes it follows at once. It may
+    be passed to `os.close`, and to nothing else: a Python function or class that is called is such a place.
+
+    Raises:
+        BaseException: What a signal handler raised; nothing is left open.
+    """
+    opened: list[int] = []
+    try:
+        # C code alone runs between the system call and the list, so no handler of a signal can lose the number.
+        opened.extend(map(partial(os.open, dir_fd=dir_fd), (path,), (flags | os.O_CLOEXEC,), (mode,)))
+    except BaseException:
+        for fd in opened:
+            with suppress(OSError):  # the first error is the news
+                os.close(fd)
+        raise
+    return opened[0]
+
+
+def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
+    """Return a descriptor of a directory: to list it, to lock it, to make its names durable.
+
+    `flags` count for a path elsewhere: in a store no symlink is followed anyway.
+    """
+    if not isinstance(where, Inside) or not where.parts:
+        return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
+    fd = -1
+    try:
+        with at(where) as (parent, _):
+            if parent is not None:
+                fd = _step(parent, where, len(where.parts), _device_of(where, parent), how=os.O_RDONLY)
+    except BaseException:
+        if fd >= 0:
+            close_quietly(fd)
+        raise
+    return fd
+
+
+def _held(where: Inside) -> int:
+    fd = -1 if where.holder is None else where.holder.fd
+    if fd < 0:
+        raise OSError(errno.EBADF, "it was closed", where.top)
+    return fd
+
+
+def _reach(where: Inside) -> int:
+    """Return a new descriptor of the directory of a place.
+
+    It has ``O_PATH``, as those on the way: that needs no right to read them, as following a path does not.
+    """
+    if where.holder is None:
+        # No O_NOFOLLOW for the root: its path is the user's own.
+        fd = open_descriptor(where.top, os.O_PATH | os.O_DIRECTORY)
+        owned = True
+    else:
+        fd, owned = _held(where), False
+    try:
+        device = _device_of(where, fd)
+        for level in range(1, len(where.parts)):
+            # Assigned at once: were the new descriptor only in a local of the call, an exception here would leak the
+            # old one.
+            above, fd = fd, _step(fd, where, level, device, how=os.O_PATH)
+            if owned:
+                close_quietly(above)
+            owned = True
+    except BaseException:
+        if owned:
+            close_quietly(fd)
+        raise
+    return fd
+
+
+def _device_of(where: Inside, fd: int) -> int | None:
+    """Return the filesystem that the way to a place stays on; None: any, as in a folder of another program."""
+    return None if where.is_foreign else os.fstat(fd).st_dev
+
+
+def _step(fd: int, where: Inside, level: int, device: int | None, *, how: int) -> int:
+    """Open the directory of that level on the way to a place, in the one above it, which is open."""
+    try:
+        return open_below(fd, where.parts[level - 1], how, device)
+    except OSError as error:
+        error.filename = f"{where.top}/{'/'.join(where.parts[:level])}"
+        raise
+
+
+def open_below(fd: int, name: str, how: int, device: int | None) -> int:
+    """Return a descriptor of a directory in the open one `fd`, if it is on this device; None: on any."""
+    try:
+        below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+    except OSError as error:
+        # Linux says ENOTDIR of a symlink here; ELOOP is the error that POSIX names.
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise NotInStore(errno.ENOTDIR, _kind(fd, name), name) from error
+        raise
+    try:
+        # A filesystem mounted inside the store would break hardlinks and fsyncs, and may be another user's (FUSE).
+        if device is None or os.fstat(below).st_dev == device:
+            return below
+    except BaseException:
+        close_quietly(below)
+        raise
+    close_quietly(below)
+    raise NotInStore(errno.ENOTDIR, "is on another filesystem than the rest of the store", name)
+
+
+def _kind(fd: int, name: str) -> str:
+    """Return what has the name of a directory, for a message."""
+    try:
+        mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+    except OSError:  # it changed again
+        return "is not a directory"
+    return "is a symlink" if stat.S_ISLNK(mode) else "is not a directory"
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor through which nothing was written: an error says nothing, and Linux closes it either way."""
+    try:
+        os.close(fd)
+    except OSError:
+        return
 
 
 def status(where: Where, *, dir_fd: int | None = None) -> os.stat_result:
-    """Return the status of what is there; a symlink is not followed.
-
-    Raises:
-        FileNotFoundError: There is nothing.
-    """
+    """Return the status of what is there; a symlink is not followed."""
     with at(where, dir_fd) as (parent, name):
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
 
@@ -56,12 +238,18 @@ def find(where: Where, *, dir_fd: int | None = None) -> os.stat_result | None:
         return None
 
 
-def exists(where: Where, *, dir_fd: int | None = None) -> bool:
-    """Whether there is anything of that name, a symlink that points to nothing, too.
+def found_in(folder: Inside, names: Sequence[str]) -> dict[str, os.stat_result]:
+    """As `find` for several names in one directory, which is reached once; those that are not there are left out."""
+    found: dict[str, os.stat_result] = {}
+    with suppress(FileNotFoundError, NotADirectoryError), at(folder / names[0]) as (parent, _):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found[name] = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    return found
 
-    Raises:
-        NotADirectoryError: What should hold it is not a directory.
-    """
+
+def exists(where: Where, *, dir_fd: int | None = None) -> bool:
+    """Whether there is anything of that name, a symlink that points to nothing, too."""
     try:
         status(where, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -83,11 +271,7 @@ def may_write(where: Where) -> bool:
 
 
 def names(where: Where) -> list[str]:
-    """Return the names in a directory, in no order.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: There is no such directory.
-    """
+    """Return the names in a directory, in no order."""
     fd = open_directory(where)
     try:
         return os.listdir(fd)
@@ -107,16 +291,10 @@ def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
-    """Yield all but the directories below a directory, with its status; what vanishes meanwhile is left out.
+    """Yield all but the directories below a directory, with its status, and without what vanishes or is closed to us.
 
-    Nothing recurses, and one directory is open at a time. A store has at most five levels; it makes nothing deeper than
-    `MOST_LEVELS`.
-
-    Args:
-        top: The directory.
-        too_deep: Gets the directories that are not looked into for that reason.
-
-    A directory that is closed to this user is left out.
+    Nothing recurses, and one directory is open at a time. A store has at most five levels; directories deeper than
+    `MOST_LEVELS` are not looked into, and noted in `too_deep`.
     """
     waiting = [top]
     while waiting:
@@ -155,10 +333,62 @@ def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
     return listed
 
 
-def symlink_text(where: Where) -> str:
-    """Return what a symlink holds."""
-    with at(where) as (parent, name):
-        return os.readlink(name, dir_fd=parent)
+def listed(folder: Where) -> list[tuple[str, int, bool]]:
+    """Return each name in a directory with its inode number and whether it is a directory; nothing if it is gone."""
+    with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
+        return [(entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in found]
+    return []
+
+
+def symlink_texts(folder: Inside) -> dict[str, str | None]:
+    """Return what each symlink in a directory holds; None: the entry is something else.
+
+    Names that start with a dot are temporary, and left out.
+    """
+    found: dict[str, str | None] = {}
+    fd = open_directory(folder)
+    try:
+        for name in os.listdir(fd):
+            if name.startswith("."):
+                continue
+            try:
+                found[name] = os.readlink(name, dir_fd=fd)
+            except FileNotFoundError:  # it was taken away meanwhile
+                continue
+            except OSError as error:
+                # EINVAL: the entry is no symlink. Any other error must not make a tag look damaged, which stops all
+                # deletions.
+                if error.errno != errno.EINVAL:
+                    error.filename = f"{folder}/{name}"
+                    raise
+                found[name] = None
+    finally:
+        close_quietly(fd)
+    return found
+
+
+class FreeSpace(NamedTuple):
+    """A filesystem's room.
+
+    Attributes:
+        block_bytes: What a file takes is a multiple of this.
+        total_bytes: The size of the filesystem.
+        free_bytes: What this user may take.
+        unused_bytes: What is free, with what is kept for root.
+        free_inodes: What this user may take; None: the filesystem counts no inodes.
+        total_inodes: 0 if it counts none.
+    """
+
+    block_bytes: int
+    total_bytes: int
+    free_bytes: int
+    unused_bytes: int
+    free_inodes: int | None
+    total_inodes: int
+
+    def has_inodes(self, count: int) -> bool:
+        """Whether so many inodes are free."""
+        return self.free_inodes is None or self.free_inodes >= count
 
 
 def is_mounted_read_only(path: str | os.PathLike[str]) -> bool:

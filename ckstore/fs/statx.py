@@ -6,7 +6,8 @@ import ctypes
 import os
 import struct
 
-from ckstore.fs.inside import Where, at
+from ckstore.fs.inside import Where
+from ckstore.fs.peek import at
 
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100

@@ -16,7 +16,8 @@ from typing import Literal
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
-from ckstore.fs.inside import Inside, at
+from ckstore.fs.inside import Inside
+from ckstore.fs.peek import at, open_at
 from ckstore.model.names import MOST_LEVELS
 
 Kind = Literal["file", "directory", "symlink"]
@@ -63,10 +64,13 @@ class Entry:
         Raises:
             StateChanged: It is not the file any more that was looked at.
         """
+        was = (self.inode, self.device, self.nbytes, self.mtime_ns, self.ctime_ns)
         try:
-            with files.opened(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK) as fd:
+            fd = open_at(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
                 # On the open descriptor, not by name: the file that is read is the one that is compared.
-                if not _same(self, os.fstat(fd)):
+                now = os.fstat(fd)
+                if was != (now.st_ino, now.st_dev, now.st_size, now.st_mtime_ns, now.st_ctime_ns):
                     raise changed(self.path)
                 done = 0
                 while done < len(out):
@@ -75,6 +79,8 @@ class Entry:
                     if count == 0:
                         raise changed(self.path)
                     done += count
+            finally:
+                os.close(fd)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # gone, or a symlink in its place
                 raise changed(self.path) from error
@@ -99,12 +105,7 @@ def foreign(path: str | os.PathLike[str]) -> Inside:
 
 
 def look_at(where: Inside, path: str) -> Entry:
-    """Return what is at `where`, to be kept as `path`.
-
-    Raises:
-        CannotStore: It is neither a file, nor a directory, nor a symlink.
-        FileNotFoundError: There is nothing.
-    """
+    """Return what is at `where`, to be kept as `path`."""
     with at(where) as (parent, name):
         return _entry(where, path, name, parent)
 
@@ -189,8 +190,3 @@ def files_below(top: Path) -> Iterator[Path]:
                 waiting.append(f"{folder}/{name}")
             else:
                 yield Path(folder, name)
-
-
-def _same(entry: Entry, status: os.stat_result) -> bool:
-    now = (status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return now == (entry.inode, entry.device, entry.nbytes, entry.mtime_ns, entry.ctime_ns)

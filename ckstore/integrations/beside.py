@@ -26,10 +26,7 @@ _DEPTH_MOST = 20
 def kept_as_text(value: Any, name: str, changed: dict[str, str]) -> Any:
     """Return a value that a store can hold: plain containers where it has other ones, and texts for the rest.
 
-    Args:
-        value: Any value.
-        name: Its path, for `changed`.
-        changed: Gets the path of each value that is not kept as it is -> its type and how it is kept.
+    `changed` gets the path of each value that is not kept as it is, with its type and how it is kept.
     """
     return _kept(value, name, changed, 0)
 

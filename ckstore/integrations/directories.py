@@ -20,6 +20,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.refs.find import text_of
+from ckstore.store import context_of
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.history import run_of
 from ckstore.training.newest import untried
@@ -60,15 +61,7 @@ def commit_directory(
 
 
 def unless_protected(save: Callable[[], CheckpointInfo], subject: str) -> CheckpointInfo | None:
-    """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin.
-
-    Args:
-        save: Saves at that step, replacing what is there.
-        subject: What is not saved then, for the warning.
-
-    Raises:
-        InUse: Another process is using the run.
-    """
+    """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin."""
     try:
         return save()
     except Protected as error:
@@ -96,13 +89,7 @@ def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
 
 
 def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) -> None:
-    """Delete all but the `count` newest of these directories; call it when the newest is durable in the store.
-
-    Args:
-        directories: Step -> directory.
-        count: How many stay.
-        keep: Others that stay, such as that of the best.
-    """
+    """Delete all but the `count` newest of these directories; call it when the newest is durable in the store."""
     # By time, not by step: after a rollback the newest directory has a smaller step than those before it.
     newest = sorted(directories.items(), key=lambda item: (item[1].stat().st_mtime_ns, item[0]))
     for _, directory in newest[: max(len(newest) - count, 0)]:
@@ -138,16 +125,6 @@ def checkout_to_resume(
     """Write a checkpoint below `folder`, for a framework to resume from; what an earlier resume left goes first.
 
     Every byte is checked. ``latest-valid`` goes back to the checkpoint before one that is damaged.
-
-    Args:
-        store: The store.
-        run: Of which run; None: that of `Store.open`, else ``main``.
-        ref: Which checkpoint.
-        folder: Where.
-        write: How it is written.
-
-    Raises:
-        NoSuchRef: There is no such checkpoint.
     """
     wanted = ref_of(store, run, ref)
     base = expanded(folder)
@@ -170,7 +147,7 @@ def checkout_to_resume(
                 raise
         else:
             # The framework loads from files, so the store sees no load: without this the next save has no parent.
-            continue_from(store._context, info.run, info.id)  # noqa: SLF001 - the framework loads what was written
+            continue_from(context_of(store), info.run, info.id)  # the framework loads what was written
             return info, destination
 
 

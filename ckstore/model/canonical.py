@@ -24,6 +24,8 @@ LONG_INT_HINT = (
     'store value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True); '
     'int.from_bytes(data, "little", signed=True) gives it back'
 )
+quoted = encode_basestring_ascii
+"""A string as `canonical_text` writes it; called for each leaf and extent, so there is no function around it."""
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
@@ -36,11 +38,6 @@ def canonical_text(value: object) -> str:
     """Return `value` as `canonical_json` does, before it becomes bytes."""
     # One text for one value: digests are of these bytes, so spaces or another order would be another checkpoint.
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def quoted(text: str) -> str:
-    """Return a string as `canonical_text` writes it."""
-    return encode_basestring_ascii(text)
 
 
 def object_of(members: Mapping[str, str]) -> bytes:

@@ -167,12 +167,7 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
 
 
 def parse_foreign(data: bytes) -> Any:
-    """Return the JSON that another program wrote, with Python's own rules but for the length of its numbers.
-
-    Raises:
-        ValueError: It is no JSON, or a number in it is longer than `MAX_NUMBER_DIGITS`.
-        RecursionError: It is nested too deep.
-    """
+    """Return the JSON that another program wrote, with Python's own rules but for the length of its numbers."""
     # Only a document with long digits takes the slower hook. Python's own limit can be switched off.
     return json.loads(data, parse_int=_foreign_integer if _has_long_numbers(data) else None)
 

@@ -61,12 +61,7 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
 
 
 def read(data: bytes, parse: Callable[[bytes, str], D], where: str) -> D:
-    """Return what a small file says, after comparing it with the digest that it carries, if it carries one.
-
-    Raises:
-        DamagedBlob: They differ.
-        CkstoreError: What `parse` raises.
-    """
+    """Return what a small file says, after comparing it with the digest that it carries, if it carries one."""
     # Parsed first: a newer version says so, instead of being called damaged.
     document = parse(data, where)
     check_seal(data, where)
@@ -87,9 +82,6 @@ def check_seal(data: bytes, where: str) -> bool:
     Args:
         data: Its whole content, a JSON object.
         where: Its path, for messages.
-
-    Raises:
-        DamagedBlob: They differ.
     """
     members = parse_object(data, where=where)
     wanted = members.pop(MEMBER, None)

@@ -72,13 +72,6 @@ def check_blob(
 
     The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
     right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
-
-    Args:
-        directory: The checkpoint.
-        blob: As the manifest says.
-        pieces: The pieces of it that are to be compared.
-        how: Buffer, pace, and what may be changed.
-        whole: Whether to compare the whole blob with its name, too.
     """
     pieces = list(pieces)
     try:

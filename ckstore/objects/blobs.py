@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ckstore.fs import direct, files, peek
-from ckstore.fs.inside import at
+from ckstore.fs.peek import at
 from ckstore.model.digest import algorithm_of
 
 if TYPE_CHECKING:
@@ -62,9 +62,6 @@ def is_sound(path: Where, digest: str, nbytes: int) -> bool:
     """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
 
     A file that a program touched but whose bytes are right gets the fixed time back, see `verified`.
-
-    Raises:
-        FileNotFoundError: There is no such file.
     """
     # Size and time first: a hit must not cost a read (docs/adr/0010 says how rot is found nevertheless).
     status = peek.status(path)

@@ -22,11 +22,6 @@ def restore_names(layout: Layout, checkpoint: Inside, wanted: Iterable[tuple[str
 
     Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
     cannot be linked is left to the next save of those bytes.
-
-    Args:
-        layout: The store.
-        checkpoint: Its directory.
-        wanted: Digests, each with the size that the copy must have, if it is known.
     """
     given: set[str] = set()
     try:

@@ -206,20 +206,12 @@ class CheckpointDirectory:
         return cls(path, lock, stamp, manifest, manifest_id)
 
     def stat_blob(self, digest: str) -> os.stat_result:
-        """Return the status of one of its blobs.
-
-        Raises:
-            FileNotFoundError, NotADirectoryError: It is missing, or `BLOBS` is.
-        """
+        """Return the status of one of its blobs."""
         return os.stat(digest, dir_fd=self.blobs.fd, follow_symlinks=False)
 
     @property
     def blobs(self) -> Held:
-        """Its directory of blobs, which is opened once.
-
-        Raises:
-            FileNotFoundError, NotADirectoryError: It is missing, or none of this checkpoint.
-        """
+        """Its directory of blobs, which is opened once."""
         if self._blobs is None:
             self._blobs = self.lock.keep(self.lock.inside / BLOBS)
         return self._blobs
@@ -228,9 +220,6 @@ class CheckpointDirectory:
         """Return a descriptor of one of its blobs for reading, which the caller closes.
 
         With `whole` it is one that has its size: a mapping beyond the end would kill the process.
-
-        Raises:
-            MissingBlob: It is not there; the message names `what`, which needs it.
         """
         # A closed descriptor number may belong to another file of the program by now.
         if self.lock.fd < 0:

@@ -303,7 +303,7 @@ class Collector:
 
 
 def _contents(lock: locks.DirectoryLock) -> tuple[list[Inside], list[Inside]]:
-    """Return everything below a locked directory that is none, and the directories in it.
+    """Return everything below a locked directory that is not a directory, and the directories in it.
 
     However deep it is, directories are at most one level below it afterwards: those that are deeper are moved up. So
     nothing here recurses, and two directories are open at once.

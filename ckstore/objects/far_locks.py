@@ -23,11 +23,7 @@ _TRASH = "trash"
 
 
 def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _DEFAULT_S) -> locks.DirectoryLock:
-    """Lock the directory of a run, for use or against all others.
-
-    Raises:
-        FileNotFoundError: There is no such directory (any more).
-    """
+    """Lock the directory of a run, for use or against all others."""
     path = layout.checkpoints / run
     if exclusive:
         # The directory first: processes of one host meet there, and forks and handlers are dealt with as ever

@@ -41,9 +41,6 @@ class LastName:
 class Judge:
     """Says of last names whether a process has the blob open.
 
-    Args:
-        leases: Whether leases say something here.
-
     Attributes:
         unseen_count: Processes that could not be looked at, in the scan that saw least; None: unknown how many.
     """

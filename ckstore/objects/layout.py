@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from dataclasses import dataclass, field
@@ -152,14 +151,7 @@ class Layout:
 
     def subdirectories(self, run: str) -> dict[str, int]:
         """Return name -> inode number of every directory of a run, whatever its name is, in no order."""
-        try:
-            with peek.entries(self.checkpoints / run) as entries:
-                return {e.name: e.inode() for e in entries if e.is_dir(follow_symlinks=False)}
-        except PermissionError:
-            self.pass_over(self.checkpoints / run)
-            return {}
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
+        return {name: inode for name, inode, is_directory in self._of_run(run) if is_directory}
 
     def is_filled(self, run: str) -> bool:
         """Whether a run has a directory that is a checkpoint by its name."""
@@ -174,12 +166,12 @@ class Layout:
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
-        return sorted(name for name, _, is_directory in _listed(self.checkpoints) if is_directory and is_run(name))
+        return sorted(name for name, _, is_directory in peek.listed(self.checkpoints) if is_directory and is_run(name))
 
     def listed(self, run: str) -> list[tuple[str, int, bool]]:
         """Return each name in the directory of a run with its inode number and whether it is a directory."""
         try:
-            return _listed(self.checkpoints / run)
+            return peek.listed(self.checkpoints / run)
         except PermissionError:
             self.pass_over(self.checkpoints / run)
             return []
@@ -232,24 +224,11 @@ class Layout:
         }
 
     def tag_texts(self) -> dict[str, str | None]:
-        """Return the text of every symlink in ``refs/``; None: the entry is something else.
-
-        Names that start with a dot are temporary.
-        """
-        found: dict[str, str | None] = {}
-        names = [name for name, _, _ in _listed(self.refs) if not name.startswith(".")]
-        for name, place in through_parents((name, self.refs / name) for name in names):
-            try:
-                found[name] = peek.symlink_text(place)
-            except FileNotFoundError:  # it was taken away meanwhile
-                continue
-            except OSError as error:
-                # EINVAL: the entry is no symlink. Any other error must not make a tag look damaged, which stops all
-                # deletions.
-                if error.errno != errno.EINVAL:
-                    raise
-                found[name] = None
-        return found
+        """Return the text of every symlink in ``refs/``; None: the entry is something else."""
+        try:
+            return peek.symlink_texts(self.refs)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
 
 
 class OpenRuns:
@@ -327,15 +306,6 @@ class OpenRuns:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _listed(directory: Inside) -> list[tuple[str, int, bool]]:
-    """Return each name in a directory with its inode number and whether it is a directory; nothing if there is none."""
-    try:
-        with peek.entries(directory) as entries:
-            return [(e.name, e.inode(), e.is_dir(follow_symlinks=False)) for e in entries]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _owner(place: Inside) -> int | None:

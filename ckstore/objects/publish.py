@@ -181,11 +181,7 @@ def _replace(
 
 
 def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
-    """Return the checkpoint that is there if it is to stay; else None, and whether it may hold other bytes.
-
-    Raises:
-        StepExists: There is another checkpoint, which is whole, or one that was moved there.
-    """
+    """Return the checkpoint that is there if it is to stay; else None, and whether it may hold other bytes."""
     # Judged again under the lock: the checkpoint of the beginning may have been replaced since.
     found = look(layout, manifest.run, manifest.step)
     if found.is_closed:
@@ -228,9 +224,6 @@ def _sync(parents: Sequence[Held]) -> None:
 
     It is done also for a rename that another process did: no process acknowledges what it has not made durable
     (rule F).
-
-    Raises:
-        UnknownOutcome: A directory could not be made durable.
     """
     # In this order, and none is left out after an error: a name without its fsync is not acknowledged.
     for directory in parents:

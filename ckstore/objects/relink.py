@@ -75,11 +75,7 @@ class Relinker:
         return bool(self._wrong)
 
     def checkpoint(self, run: str, step: int) -> None:
-        """Relink the blobs of one checkpoint; one that is gone or has no valid manifest is left alone.
-
-        Raises:
-            OSError: The system refused; what was done before is done.
-        """
+        """Relink the blobs of one checkpoint; one that is gone or has no valid manifest is left alone."""
         path = self._layout.checkpoint(run, step)
         try:
             directory = CheckpointDirectory.at(path, self._layout.hash_prefix)
@@ -184,11 +180,7 @@ class Relinker:
         return True
 
     def _swap(self, fresh: Inside, name: Inside) -> Inside:
-        """Put a file in the place of another one, in one step; return the other's name, in the staging directory.
-
-        Raises:
-            FileNotFoundError: There is no other one.
-        """
+        """Put a file in the place of another one, in one step; return the other's name, in the staging directory."""
         try:
             links.exchange(fresh, name)
         except UnsafePlace:  # a rename over it does the same, if it has another name by then

@@ -19,7 +19,6 @@ from ckstore.objects.trash import names_in
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
 
 # docs/format/v1.md, "reserve/".
@@ -28,6 +27,7 @@ LEAST_BYTES = 2**20
 MOST_BYTES = 64 * 2**20
 # In so many files, since inodes run out as well as blocks, and each file gives one back.
 INODES = 8
+_NAMES = tuple(f"space-{number}" for number in range(INODES))
 _PLENTY = 16
 """The reserve is made or enlarged only where this many times as much is free: never from the last bytes."""
 # gc goes on then even so: another process may take what gets free as fast as it does.
@@ -53,7 +53,8 @@ def fill(layout: Layout) -> None:
     """Make or enlarge the reserve where there is plenty of room; nothing is raised."""
     wanted = wanted_bytes(layout)
     try:
-        if all(_has_size(path, wanted // INODES) for path in _paths(layout)):
+        there = peek.found_in(layout.reserve, _NAMES)
+        if all(_has_size(there.get(name), wanted // INODES) for name in _NAMES):
             return
         room = peek.free_space(layout.path)
         if room.free_bytes >= _PLENTY * wanted and room.has_inodes(_PLENTY * INODES):
@@ -64,13 +65,7 @@ def fill(layout: Layout) -> None:
 
 def kept_bytes(layout: Layout) -> int:
     """Return the size of what is kept back now."""
-    total = 0
-    for name in names_in(layout.reserve):
-        try:
-            total += peek.status(layout.reserve / name).st_size
-        except FileNotFoundError:  # given up meanwhile
-            continue
-    return total
+    return sum(found.st_size for _, found in peek.statuses(layout.reserve))
 
 
 @contextmanager
@@ -141,11 +136,11 @@ def _take_back(layout: Layout) -> None:
 
 
 def _make(layout: Layout, nbytes: int) -> None:
-    for path in _paths(layout):
+    for path in (layout.reserve / name for name in _NAMES):
         found = peek.find(path)
         if found is not None and not _is_own(found):  # a pipe would be waited for, and another name's file enlarged
             links.unlink(path)
-        if not _has_size(path, nbytes // INODES):
+        if not _has_size(found, nbytes // INODES):
             files.allocate(path, nbytes // INODES)
 
 
@@ -153,10 +148,5 @@ def _is_own(found: os.stat_result) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
-def _has_size(path: Inside, nbytes: int) -> bool:
-    found = peek.find(path)
+def _has_size(found: os.stat_result | None, nbytes: int) -> bool:
     return found is not None and _is_own(found) and found.st_size >= nbytes
-
-
-def _paths(layout: Layout) -> list[Inside]:
-    return [layout.reserve / f"space-{number}" for number in range(INODES)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks, peek
-from ckstore.fs.read_back import check_on_disk
+from ckstore.fs.direct import check_on_disk
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.objects import blobs
@@ -76,9 +76,6 @@ class Staging:
             run: For the name of the directory.
             step: The same.
             read_back: Read what is written from the disk, and compare, before it counts as durable.
-
-        Raises:
-            SaveFailed, OSError: It could not be made.
         """
         for _ in range(_CREATE_TRIES):
             # Run and step in the name are for people; the id makes it unique, and a replacement names it

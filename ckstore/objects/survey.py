@@ -79,12 +79,7 @@ def _entries(folder: Inside) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def leftovers(folder: Inside, dead: frozenset[str] | None = None) -> list[Leftover]:
-    """Return what lies in ``staging/`` or ``trash/``, by name.
-
-    Args:
-        folder: One of these.
-        dead: Names of those whose owner is dead; None: of all of them.
-    """
+    """Return what lies in ``staging/`` or ``trash/``, by name."""
     now_s = time.time()
     found = []
     for path, status in sorted(_entries(folder), key=lambda entry: entry[0]):

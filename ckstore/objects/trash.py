@@ -32,9 +32,6 @@ def move_to_trash(layout: Layout, path: Inside, lock: locks.DirectoryLock | None
     """Rename the directory `path` into ``trash/``; return where it is now.
 
     It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
-
-    Raises:
-        FileNotFoundError: It is gone.
     """
     # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
@@ -84,7 +81,7 @@ def free_name(trash: Inside, name: str) -> Inside:
 
 
 def former_place(name: str) -> CheckpointKey | None:
-    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was none.
+    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was not one.
 
     A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
     """
@@ -109,11 +106,6 @@ def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[st
     fails by that, and nothing is published.
 
     The process that empties the trash first makes durable what replaced them (`former_parents`).
-
-    Args:
-        layout: The store.
-        grace: How long it must have been left alone.
-        names: Only these; None: all.
     """
     swept: dict[str, str] = {}
     for path, lock in _locked_dead(layout, names):
@@ -145,6 +137,8 @@ def _blobs_are_durable(layout: Layout) -> bool:
 def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
     """Yield the staging directories, of these names, whose owner is dead: each with a lock that the caller releases."""
     names = names_in(layout.staging) if names is None else names
+    if not names:
+        return
     # Both halves of a replacement by two renames are needed until it is completed: one of them is the checkpoint.
     needed = two_renames.unswept(layout, names)
     places = ((name, layout.staging / name) for name in names if name not in needed)

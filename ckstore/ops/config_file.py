@@ -139,7 +139,12 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
 
 
 def change(layout: Layout, member: str, value: object) -> None:
-    """Give one setting a value, or remove it (None); other settings stay as they are.
+    """Give one setting a value, or remove it (None); other settings stay as they are. Raises what `edit` raises."""
+    edit(layout, member, lambda _: value)
+
+
+def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
+    """Give one setting the value that `make` returns for the present one; None: it has none.
 
     Raises:
         BadInput: The new settings could not be read again; nothing was changed.
@@ -148,7 +153,7 @@ def change(layout: Layout, member: str, value: object) -> None:
     # L3: read and written under one lock, or of two processes that change different settings one change is lost.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)
-        config.pop(member, None)
+        value = make(config.pop(member, None))
         if value is not None:
             config[member] = value
         # Parsed again before it is written: a file that no process can read would stop every later save.

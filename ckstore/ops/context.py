@@ -7,39 +7,34 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import Catalog
-from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, ReadOnlyStore, SaveFailed
+from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed
 from ckstore.fs import peek
 from ckstore.model.digest import Algorithm, algorithm_named
-from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import DEFAULT_RUN, CheckpointKey
+from ckstore.model.manifest.info import CheckpointInfo, Stamp
+from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import THREADS, setting_of
 from ckstore.ops.counting import SaveTotals
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
+from ckstore.ops.notices import Notices
 from ckstore.ops.pace import DutyCycle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckstore.catalog.values import PieceLocation
-    from ckstore.model.manifest.info import Stamp
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.layout import Layout, RunStamp
 
-_CATALOG = "catalog"
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
 """A look that takes no longer is made with every save: some 1,000 checkpoints at 4 to 6 µs, measured on ext4."""
-
-
-_warned_not_durable: set[str] = set()
-"""Why stores are not durable: what this process has warned of."""
 
 
 class SaveWatch:
@@ -71,65 +66,55 @@ NO_WATCH = SaveWatch()
 
 
 @dataclass
-class Context:
-    """An open store.
+class Known:
+    """What this process remembers of the store, so that its next save or load looks at less of it."""
 
-    Attributes:
-        durable: False on a filesystem that is not known to keep a checkpoint through a power cut.
-        not_durable_because: Why, as a sentence; empty if it is.
-        shared: Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from
-            here; empty if that is impossible.
-        catalog_is_private: The catalog is this user's, or this host's, alone. Changes by other users and hosts are in
-            theirs, so this one catches up from all directories at each opening and before gc.
-        known_pieces: Where packed pieces are that this process wrote or read and checked in its last save.
-        relied_on: The run that was last saved to, and what is known of the last readings of the blobs of that save.
-        greatest_sequence: The greatest sequence number that this process gave or saw.
-        last_parents: For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last
-            of all loads.
-        problems: What the user should know: directories that only look like checkpoints, annotations that
-            cannot be read, retention that failed.
-        manifest_cache: What is known of manifests that this process has read or written.
-        directory_cache: What is known of the directories of checkpoints. `greatest_sequence` is no less than that of
-            any that is not unsure in it.
-        synced_runs: How each run was when this process last made its name durable, as `objects.publish` keeps it.
-        distrusted: Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
-        watch: Called as a save goes on.
-        totals: What the saves of this store did so far.
-        marks_duty: How often saves look for marks of damage in all checkpoints.
-        writes_disabled_because: Why this process must not write to the store any more; empty if it may.
-        told: What was logged of saves of this store, as `interpreter.log_notes` keeps it.
-        run_was_open: The ref that was looked for last names no run, and means the only one, or main.
-        run_guessed: The run of what was loaded last, if its ref named none; "" else.
-        run: The run that is meant where a call or a ref names none; None: the handle is not bound to one.
-    """
+    # Where packed pieces are that this process wrote or read and checked in its last save.
+    pieces: dict[str, PieceLocation] = field(default_factory=dict)
+    # The run that was last saved to, and what is known of the last readings of the blobs of that save.
+    relied_on: tuple[str, Sequence[Reading]] = ("", ())
+    # The greatest sequence number that this process gave or saw.
+    greatest_sequence: HighWaterMark = field(default_factory=HighWaterMark)
+    # For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last of all loads.
+    last_parents: dict[str, str] = field(default_factory=dict)
+    # What is known of manifests that this process has read or written.
+    manifests: ManifestCache = field(default_factory=ManifestCache)
+    # What is known of the directories of checkpoints. `greatest_sequence` is no less than that of any that is not
+    # unsure in it.
+    directories: DirectoryCache = field(default_factory=DirectoryCache)
+    # How each run was when this process last made its name durable, as `objects.publish` keeps it.
+    synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
+    # Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
+    distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
+    # How often saves look for marks of damage in all checkpoints.
+    marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
+
+
+@dataclass
+class Context:
+    """An open store: what is true of it while it is open, and what it knows and has to say."""
 
     layout: Layout
     settings: StoreSettings
     catalog: Catalog
     readonly: bool
-    durable: bool = True
-    not_durable_because: str = ""
+    durable: bool = True  # False on a filesystem that is not known to keep a checkpoint through a power cut
+    not_durable_because: str = ""  # why, as a sentence; empty if it is
+    # Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from here; empty if
+    # that is impossible.
     shared: str = ""
+    # The catalog is this user's, or this host's, alone. Changes by other users and hosts are in theirs, so this one
+    # catches up from all directories at each opening and before gc.
     catalog_is_private: bool = False
+    # The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     run: str | None = None
-    known_pieces: dict[str, PieceLocation] = field(default_factory=dict)
-    relied_on: tuple[str, Sequence[Reading]] = ("", ())
-    greatest_sequence: HighWaterMark = field(default_factory=HighWaterMark)
-    last_parents: dict[str, str] = field(default_factory=dict)
-    writes_disabled_because: str = ""
-    problems: dict[str, str] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
-    run_was_open: bool = False
-    run_guessed: str = ""
-    manifest_cache: ManifestCache = field(default_factory=ManifestCache)
-    directory_cache: DirectoryCache = field(default_factory=DirectoryCache)
-    synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
-    distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
-    watch: SaveWatch = NO_WATCH
-    totals: SaveTotals = field(default_factory=SaveTotals)
-    marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
+    writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
+    watch: SaveWatch = NO_WATCH  # called as a save goes on
+    totals: SaveTotals = field(default_factory=SaveTotals)  # what the saves of this store did so far
+    notices: Notices = field(default_factory=Notices)
+    known: Known = field(default_factory=Known)
 
-    @property
+    @cached_property
     def algorithm(self) -> Algorithm:
         """The hash algorithm of the store."""
         return algorithm_named(self.settings.hash)
@@ -150,11 +135,8 @@ class Context:
         return Need(new, room.free_bytes, room.free_inodes)
 
     def check_writable(self) -> None:
-        """Raise if this process must not write to the store.
-
-        Raises:
-            ReadOnlyStore: The store was opened for reading only.
-        """
+        """Raise if this process must not write to the store."""
+        # Raises ReadOnlyStore: the store was opened for reading only.
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"
             if peek.is_mounted_read_only(self.layout.path):
@@ -172,21 +154,17 @@ class Context:
 def info_of(
     context: Context, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] | None = None
 ) -> CheckpointInfo:
-    """Return everything that the store says about a checkpoint: its manifest, its tags, what was added to it.
-
-    Args:
-        context: The store.
-        manifest: Of the checkpoint that is at its place.
-        manifest_id: Its id.
-        tags: None: they are looked up.
-    """
+    """Return everything that the store says about a checkpoint: its manifest, its tags, what was added to it."""
+    # `manifest`: of the checkpoint that is at its place. `tags`: None: they are looked up.
     if tags is None:
         tags = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
     info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable)
     try:
         damaged = marks.is_marked(context.layout.checkpoint(manifest.run, manifest.step))
     except (CkstoreError, OSError) as error:  # a save is acknowledged when this is asked
-        context.problems[f"mark of {info.name}"] = f"whether {info.name} is marked as damaged is not known: {error}"
+        context.notices.problems[f"mark of {info.name}"] = (
+            f"whether {info.name} is marked as damaged is not known: {error}"
+        )
         damaged = False
     return annotated(context, replace(info, damaged=damaged))
 
@@ -198,7 +176,7 @@ def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ())
     found = look(context.layout, run, step)
     if found.published is None:
         if found.problem and not found.is_closed:
-            context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
+            context.notices.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
         return None
     return CheckpointInfo.of(found.published.manifest, found.published.manifest_id, tags=tags)
 
@@ -217,85 +195,14 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     try:
         found = read_annotations(context.layout.checkpoint(info.run, info.step))
     except (CkstoreError, OSError) as error:
-        context.problems[key] = f"ignored the annotations of {info.name}: {error}"
+        context.notices.problems[key] = f"ignored the annotations of {info.name}: {error}"
         return info
-    context.problems.pop(key, None)
+    context.notices.problems.pop(key, None)
     if found is None:
         return info
     return info.with_annotations(found.metrics, found.notes)
 
 
-def warn(message: str) -> None:
-    """Give a `CkstoreWarning` that points to the line, outside ckstore, from which the store was called."""
-    import inspect  # seldom needed, and slow to import
-    import warnings
-
-    level, frame = 1, inspect.currentframe()
-    # The user looks for the line in their script, and Python shows a warning once for each line it points to.
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "ckstore":
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, CkstoreWarning, stacklevel=level)
-
-
-def tell_passed_over(context: Context) -> None:
-    """Warn, once for an open store, of each run and checkpoint that this user may not look into."""
-    for path, said in [*context.layout.passed_over.items()]:
-        # A training of days saves thousands of times: each warning comes once for an open store.
-        if path not in context.problems:
-            context.problems[path] = f"passed over: {said}; {way_in(context, path)}"
-            warn(context.problems[path])
-
-
-def way_in(context: Context, path: str) -> str:
-    """Return what gives the owner of a store access to a directory in it, given by its path in the store."""
-    root = context.layout.root
-    return f"as root: chown -R --reference={root} {root}/{path}; chmod -R u+rX {root}/{path}"
-
-
-def tell_unavailable(context: Context, error: CatalogUnavailable) -> None:
-    """Warn, once for an open store, that the directories are read because the catalog cannot be used.
-
-    Not where this user cannot open it, or another process replaces it at this moment, or who only reads has none of
-    their own: then nothing is to be done.
-    """
-    has_none = context.catalog_is_private and error.why == "missing"
-    if error.why == "unreadable" or _CATALOG in context.problems or has_none:
-        return
-    hint = f"; {error.hint}" if error.hint else ""
-    context.problems[_CATALOG] = f"{error.message}: reading the directories instead, which takes longer{hint}"
-    warn(context.problems[_CATALOG])
-
-
-def tell_not_durable(context: Context) -> None:
-    """Warn, once for each store, user and machine, if a power cut may lose what is saved in it."""
-    reason = context.not_durable_because
-    if not reason or reason in _warned_not_durable:
-        return
-    # Before the file is looked at: where the home directory is read-only, this process still warns once.
-    _warned_not_durable.add(reason)
-    from ckstore.fs.host.own_folders import note_once
-
-    # The reason names the path: a copy of the store elsewhere, with the same uuid, is warned of by itself.
-    # Also across processes: each rank and each restart of a job would repeat it.
-    if note_once(context.settings.uuid, f"told-{context.settings.algorithm.digest(reason.encode())}"):
-        warn(f"a power cut may lose what is saved here: {reason}")
-
-
-def tell_unnamed_run(context: Context) -> None:
-    """Warn, once for an open store, if a save that names no run leaves the run that a load without a name took.
-
-    For a load that is the only run there is, for a save the run main. Only memory is looked at.
-    """
-    run = context.run_guessed
-    if run not in ("", DEFAULT_RUN):
-        warn(
-            f"this save names no run, so it goes to the run {DEFAULT_RUN}; what was loaded is of the run {run}: "
-            f"to go on with that, open the store with run={run!r}; else give run={DEFAULT_RUN!r}"
-        )
-        # Said once; the next save of the same call site is the user's decision.
-        context.run_guessed = ""
-
-
 def annotation_problem(info: CheckpointInfo) -> str:
-    """Return the key in `Context.problems` of what is wrong with the annotations of a checkpoint."""
+    """Return the key in `Notices.problems` of what is wrong with the annotations of a checkpoint."""
     return f"annotations of {info.name}"

@@ -63,11 +63,7 @@ class AsRank:
         return self.ranks.timeout_s
 
     def who(self) -> Who:
-        """Return this process as a rank.
-
-        Raises:
-            BadInput: An argument is wrong or missing; it says which.
-        """
+        """Return this process as a rank."""
         ranks: object = self.ranks
         if not isinstance(ranks, Ranks):
             raise BadInput(f"ranks must be a Ranks, got {ranks!r}", hint="give ckstore.Ranks(rank, world_size)")

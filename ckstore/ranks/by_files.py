@@ -111,9 +111,9 @@ class FilesMeeting(Meeting):
         """Say that the part of this rank is staged."""
         self.say("part", staging=staging)
 
-    def say_failed(self, why: str) -> None:
+    def say_failed(self, reason: str) -> None:
         """Say that this rank could not stage its part, or publish; the others give up."""
-        self.say("failed", why=why[:_WHY_MOST_CHARS])
+        self.say("failed", why=reason[:_WHY_MOST_CHARS])
 
     def say_publishing(self, staging: str) -> None:
         """Say which staging directory the next rename may publish."""
@@ -150,11 +150,7 @@ class FilesMeeting(Meeting):
         return locks.try_exclusive(self._lock.inside / _JOIN)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a document; None: there is none.
-
-        Raises:
-            DamagedBlob: It is not one, as after a power cut.
-        """
+        """Return a document; None: there is none."""
         return _read(self._lock.inside / name, MANIFEST_MAX_BYTES if name == OUTCOME else _MOST_BYTES)
 
     def _put(self, name: str, document: Document) -> bool:

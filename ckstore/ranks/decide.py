@@ -15,7 +15,7 @@ from ckstore.ops.context import info_of
 from ckstore.ops.free import reclaim
 from ckstore.ranks.by_files import Pace
 from ckstore.ranks.join import beside
-from ckstore.ranks.meeting import why
+from ckstore.ranks.meeting import reason_of
 from ckstore.ranks.outcome import error_of, given_up, is_of_try, lost, published, stuck, with_news
 from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import WorkWatch
@@ -72,7 +72,7 @@ class Deciding:
     def fail(self, error: BaseException) -> None:
         """Tell the others why this rank failed, and stay until all have come, or the deadline is over."""
         with suppress(OSError):  # as on a full disk: the others learn at the deadline that this rank has ended
-            self.meeting.say_failed(why(error))
+            self.meeting.say_failed(reason_of(error))
             if isinstance(error, Exception):
                 self._see_it_end()
 
@@ -183,7 +183,7 @@ class Deciding:
             if isinstance(error, RankMismatch):
                 self.meeting.say_outcome({"mismatch": str(error)})
             else:
-                self.meeting.say_failed(why(error))
+                self.meeting.say_failed(reason_of(error))
                 self.meeting.say_outcome({"failed": [self.meeting.who.rank]})
 
     def _end(self, outcome: Document) -> CheckpointInfo:

@@ -10,7 +10,7 @@ from ckstore.errors import CannotStore, RankMismatch, SaveFailed
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
     BlobRecord,
-    Entry,
+    DcpValue,
     Extent,
     FileRecord,
     LeafRecord,
@@ -199,7 +199,7 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
     return StorageRecord(nbytes, tuple(extent for _, extent in pieces), tiling)
 
 
-def shards_of(entries: Sequence[Entry], join: Join, parts: Sequence[Manifest]) -> Node:
+def shards_of(entries: Sequence[DcpValue], join: Join, parts: Sequence[Manifest]) -> Node:
     """Join the shards of all ranks; return the tree of a state dict, from the places of its values in it."""
     for part in parts:
         join.add(part)
@@ -217,7 +217,7 @@ def shards_of(entries: Sequence[Entry], join: Join, parts: Sequence[Manifest]) -
 
 
 def _node(join: Join, tree: Any, path: str) -> Node:
-    if isinstance(tree, Entry):
+    if isinstance(tree, DcpValue):
         return join.value(tree.name, path)
     if tree and all(isinstance(key, int) for key in tree):
         items = [tree.get(i) for i in range(max(tree) + 1)]

@@ -65,14 +65,14 @@ class Meeting(ABC):
         return found
 
 
-def why(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return what the other ranks are told of an error; of one that is not the store's, its type too."""
     if isinstance(error, CkstoreError):
         return str(error)
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
-def failed_on_all(what: str, causes: Mapping[int, BaseException]) -> CkstoreError:
+def failed_on_all(act: str, causes: Mapping[int, BaseException]) -> CkstoreError:
     """Return what all ranks raise when some have failed: rank -> why."""
     ours = [cause for cause in causes.values() if isinstance(cause, CkstoreError)]
     if (
@@ -84,7 +84,7 @@ def failed_on_all(what: str, causes: Mapping[int, BaseException]) -> CkstoreErro
         return ours[0]  # all say the same, or it is about all of them
     hint = ours[0].hint if ours else "the causes are in .causes"
     said = "; ".join(f"rank {rank}: {_but(hint, cause)}" for rank, cause in sorted(causes.items()))
-    return RankFailed(f"{what} failed on all ranks, because of {said}", hint=hint, causes=causes)
+    return RankFailed(f"{act} failed on all ranks, because of {said}", hint=hint, causes=causes)
 
 
 def _but(hint: str, cause: BaseException) -> str:

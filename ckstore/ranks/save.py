@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, RankFailed, RankMismatch
 from ckstore.objects.checkpoints import look
-from ckstore.ops.context import tell_not_durable
 from ckstore.ops.free import reclaim
+from ckstore.ops.notices import tell_not_durable
 from ckstore.ops.save.commit import capture_files
 from ckstore.ops.save.gather import step_in_name
 from ckstore.ops.save.save import failing_as_save
@@ -72,7 +72,9 @@ def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], ti
         RankFailed: A rank failed, or the disk did not answer it. After all of these nothing was published.
         UnknownOutcome: The disk stopped answering when the others, or this rank, could publish.
     """
-    tell_not_durable(context)  # which finds the caller's line in the stack of this thread
+    tell_not_durable(
+        context.not_durable_because, context.settings
+    )  # which finds the caller's line in the stack of this thread
     work = RankWork(who, timeout_s)  # the deadline counts from here, what `prepare` takes included
     try:
         request, captured = prepare()

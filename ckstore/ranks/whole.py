@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import peek
 from ckstore.model.manifest.captured import Captured
-from ckstore.model.manifest.manifest import Entry, Manifest, Node, Ranks, StateTexts
+from ckstore.model.manifest.manifest import DcpValue, Manifest, Node, Ranks, StateTexts
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.staging import Staging
@@ -44,7 +44,7 @@ class Whole:
     parts: Mapping[int, Document]
     attempt: str
     state_of: Callable[[Join, Sequence[Manifest]], Node]
-    entries: tuple[Entry, ...] | None = None
+    entries: tuple[DcpValue, ...] | None = None
 
     def publish(
         self, context: Context, request: Request, watch: WorkWatch, say: Callable[[str], object] = len

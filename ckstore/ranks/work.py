@@ -76,17 +76,13 @@ class RankWork:
 
     # ------------------------------------------------------------------ for the thread
 
-    def doing(self, what: str, *, offers: bool = False) -> None:
-        """Say what is done next; with `offers` the others may publish from then on.
-
-        Raises:
-            BaseException: The caller has given up meanwhile, for this reason.
-        """
+    def doing(self, act: str, *, offers: bool = False) -> None:
+        """Say what is done next; with `offers` the others may publish from then on."""
         with self._changed:
             # Under the same lock as `_end_now`: so either the caller's answer counts, or this step, never both.
             if self._stopped is not None:
                 raise self._stopped
-            self._doing = what
+            self._doing = act
             self._offered |= offers
             self._moved_s = time.monotonic()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.fs.buffers import prefer_huge_pages
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafKind
+
 
 # Two huge pages at least; huge ones everywhere were twice as slow where the host must give memory back (docs/adr/0007).
 _HUGE_FROM_BYTES = 4 * 2**20
@@ -20,8 +21,7 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
         return _in_huge_pages(_fresh(kind, nbytes))
     # torch says RuntimeError, NumPy ValueError or MemoryError: callers catch one.
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
-        msg = f"{nbytes} bytes for one storage could not be allocated"
-        raise MemoryError(msg) from error
+        raise MemoryError(f"{nbytes} bytes for one storage could not be allocated") from error
 
 
 def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:
@@ -47,13 +47,9 @@ def _in_huge_pages(memory: StorageMemory) -> StorageMemory:
 
 
 def wrap(kind: LeafKind, view: memoryview) -> StorageMemory:
-    """Return the memory of a storage that lies in `view`, uncopied.
-
-    Args:
-        kind: Kind of the leaves that will be made of it.
-        view: Bytes of a writable buffer, such as a mapping. It stays exported, so that it
-            cannot be closed, for as long as one of the leaves lives.
-    """
+    """Return the memory of a storage that lies in `view`, uncopied."""
+    # `kind`: kind of the leaves that will be made of it. `view`: Bytes of a writable buffer, such as a mapping. It
+    # stays exported, so that it cannot be closed, for as long as one of the leaves lives.
     if not view:
         return allocate(kind, 0)
     owner: Any = view

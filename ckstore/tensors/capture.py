@@ -26,17 +26,23 @@ from ckstore.model.manifest.nodes import (
 )
 from ckstore.model.manifest.python_values import FACTORY_NAMES, encode_held_bytes
 from ckstore.model.names import join_index, join_key
-from ckstore.tensors.kinds import is_array, is_numpy_scalar, is_plain_layout, is_tensor
+from ckstore.tensors.kinds import (
+    Stateful,
+    is_array,
+    is_numpy_scalar,
+    is_optimizer,
+    is_plain_layout,
+    is_stateful,
+    is_tensor,
+    state_of,
+)
 from ckstore.tensors.named.objects import named_value, taken_apart
-from ckstore.tensors.numbers import pack_numbers
-from ckstore.tensors.plain_values import PLAIN, is_named_tuple, torch_value
+from ckstore.tensors.plain_values import PLAIN, is_named_tuple, pack_numbers, torch_value
 from ckstore.tensors.refusals import refuse_in_optimizer, refuse_key, refuse_value
-from ckstore.tensors.stateful import is_optimizer, is_stateful, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping
 
-    from ckstore.tensors.stateful import Stateful
     from ckstore.tensors.torch_leaves import Admission, Admitted
     from ckstore.tensors.torch_parts import Parts
 
@@ -44,8 +50,7 @@ __all__ = ["Captured", "capture"]
 
 _CONTAINERS = frozenset((dict, list, tuple, OrderedDict, Counter, defaultdict, deque))
 BYTES_INLINE_MAX = 256
-STR_INLINE_MAX = 4096
-"""Longer values are leaves: bytes by their count, strings by their characters."""
+STR_INLINE_MAX = 4096  # longer values are leaves: bytes by their count, strings by their characters
 
 
 def _itself(value: Node) -> Node:
@@ -62,15 +67,11 @@ _SCALARS: dict[type, Callable[[Any], Node]] = {
 
 
 def capture(state: object) -> Captured:
-    """Return the nodes, the leaves and the sources of a state.
-
-    The sources look at live memory: a change of the state before they are read changes what is
-    read. Objects with `state_dict` and `load_state_dict` are taken as their `state_dict()`.
-
-    Raises:
-        CannotStore: Values are of a type that the format does not hold, contain themselves, or are
-            nested too deep; the error has the paths of all, and says what to do.
-    """
+    """Return the nodes, the leaves and the sources of a state."""
+    # The sources look at live memory: a change of the state before they are read changes what is read. Objects with
+    # `state_dict` and `load_state_dict` are taken as their `state_dict()`. Raises CannotStore: values are of a type
+    # that the format does not hold, contain themselves, or are nested too deep; the error has the paths of all, and
+    # says what to do.
     walk = Walk()
     node = walk.node(state, "", 1)
     # All of them at once: a state with ten such values must not take ten failed saves to be mended.
@@ -92,10 +93,9 @@ def _factory_of(value: Any, path: str) -> str | None:
 
 
 class Walk:
-    """One pass over a state. Storages are numbered in the order of their first leaves.
+    """One pass over a state. Storages are numbered in the order of their first leaves."""
 
-    Tensors are placed after it, when all that share a memory are known.
-    """
+    # Tensors are placed after it, when all that share a memory are known.
 
     def __init__(self) -> None:
         self.leaves: dict[int, LeafRecord] = {}
@@ -202,6 +202,10 @@ class Walk:
     def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Node:
         pairs = []
         for key, item in list(value.items()):  # at once: another thread may add a key meanwhile
+            # Almost every key of a state: a plain string, which stands for itself.
+            if type(key) is str and key.isascii():
+                pairs.append([key, self.node(item, join_key(path, key), depth + 1)])
+                continue
             try:
                 own = encode_key(key)
             except ValueError as error:

@@ -13,15 +13,11 @@ _BLOCK_ELEMENTS = 2**20
 
 
 def largest_difference(before: Any, after: Any) -> Difference | None:
-    """Return the largest absolute and relative difference of two floating or complex tensors or arrays of one shape.
-
-    They are compared in float64, a block at a time. Equal elements are no difference, nor are two nans; a nan or an
-    infinity against anything else is an infinite one.
-
-    Returns:
-        None if they are of another kind, shape or type of element, so that there is nothing to compare; or if both are
-        windows that overlap so far that there are more elements than bytes.
-    """
+    """Return the largest absolute and relative difference of two floating or complex tensors or arrays of one shape."""
+    # They are compared in float64, a block at a time. Equal elements are no difference, nor are two nans; a nan or an
+    # infinity against anything else is an infinite one. Returns: None if they are of another kind, shape or type of
+    # element, so that there is nothing to compare; or if both are windows that overlap so far that there are more
+    # elements than bytes.
     if is_tensor(before) and is_tensor(after):
         blocks = _torch_blocks(before, after)
     elif is_array(before) and is_array(after):

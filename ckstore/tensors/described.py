@@ -6,34 +6,25 @@ A description may say in a few bytes that a value is at many places. So what all
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckstore.errors import CannotStore
+from ckstore.model.manifest.captured import ByteSource, Captured
+from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.names import join_key
 from ckstore.tensors.capture import Walk
 from ckstore.tensors.refusals import refuse_value
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.captured import ByteSource, Captured
-    from ckstore.model.manifest.manifest import LeafRecord, Node
-
 
 # More reasons than any person reads; a pickle of a few bytes can name billions of such values.
 REFUSED_MOST = 10_000
 
 
 class DescribedLeaf(NamedTuple):
-    """A leaf of a described value.
+    """A leaf of a described value."""
 
-    Attributes:
-        leaf: Its name and layout; which storage it lies in is not looked at.
-        source: The bytes of its storage.
-        memory: Equal for leaves that lie in one storage; None: it has one of its own.
-    """
-
-    leaf: LeafRecord
-    source: ByteSource
-    memory: Hashable | None = None
+    leaf: LeafRecord  # its name and layout; which storage it lies in is not looked at
+    source: ByteSource  # the bytes of its storage
+    memory: Hashable | None = None  # equal for leaves that lie in one storage; None: it has one of its own
 
 
 class DescribedParts(NamedTuple):
@@ -60,30 +51,17 @@ class TooMuchDescribed(ValueError):
 
 
 class Most(NamedTuple):
-    """What a description may come to, where each value counts at every place that it has.
+    """What a description may come to, where each value counts at every place that it has."""
 
-    Attributes:
-        values: Values in containers.
-        names: Characters of the names of all values.
-        nbytes: Characters and bytes of texts, keys and arrays.
-    """
-
-    values: int
-    names: int
-    nbytes: int
+    values: int  # values in containers
+    names: int  # characters of the names of all values
+    nbytes: int  # characters and bytes of texts, keys and arrays
 
 
 def capture_described(state: object, places: Mapping[type, Place], most: Most) -> tuple[Captured, list[CannotStore]]:
-    """Return what a described state is, and what is refused in it; the node of that is null.
-
-    Args:
-        state: Containers and plain values of Python, and descriptions.
-        places: For the type of each description what it is; what is of no such type is refused.
-        most: See `Most`.
-
-    Raises:
-        TooMuchDescribed: It is more than that.
-    """
+    """Return what a described state is, and what is refused in it; the node of that is null."""
+    # `state`: containers and plain values of Python, and descriptions. `places`: for the type of each description what
+    # it is; what is of no such type is refused.
     walk = _DescribedWalk(places, most)
     node = walk.node(state, "", 1)
     return walk.captured(node), walk.refused

@@ -6,7 +6,15 @@ A value can only be theirs if another module has imported them already.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeGuard
+
+from ckstore.errors import BadInput, CannotStore, CkstoreError
+from ckstore.model.names import plain
+from ckstore.tensors.named.tensordicts import is_tensor_dict
+from ckstore.tensors.refusals import type_name
 
 
 def is_tensor(value: object) -> bool:
@@ -38,3 +46,84 @@ def is_numpy_scalar(value: object) -> bool:
     from ckstore.tensors import numpy_leaves
 
     return numpy_leaves.is_scalar(value)
+
+
+_NEVER = (dict, OrderedDict, list, tuple)
+_REPORTS = ("missing", "unexpected")
+
+
+class Stateful(Protocol):
+    """An object that is stored as its `state_dict()`."""
+
+    def state_dict(self) -> object:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: object, /) -> object:
+        """Take up a state that `state_dict` gave."""
+
+
+def is_stateful(value: object) -> TypeGuard[Stateful]:
+    """Whether `value` has both methods; plain containers and classes never have."""
+    return (
+        type(value) not in _NEVER
+        and not isinstance(value, type)
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    )
+
+
+def is_module(value: object) -> bool:
+    """Whether `value` is a torch module."""
+    kind: Any = getattr(sys.modules.get("torch.nn"), "Module", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def is_optimizer(value: object, *, own_load: bool = False) -> bool:
+    """Whether `value` is a torch optimizer that loads its state in torch's own way, or also one with `own_load`."""
+    kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
+    if kind is None or not isinstance(value, kind):
+        return False
+    # An overridden method may take another state: that is for it to judge.
+    return own_load or (type(value).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(value))
+
+
+def state_of(value: Stateful, path: str) -> object:
+    """Return the state of an object."""
+    state = value.state_dict()
+    # Else an object whose state is itself would be asked for ever.
+    if is_stateful(state):
+        reason = f"state_dict() of {type_name(type(value))} gave a {type_name(type(state))}"
+        raise CannotStore(path, reason, hint="let it give a dict of values")
+    return state
+
+
+def hand_over(target: Any, state: object, path: str) -> None:
+    """Call `load_state_dict` of an object."""
+    if is_tensor_dict(state):  # it comes back as one, and its methods exchange something else
+        state = state.state_dict()  # type: ignore[attr-defined]
+    hint = "what came before it is loaded; load(ref, select=…) returns the state to be looked at"
+    with naming_refusals(target, path, hint):
+        result = target.load_state_dict(state)
+        left = [f"{kind} {', '.join(keys)}" for kind, keys in zip(_REPORTS, reported(result), strict=True) if keys]
+        # torch with `strict=False` reports and goes on; a part that was not loaded must be an error here.
+        if left:
+            raise ValueError("; ".join(left))
+
+
+@contextmanager
+def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
+    """Name the object whose `load_state_dict` is called in the block if it raises."""
+    try:
+        yield
+    except (CkstoreError, MemoryError):
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        msg = f"{plain(path) or 'the target'}: load_state_dict of {type_name(type(target))} refused its state: {cause}"
+        raise BadInput(msg, hint=hint) from error
+
+
+def reported(result: object) -> tuple[list[str], list[str]]:
+    """Return the keys that a `load_state_dict` reports, if it does as torch's: missing, and unexpected ones."""
+    missing, unexpected = (getattr(result, f"{kind}_keys", None) or [] for kind in _REPORTS)
+    return list(map(str, missing)), list(map(str, unexpected))

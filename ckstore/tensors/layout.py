@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 # A cache line, and a multiple of every dtype's size: a mapped tensor is aligned.
-PLACE_BYTES = 64
-"""Parts of a storage begin at multiples of this, like pieces in a pack."""
+PLACE_BYTES = 64  # parts of a storage begin at multiples of this, like pieces in a pack
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSpan:
-    """A row of bytes of a live memory that is kept.
+    """A row of bytes of a live memory that is kept."""
 
-    Attributes:
-        start, stop: Bytes from the start of the live memory.
-        place: Bytes from the start of the storage that keeps it.
-    """
-
+    # `start` and `stop`: Bytes from the start of the live memory.
     start: int
     stop: int
-    place: int
+    place: int  # bytes from the start of the storage that keeps it
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory of the process that the elements of one tensor or array fill, without a gap.
+    """Memory of the process that the elements of one tensor or array fill, without a gap."""
 
-    Attributes:
-        address: Of its first byte.
-        nbytes: Its size.
-        memory: Its bytes, writable.
-    """
-
-    address: int
-    nbytes: int
-    memory: memoryview
+    address: int  # of its first byte
+    nbytes: int  # its size
+    memory: memoryview  # its bytes, writable
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
@@ -55,28 +41,19 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the elements from the first to the last one, both included; 0 if there are none.
-
-    `strides` are in elements and not negative.
-    """
+    """Return the elements from the first to the last one, both included; 0 if there are none."""
+    # `strides` are in elements and not negative.
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list[KeptSpan], int]:
-    """Merge spans that overlap or touch, and lay what results one after another.
-
-    So views that share memory keep sharing it, and the memory that no view covers is not stored.
-
-    Args:
-        spans: (start, stop) of each view, in bytes of the live memory; none is empty.
-        align_bytes: A power of two, at most `PLACE_BYTES`; each part keeps its position modulo this,
-            so that every element stays aligned to its own size.
-
-    Returns:
-        The parts, by rising start, and the size in bytes of the storage that holds them.
-    """
+    """Merge spans that overlap or touch, and lay what results one after another."""
+    # So views that share memory keep sharing it, and the memory that no view covers is not stored. `spans`: (start,
+    # stop) of each view, in bytes of the live memory; none is empty. `align_bytes`: A power of two, at most
+    # `PLACE_BYTES`; each part keeps its position modulo this, so that every element stays aligned to its own size.
+    # Returns: the parts, by rising start, and the size in bytes of the storage that holds them.
     parts: list[KeptSpan] = []
     size = 0
     merged: list[tuple[int, int]] = []
@@ -93,11 +70,7 @@ def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list
 
 
 def part_at(parts: Sequence[KeptSpan], start: int) -> KeptSpan:
-    """Return the part that holds the byte `start` of the live memory.
-
-    Raises:
-        ValueError: None does.
-    """
+    """Return the part that holds the byte `start` of the live memory."""
     at = bisect_right(parts, start, key=lambda part: part.start) - 1
     if at < 0 or parts[at].stop <= start:
         raise ValueError(f"no part holds byte {start}")
@@ -105,13 +78,19 @@ def part_at(parts: Sequence[KeptSpan], start: int) -> KeptSpan:
 
 
 def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may share a place in memory (`expand`, `unfold`).
-
-    False is certain. True is not for layouts that interleave dimensions, which no program makes.
-    """
+    """Whether two elements may share a place in memory (`expand`, `unfold`)."""
+    # False is certain. True is not for layouts that interleave dimensions, which no program makes.
     reach = 0
     for stride, size in sorted((t, n) for n, t in zip(shape, strides, strict=True) if n > 1):
         if stride <= reach:
             return True
         reach += (size - 1) * stride
     return False
+
+
+@dataclass(slots=True)
+class StorageMemory:
+    """The bytes of one storage, to be filled before leaves are made of it."""
+
+    owner: object  # A flat uint8 tensor or array, or, for bytes and str, a buffer. Leaves keep it alive.
+    view: memoryview  # all of its bytes, writable

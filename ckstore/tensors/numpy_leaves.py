@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +10,11 @@ import numpy.typing as npt
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
 from ckstore.model.manifest.leaf_records import numpy_itemsize
+from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes
-from ckstore.tensors.layout import Region, may_overlap, row_major
+from ckstore.model.manifest.tiles import Block
+from ckstore.tensors.layout import Region, StorageMemory, may_overlap, row_major
 from ckstore.tensors.refusals import check_numbers
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Node
-    from ckstore.tensors.memory import StorageMemory
 
 Bytes = npt.NDArray[np.uint8]
 _GIL_KEPT_BYTES = 64 * 2**10
@@ -106,8 +104,7 @@ def encode_scalar(value: object, path: str) -> Node:
         return ["numpy.str_", str(scalar)]
     if isinstance(scalar, (str, bytes)):
         plain = "str" if isinstance(scalar, str) else "bytes"
-        reason = f"numpy.{type(scalar).__name__} cannot be stored"
-        raise CannotStore(path, reason, hint=f"store {plain}(value)")
+        raise CannotStore(path, f"numpy.{type(scalar).__name__} cannot be stored", hint=f"store {plain}(value)")
     dtype = _check_dtype(scalar.dtype, path)
     if type(scalar) is not scalar.dtype.type:
         reason = f"{type(scalar).__qualname__}, a subclass of a NumPy scalar, cannot be stored"
@@ -182,8 +179,7 @@ def _check_dtype(dtype: np.dtype[Any], path: str) -> str:
     name = dtype.str
     if numpy_itemsize(name) == dtype.itemsize and dtype.names is None:
         return name
-    reason = f"NumPy dtype {dtype} cannot be stored"
-    raise CannotStore(path, reason, hint=_dtype_hint(dtype))
+    raise CannotStore(path, f"NumPy dtype {dtype} cannot be stored", hint=_dtype_hint(dtype))
 
 
 def _dtype_hint(dtype: np.dtype[Any]) -> str:
@@ -196,3 +192,17 @@ def _dtype_hint(dtype: np.dtype[Any]) -> str:
     if dtype.kind == "T":
         return "convert it to fixed-length strings with .astype('U')"
     return "convert it to an array of numbers, dates or fixed-length strings"
+
+
+def copy_common(source: memoryview, block: Block, out: memoryview, wanted: Block) -> None:
+    """Copy what lies in both blocks from `source`, which is `block`, into `out`, which is `wanted`; both row-major."""
+    common = block.meet(wanted)
+    if common is None:
+        return
+    _part(out, wanted, common)[...] = _part(source, block, common)
+
+
+def _part(data: memoryview, block: Block, common: Block) -> np.ndarray:
+    array = np.frombuffer(data, dtype=np.uint8).reshape(block.sizes)
+    at = [slice(a - b, a - b + n) for a, b, n in zip(common.offsets, block.offsets, common.sizes, strict=True)]
+    return array[tuple(at)]

@@ -86,10 +86,9 @@ def refuse_value(value: object, path: str) -> NoReturn:
 def refuse_in_optimizer(value: object, path: str) -> NoReturn:
     """Raise the error for an object with `state_dict` in the state of an optimizer, which would get back a dict."""
     kind = type_name(type(value))
-    why = (
-        f"{kind} in the state of an optimizer cannot be stored as its state_dict(): the optimizer would get back a dict"
-    )
-    raise CannotStore(path, why, hint=f"take state_dict off its class, and allow it: {how_to_allow(type(value))}")
+    reason = f"{kind} in the state of an optimizer cannot be stored as its state_dict()"
+    reason += ": the optimizer would get back a dict"
+    raise CannotStore(path, reason, hint=f"take state_dict off its class, and allow it: {how_to_allow(type(value))}")
 
 
 def refuse_key(key: object, path: str, reason: str) -> CannotStore:
@@ -111,10 +110,8 @@ def type_name(kind: type) -> str:
 
 
 def is_made_of_fields(kind: Any) -> bool:
-    """Whether an object of a class is what is set on it and no more: none of dict, list or Tensor as well.
-
-    One with a `state_dict` is that instead.
-    """
+    """Whether an object of a class is what is set on it and no more: none of dict, list or Tensor as well."""
+    # One with a `state_dict` is that instead.
     if not isinstance(kind, type) or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _NOT_MADE:
         return kind is types.SimpleNamespace
     made_by: Any = kind.__new__

@@ -8,45 +8,36 @@ from __future__ import annotations
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_key, join, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.named import objects
 from ckstore.tensors.named.safe_classes import find
-from ckstore.tensors.numbers import unpack_numbers
-from ckstore.tensors.plain_values import value_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Node
+from ckstore.tensors.plain_values import unpack_numbers, value_of
 
 Keep = Callable[[str], bool]
 _ABSENT = object()
 
 
 def build(
-    state: Node,
-    leaves: Sequence[LeafRecord],
+    state: Node,  # the root node
+    leaves: Sequence[LeafRecord],  # all leaves of the manifest
     memory: Callable[[int], StorageMemory],
     *,
-    device: object = "cpu",
+    device: object = "cpu",  # where tensors are made; each storage is moved once, so what was tied stays tied
     keep: Keep | None = None,
 ) -> object:
-    """Return the value that `state` stands for.
-
-    Args:
-        state: The root node.
-        leaves: All leaves of the manifest.
-        memory: Gives the filled memory of a storage; asked once for each of `needed_storages`.
-        device: Where tensors are made; each storage is moved once, so what was tied stays tied.
-        keep: Says by name which leaves and plain values are wanted; None: all. The others are left
-            out of dicts, with the containers that would be empty, and None in lists and tuples.
-    """
+    """Return the value that `state` stands for."""
+    # `memory`: gives the filled memory of a storage; asked once for each of `needed_storages`. `keep`: Says by name
+    # which leaves and plain values are wanted; None: all. The others are left out of dicts, with the containers that
+    # would be empty, and None in lists and tuples.
     made = LeafMaker(leaves, memory, device)
     return build_with(state, made.leaf, leaves, keep)
 
@@ -88,11 +79,9 @@ def check_device(leaves: Sequence[LeafRecord], device: object) -> None:
 
 
 def make_leaf(leaf: LeafRecord, memory: StorageMemory, device: object = "cpu") -> object:
-    """Return the tensor, array, bytes or string of a leaf.
-
-    Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and
-    filled. On another `device` a tensor has a copy of its own.
-    """
+    """Return the tensor, array, bytes or string of a leaf."""
+    # Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and filled. On another
+    # `device` a tensor has a copy of its own.
     return _make(leaf, _moved(leaf, memory, device))
 
 
@@ -172,6 +161,8 @@ class _Building:
             name = self._leaves[node[1]].name if tag == "leaf" else path
             if not self._keep(name):
                 return _ABSENT
+        if tag is None:
+            return node
         if tag == "leaf":
             return self._leaf(node[1])
         if tag == "enum":
@@ -202,7 +193,7 @@ class _Building:
         was_empty = True
         for own, node in pairs:
             was_empty = False
-            key = decode_key(own)
+            key = own if type(own) is str else decode_key(own)
             if self._keep is None:
                 out[key] = self.value(node, "")
                 continue

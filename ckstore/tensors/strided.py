@@ -15,19 +15,15 @@ _WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A box of elements of a tensor.
+    """A box of elements of a tensor."""
 
-    Attributes:
-        starts, stops: Its indexes in each dimension.
-        low, high: The bytes of the storage that its elements lie in.
-        first: Byte of the storage at which its first element lies.
-    """
-
+    # `starts` and `stops`: Its indexes in each dimension.
     starts: tuple[int, ...]
     stops: tuple[int, ...]
+    # `low` and `high`: The bytes of the storage that its elements lie in.
     low: int
     high: int
-    first: int
+    first: int  # byte of the storage at which its first element lies
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,10 +34,8 @@ class Block:
 def blocks(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, item_bytes: int, most_bytes: int
 ) -> Iterator[Block]:
-    """Cut a tensor with elements into boxes of at most `most_bytes`, in the storage and gathered, but one element.
-
-    Where elements of one box do not lie between those of another, the boxes come by rising `low`.
-    """
+    """Cut a tensor with elements into boxes of at most `most_bytes`, in the storage and gathered, but one element."""
+    # Where elements of one box do not lie between those of another, the boxes come by rising `low`.
     todo = [((0,) * len(shape), shape)]
     while todo:
         starts, stops = todo.pop()
@@ -90,15 +84,10 @@ def gather(block: Block, strides: tuple[int, ...], item_bytes: int, data: memory
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Where the elements of a block go in the row-major tensor: rows of bytes without a gap.
+    """Where the elements of a block go in the row-major tensor: rows of bytes without a gap."""
 
-    Attributes:
-        starts: First byte of each, relative to the tensor, one range for each dimension: their sums.
-        nbytes: Length of each.
-    """
-
-    starts: tuple[range, ...]
-    nbytes: int
+    starts: tuple[range, ...]  # first byte of each, relative to the tensor, one range for each dimension: their sums
+    nbytes: int  # length of each
 
     def __iter__(self) -> Iterator[int]:
         return map(sum, itertools.product(*self.starts))

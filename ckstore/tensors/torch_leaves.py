@@ -7,7 +7,7 @@ keeps its elements and no more; tensors that share memory keep what they cover t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,16 +15,13 @@ import torch
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord
-from ckstore.tensors.layout import keep_parts, part_at, row_major, span_elements
+from ckstore.tensors.layout import StorageMemory, keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers
-from ckstore.tensors.torch_refusals import refuse_tensor
+from ckstore.tensors.torch_parts import refuse_tensor
 from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
-
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.tensors.memory import StorageMemory
 
 DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -32,29 +29,20 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Admitted:
-    """A tensor of the state that can be stored.
-
-    Attributes:
-        name: Its path in the state.
-        tensor: Strided, on the CPU or a CUDA device, without pending conjugation or negation.
-        dtype: Its name in the format.
-        itemsize: Bytes of an element.
-        start, stop: The bytes of its storage that its elements span; equal if it has none.
-        memory: Equal for tensors that share memory; None if it has no elements.
-        watched: The tensor of the state and its version when it was captured; None: not counted.
-    """
+    """A tensor of the state that can be stored."""
 
     __slots__ = ("dtype", "itemsize", "memory", "name", "start", "stop", "storage", "tensor", "watched")
 
     def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
-        self.name = name
-        self.tensor = tensor
+        self.name = name  # its path in the state
+        self.tensor = tensor  # strided, on the CPU or a CUDA device, without pending conjugation or negation
         # Inference tensors have no counter of writes: to ask for it raises.
+        # The tensor of the state and its version when it was captured; None: not counted.
         self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
-        self.dtype = DTYPE_NAMES[tensor.dtype]
-        self.itemsize = TORCH_ITEMSIZE[self.dtype]
+        self.dtype = DTYPE_NAMES[tensor.dtype]  # its name in the format
+        self.itemsize = TORCH_ITEMSIZE[self.dtype]  # bytes of an element
         self.storage, address = _storage_of(tensor, name)
-        self.memory: Hashable = None
+        self.memory: Hashable = None  # equal for tensors that share memory; None if it has no elements
         self.start = self.stop = 0
         elements = tensor.numel()
         contiguous = tensor.is_contiguous()
@@ -62,6 +50,7 @@ class Admitted:
         if not (elements and contiguous):  # else it has no more elements than bytes
             check_numbers(name, tensor.shape, tensor.stride())
         if elements:
+            # `start` and `stop`: The bytes of its storage that its elements span; equal if it has none.
             self.start = int(tensor.storage_offset()) * self.itemsize
             span = elements if contiguous else span_elements(tensor.shape, tensor.stride())
             self.stop = self.start + span * self.itemsize
@@ -80,11 +69,8 @@ class Admission:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def admit(self, tensor: torch.Tensor, path: str) -> Admitted:
-        """Return a tensor of the state, ready to be placed.
-
-        Raises:
-            CannotStore: The format does not hold such a tensor; the hint says what to do.
-        """
+        """Return a tensor of the state, ready to be placed."""
+        # Raises CannotStore: the format does not hold such a tensor; the hint says what to do.
         kind = type(tensor)
         if (
             (kind is not torch.Tensor and kind is not torch.nn.Parameter)
@@ -113,12 +99,8 @@ class Admission:
 
 
 def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
-    """Return the source and the leaves of tensors that share a memory, or of one alone.
-
-    Args:
-        members: All tensors of the state with the same `memory`.
-        storage: The index that the storage will have.
-    """
+    """Return the source and the leaves of tensors that share a memory, or of one alone."""
+    # `members`: all tensors of the state with the same `memory`. `storage`: the index that the storage will have.
     if len(members) > 1:
         return _place_shared(members, storage)
     lone = members[0]
@@ -137,10 +119,8 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
 
 
 def wait_for_devices(members: Iterable[Admitted]) -> None:
-    """Wait until what was queued on the devices of `members` has been computed.
-
-    Their bytes are read on other streams, which would not wait.
-    """
+    """Wait until what was queued on the devices of `members` has been computed."""
+    # Their bytes are read on other streams, which would not wait.
     for device in {member.tensor.device for member in members if not member.tensor.is_cpu}:
         # Only for devices in the state, or a process with eight GPUs would wait for seven that are not saved.
         torch.cuda.synchronize(device)
@@ -170,16 +150,10 @@ def flat_tensor(memory: StorageMemory) -> torch.Tensor:
 
 
 def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
-    """Return `flat`, whose memory is on the CPU, where `device` says: itself, or a copy.
-
-    Args:
-        flat: The bytes of a storage.
-        device: What ``map_location`` of `torch.load` may be: a device, a mapping from ``"cpu"`` to one, or a function
-            of a storage and ``"cpu"`` that returns the storage to be used, or None for the one that it was given.
-
-    Raises:
-        BadInput: torch has no such device, or there is no room on it, or the function returns something else.
-    """
+    """Return `flat`, whose memory is on the CPU, where `device` says: itself, or a copy."""
+    # `device`: what ``map_location`` of `torch.load` may be: a device, a mapping from ``"cpu"`` to one, or a function
+    # of a storage and ``"cpu"`` that returns the storage to be used, or None for the one that it was given. Raises
+    # BadInput: torch has no such device, or there is no room on it, or the function returns something else.
     target: Any = device.get("cpu", "cpu") if isinstance(device, Mapping) else device
     try:
         if isinstance(target, torch.device) or not callable(target):  # a device can be called, as a decorator
@@ -209,21 +183,15 @@ def _no_device(device: object, reason: str) -> BadInput:
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` as integers of the size of its elements, without gradient; it must not be conjugate.
-
-    Moving integers works for every dtype, changes no bit (of a bool that is neither 0 nor 1), and
-    warns for none.
-    """
+    """Return `tensor` as integers of the size of its elements, without gradient; it must not be conjugate."""
+    # Moving integers works for every dtype, changes no bit (of a bool that is neither 0 nor 1), and warns for none.
     bits = _BITS.get(tensor.element_size())
     return tensor.detach() if bits is None else tensor.detach().view(bits)
 
 
 def empty_bytes(nbytes: int) -> torch.Tensor:
-    """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64.
-
-    Raises:
-        RuntimeError: There is not so much memory.
-    """
+    """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64."""
+    # Raises RuntimeError: there is not so much memory.
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 

@@ -5,34 +5,25 @@ Which classes are allowed `safe_classes` decides: none is imported by its name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, CannotStore
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.names import plain
 from ckstore.tensors.named.safe_classes import find, is_allowed, name_of
-from ckstore.tensors.torch_refusals import is_named_refused
+from ckstore.tensors.refusals import how_to_allow
 from ckstore.tensors.walks import with_others
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.manifest.manifest import Node
 
 
 class Parts(NamedTuple):
-    """What a tensor is made of.
+    """What a tensor is made of."""
 
-    Attributes:
-        kind: ``sparse_coo``, ``sparse_csr``, or the full name of its class.
-        tensors: Its parts by name.
-        extra: What else is needed to put them together; plain values.
-    """
-
-    kind: str
-    tensors: dict[str, torch.Tensor]
-    extra: object
+    kind: str  # ``sparse_coo``, ``sparse_csr``, or the full name of its class
+    tensors: dict[str, torch.Tensor]  # its parts by name
+    extra: object  # what else is needed to put them together; plain values
 
 
 def take_apart(tensor: Any) -> Parts | None:
@@ -61,10 +52,8 @@ def take_apart(tensor: Any) -> Parts | None:
 
 
 def without_devices(extra: Node, device: object = None) -> Node:
-    """Return what says how parts are put together with its devices left out, or replaced by `device`.
-
-    A context may repeat where the tensor was when it was saved; now it is where its parts are.
-    """
+    """Return what says how parts are put together with its devices left out, or replaced by `device`."""
+    # A context may repeat where the tensor was when it was saved; now it is where its parts are.
     return with_others(extra, "torch.device", lambda _: None if device is None else ["torch.device", str(device)])
 
 
@@ -72,8 +61,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
     """Return the tensor of these parts."""
     name = plain(path) or "the state itself"
     if not all(isinstance(part, torch.Tensor) for part in tensors.values()):
-        msg = f"{name}: a tensor of kind {kind} has parts that are no tensors"
-        raise BadInput(msg, hint="select other names")
+        raise BadInput(f"{name}: a tensor of kind {kind} has parts that are no tensors", hint="select other names")
     parts: dict[str, Any] = dict(tensors)
     try:
         if kind == "sparse_coo":
@@ -102,3 +90,50 @@ def _has_protocol(kind: Any) -> bool:
     if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
         return False
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+_BY_CLASS = {
+    "DTensor": "save it with ckstore.integrations.dcp, or store value.full_tensor()",
+    "FakeTensor": "save outside FakeTensorMode: there is nothing in it",
+    "UninitializedParameter": "run a lazy module once before saving, so that it gets its shape",
+    "UninitializedBuffer": "run a lazy module once before saving, so that it gets its shape",
+    "NestedTensor": "store list(value.unbind())",
+    "MaskedTensor": "store value.get_data() and value.get_mask()",
+}
+_BY_LAYOUT = {
+    torch.sparse_csc: "store value.to_dense(), or value.ccol_indices(), .row_indices() and .values()",
+}
+
+
+def is_named_refused(kind: type) -> bool:
+    """Whether tensors of a class are refused, although torch can take them apart."""
+    return kind.__name__ in _BY_CLASS
+
+
+def refuse_tensor(tensor: torch.Tensor, path: str) -> NoReturn:
+    """Raise the error for a tensor that the format does not hold."""
+    reason, hint = _reason(tensor)
+    raise CannotStore(path, f"{reason} cannot be stored", hint=hint)
+
+
+def _reason(tensor: torch.Tensor) -> tuple[str, str]:
+    kind = type(tensor)
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        hint = _BY_CLASS.get(kind.__name__, "store the plain tensors that it is made of")
+        if kind.__name__ not in _BY_CLASS and hasattr(kind, "__tensor_flatten__"):
+            hint = f"allow its class: {how_to_allow(kind)}"
+        return f"{kind.__module__}.{kind.__qualname__}, a subclass of torch.Tensor,", hint
+    if tensor.is_nested:
+        return "a nested tensor", _BY_CLASS["NestedTensor"]
+    if tensor.is_quantized:
+        hint = "store value.dequantize(), or value.int_repr() with its scale and zero point"
+        return f"a quantized tensor ({tensor.dtype})", hint
+    if tensor.layout is not torch.strided:
+        hint = _BY_LAYOUT.get(tensor.layout, "store value.to_dense()")
+        return f"a tensor of layout {tensor.layout}", hint
+    if tensor.device.type == "meta":
+        return "a tensor on the meta device has no values and", "give the module memory first: to_empty()"
+    if getattr(tensor, "has_names", bool)():
+        return "a named tensor", "store value.rename(None)"
+    hint = "store value.view(torch.uint8)" if tensor.element_size() == 1 else "convert it with .to()"
+    return f"dtype {tensor.dtype}", hint

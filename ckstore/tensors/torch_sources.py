@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
 from ckstore.errors import StateChanged
 from ckstore.tensors.numpy_leaves import copy_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.restype = ctypes.py_object
 _memory_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _READ_ONLY = 0x100  # PyBUF_READ
-Watched = tuple[torch.Tensor, int]
-"""A tensor of the state, and its version when the state was captured."""
+Watched = tuple[torch.Tensor, int]  # A tensor of the state, and its version when the state was captured
 
 
 class TorchSource:
-    """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it.
-
-    Attributes:
-        watched: The tensors whose versions count modifications.
-    """
+    """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it."""
 
     __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "watched")
 
@@ -41,18 +33,16 @@ class TorchSource:
     ) -> None:
         self.name = name
         self.nbytes = nbytes
-        self.watched = watched
+        self.watched = watched  # the tensors whose versions count modifications
         self._storage = storage
         self._start = start
         self._address: int | None = None
         self._view = memoryview(b"")
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied; None on another device than the CPU.
-
-        Valid until the storage is resized, which is looked at with every call: a thread that frees it while the
-        bytes are being read breaks the rule that a state is left alone until `save` has returned.
-        """
+        """Return these bytes, uncopied; None on another device than the CPU."""
+        # Valid until the storage is resized, which is looked at with every call: a thread that frees it while the bytes
+        # are being read breaks the rule that a state is left alone until `save` has returned.
         if self._address is None:
             if self._storage.device.type != "cpu":
                 return None

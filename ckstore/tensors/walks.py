@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import DICTS, PAIRS, SEQUENCES, decode_key, join
 from ckstore.model.names import join_index
 
 __all__ = ["DICTS", "PAIRS", "SEQUENCES", "leaf_numbers", "name_below", "value_names"]
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 
 def leaf_numbers(node: Node) -> Iterator[int]:
@@ -47,10 +44,8 @@ def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
 
 
 def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[str, Node]]:
-    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts.
-
-    With another `tag` give the nodes that have it.
-    """
+    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts."""
+    # With another `tag` give the nodes that have it.
     if not isinstance(node, list):
         return
     if node[0] == tag:

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckstore.errors import BadInput, CkstoreWarning
-from ckstore.tensors.kinds import is_tensor
+from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.stateful import is_stateful
 from ckstore.tracebacks import short_tracebacks
 from ckstore.training.conditions import Conditions
 from ckstore.training.loader import description, place
@@ -96,11 +95,7 @@ def capture(
 
 
 def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of other names that are not None.
-
-    Raises:
-        BadInput: One has the name of the record.
-    """
+    """Return the parts of other names that are not None."""
     if RECORD in parts:
         raise BadInput(f"{RECORD} is the name of the record in the state", hint="give this part another name")
     return {name: part for name, part in parts.items() if part is not None}

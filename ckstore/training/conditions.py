@@ -41,11 +41,7 @@ class Conditions:
 
     @classmethod
     def from_json(cls, value: object) -> Conditions:
-        """Return what `to_json` gave.
-
-        Raises:
-            BadInput: It is something else.
-        """
+        """Return what `to_json` gave."""
         try:
             members: Any = value
             return cls(

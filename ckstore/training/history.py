@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files, links, peek
-from ckstore.fs.inside import Inside, at
+from ckstore.fs.inside import Inside
+from ckstore.fs.peek import at
 from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
 from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign
@@ -145,11 +146,7 @@ def _listed(base: Inside) -> list[tuple[str, int]]:
 
 
 def _gather(where: Inside) -> list[Entry]:
-    """Return what `commit` would take of a checkpoint in a folder; no symlink is followed, the checkpoint itself too.
-
-    Raises:
-        CannotStore: It has a pipe or the like, or a name that cannot be kept.
-    """
+    """Return what `commit` would take of a checkpoint in a folder; no symlink is followed, not even to it."""
     with _reading(where):
         top = look_at(where, where.name)
         # By descriptors and without following: what is imported is later deleted, and must be the same files.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckstore.tensors.stateful import is_stateful
+from ckstore.tensors.kinds import is_stateful
 
 
 def description(loader: Any) -> dict[str, Any]:

@@ -20,14 +20,6 @@ def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInf
 
     Damage that a read finds is marked, and ``latest-valid`` names the checkpoint before. A store that is open for
     reading only has no marks made: there it is the newest before those that were tried, with a warning.
-
-    Args:
-        store: The store.
-        ref: Which checkpoint.
-        tried: Ids of those that turned out to be damaged.
-
-    Raises:
-        NoSuchRef: There is no such checkpoint.
     """
     info = store.info(ref)
     # A writer's damage mark has moved `latest-valid` on by itself: only a reader without marks has to go back.

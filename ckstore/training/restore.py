@@ -10,8 +10,8 @@ from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
 from ckstore.model.brief import brief
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.words import printable
+from ckstore.tensors.kinds import is_stateful
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.stateful import is_stateful
 from ckstore.tracebacks import short_tracebacks
 from ckstore.training.capture import RECORD, VERSION, given_parts, loads_in_place, rng_name, unwrapped
 from ckstore.training.conditions import Conditions, differences

@@ -38,11 +38,14 @@ _FORMS = {
     "PlanEntry": "run step id=info.id keep reasons",
     "ReindexReport": "ok checkpoint_count blob_count blob_bytes orphan_count orphan_bytes restored_count copy_count "
     "copy_bytes tag_count pin_count incomplete problems old_catalog? relinked",
+    "RemoteEntry": "name uuid target abilities",
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",
     "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
     "Skipped": "run=info.run step=info.step reason",
+    "TransferPlan": "direction remote missing_bytes all_bytes new checkpoints missing",
+    "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
     "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes checkpoints",
     "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
     "in_time whole damage findings repaired unrepaired quarantined healable",

@@ -46,11 +46,7 @@ class Frame:
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
-        """Open the store for reading, and close it afterwards.
-
-        Raises:
-            NewerFormat: A newer ckstore made it.
-        """
+        """Open the store for reading, and close it afterwards."""
         # Before the library is imported: the usual mistake, no store here, is answered at once.
         path = self.find_store()
         from ckstore.store import Store  # after it is clear that there is one: this takes longer
@@ -64,9 +60,6 @@ class Frame:
 
         Args:
             recover: False: leave everything as it is found.
-
-        Raises:
-            NewerFormat: A newer ckstore made it.
         """
         path = self.find_store()
         from ckstore.store import Store
@@ -152,3 +145,8 @@ def json_option(function: F) -> F:
         callback=_keep_json,
         help="Print JSON: one document, or one line per item of a list; errors too.",
     )(function)
+
+
+def framed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command its frame, with ``--store`` and ``--json``."""
+    return store_option(json_option(pass_frame(function)))

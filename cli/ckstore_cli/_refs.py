@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
@@ -35,30 +35,6 @@ _LONGEST_HEAD_BYTES = 128
 _HEAD = rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":'
 
 
-def complete_ref(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the refs that begin with `incomplete`: computed ones, tags, runs, steps, ids."""
-    store = _store_of(ctx)
-    if store is None:
-        return []
-    return _items(_fitting(store, incomplete))
-
-
-def complete_run(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the runs that begin with `incomplete`."""
-    store = _store_of(ctx)
-    if store is None:
-        return []
-    return _items((run, "") for run in runs(store) if run.startswith(incomplete))
-
-
-def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the tags that begin with `incomplete`."""
-    store = _store_of(ctx)
-    if store is None:
-        return []
-    return _items((tag, "") for tag in tags(store) if tag.startswith(incomplete))
-
-
 def tags(store: Path) -> list[str]:
     """Return the tags of a store, sorted."""
     return sorted(name for name in _names(store, "refs") if RUN_PATTERN.match(name))
@@ -75,30 +51,19 @@ def steps(store: Path, run: str) -> list[int]:
     return sorted((int(name) for name in names if STEP_PATTERN.match(name)), reverse=True)
 
 
-def _store_of(ctx: click.Context) -> Path | None:
-    frame = ctx.find_object(Frame) or Frame()
-    # At a prompt an error would be written into the line that is being typed.
-    with suppress(CkstoreError, OSError):
-        return frame.find_store()
-    return None
-
-
 def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Give refs that begin with `incomplete`, each with a word about it."""
+    """Give refs that may begin with `incomplete`, each with a word about it."""
     known = runs(store)
     run, at, _ = incomplete.partition("@")
     if at:
         refs = _refs_of(store, run) if run in known else ()
-        yield from ((ref, "") for ref in refs if ref.startswith(incomplete))
+        yield from ((ref, "") for ref in refs)
         return
     plain = known[0] if len(known) == 1 else DEFAULT_RUN
-    candidates = [
-        *((name, "") for name in COMPUTED),
-        *((tag, "tag") for tag in tags(store)),
-        *((str(step), plain) for step in steps(store, plain)),
-        *((name, "run") for name in _of_several(store, known, incomplete)),
-    ]
-    yield from (candidate for candidate in candidates if candidate[0].startswith(incomplete))
+    yield from ((name, "") for name in COMPUTED)
+    yield from ((tag, "tag") for tag in tags(store))
+    yield from ((str(step), plain) for step in steps(store, plain))
+    yield from ((name, "run") for name in _of_several(store, known, incomplete))
     if re.fullmatch(_SOME_DIGITS, incomplete):
         yield from _ids(store, known, incomplete)
 
@@ -147,7 +112,26 @@ def _place(store: Path, names: tuple[str, ...]) -> Inside:
     return reduce(operator.truediv, names, Inside(str(store)))
 
 
-def _items(found: Iterator[tuple[str, str]]) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
+Found = Iterable[tuple[str, str]]
 
-    return [CompletionItem(value, help=word or None) for value, word in found]
+
+def _completing(find: Callable[[Path, str], Found]) -> Callable[..., list[CompletionItem]]:
+    def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        frame = ctx.find_object(Frame) or Frame()
+        # At a prompt an error would be written into the line that is being typed.
+        try:
+            store = frame.find_store()
+        except (CkstoreError, OSError):
+            return []
+        found = find(store, incomplete)
+        return [CompletionItem(value, help=word or None) for value, word in found if value.startswith(incomplete)]
+
+    return complete
+
+
+complete_ref = _completing(_fitting)
+"""Completes a ref: computed ones, tags, runs, steps, ids."""
+complete_run = _completing(lambda store, _: ((run, "") for run in runs(store)))
+complete_tag = _completing(lambda store, _: ((tag, "") for tag in tags(store)))

@@ -58,11 +58,7 @@ def options_of(policy: RetentionPolicy | None) -> str:
 def policy_of(
     keep_last: int | None, keep_every: int | None, keep_best: Sequence[str], keep_within: str | None
 ) -> RetentionPolicy | None:
-    """Return the policy that the options say; None: they say none.
-
-    Raises:
-        BadParameter: A ``--keep-best`` cannot be read.
-    """
+    """Return the policy that the options say; None: they say none."""
     if keep_last is None and keep_every is None and not keep_best and keep_within is None:
         return None
     from ckstore.model.settings.retention import RetentionPolicy

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ckstore.catalog import Catalog, connection, forms, limits
+from ckstore.catalog import Catalog, connection, forms
 from ckstore.errors import CatalogUnavailable, InUse, NewerFormat
 from ckstore.fs import links
 from ckstore.fs.locks import lock_exclusive
@@ -194,7 +194,7 @@ def test_a_catalog_may_lie_elsewhere_and_is_locked_there(tmp_path: Path) -> None
 
 def test_without_shared_mappings_it_falls_back_to_a_rollback_journal(tmp_path: Path) -> None:
     with closing(sqlite3.connect(f"file:{tmp_path}/x.db?vfs=unix-dotfile", uri=True, isolation_level=None)) as opened:
-        limits.set_journal(opened, mapped=True)
+        connection.set_journal(opened, may_map=True)
 
         assert opened.execute("PRAGMA journal_mode").fetchall() == [("truncate",)]
         assert opened.execute("PRAGMA synchronous").fetchall() == [(3,)]

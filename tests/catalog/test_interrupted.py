@@ -15,7 +15,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.catalog import forms
-from ckstore.catalog.limits import BoundedConnection
+from ckstore.catalog.connection import BoundedConnection
 
 QUERIES: dict[str, Callable[[Store], object]] = {
     "checkpoints": lambda store: store.checkpoints(),

@@ -174,7 +174,7 @@ def test_a_file_of_before_torch_1_6_is_cut_at_its_storages() -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "longer", "another count"])
-def test_a_file_of_before_torch_1_6_that_is_none_is_opaque(how: str) -> None:
+def test_a_file_that_only_looks_like_one_of_before_torch_1_6_is_opaque(how: str) -> None:
     data = torch_file({"w": torch.ones(2)}, _use_new_zipfile_serialization=False)
     spoiled = {"cut": data[:-1], "longer": data + b"x", "another count": data[:-16] + b"\3" + data[-15:]}[how]
     found = cut_checked(spoiled, "x.pt")

@@ -46,7 +46,7 @@ class Tally:
 
 @pytest.fixture(params=[1024, 4096])
 def block_bytes(request: pytest.FixtureRequest) -> int:
-    """With the smaller ones the catalog has another journal (`ckstore.catalog.limits`)."""
+    """With the smaller ones the catalog has another journal (`ckstore.catalog.beside`)."""
     return int(request.param)
 
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ckstore import RetentionPlan, RetentionPolicy, RetentionReport, Store
+from ckstore import RetentionPolicy, Store
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
+from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.objects.shared import two_renames
 from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
@@ -192,7 +194,7 @@ def _marked(path: Path, journal: Journal) -> None:
         _found_damaged(store, journal)
 
 
-@act  # as a method of the store, so that an error of the system becomes one of ckstore's
+@act  # so that its errors are those that a caller of `prune` sees
 def _drop(store: Store, plan: RetentionPlan) -> RetentionReport:
     return carry_out(store._context, plan)
 

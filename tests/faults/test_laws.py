@@ -372,6 +372,6 @@ def test_calls_of_two_threads_that_overlap_begin_and_end_where_they_did() -> Non
     assert len(found) == 7
 
 
-def test_a_line_that_is_none_of_strace_is_refused() -> None:
+def test_a_line_that_strace_does_not_write_is_refused() -> None:
     with pytest.raises(ValueError, match="not understood: what is this"):
         list(moments(iter(["7 what is this"])))

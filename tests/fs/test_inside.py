@@ -74,7 +74,7 @@ ACTS: dict[str, Callable[[Inside], object]] = {
     "may write": peek.may_write,
     "names": lambda place: peek.names(place.parent),
     "entries": _listed,
-    "read a symlink": peek.symlink_text,
+    "read a symlink": lambda place: peek.symlink_texts(place.parent),
     "hold": lambda place: Held(place.parent),
 }
 

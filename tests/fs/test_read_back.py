@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import SaveFailed
+from ckstore.fs.direct import check_on_disk
 from ckstore.fs.files import create_blob
-from ckstore.fs.read_back import check_on_disk
 
 MIB = 2**20
 _SIZES = [1, 511, 4096, 4097, 4 * MIB, 4 * MIB + 1, 9 * MIB + 5]

@@ -11,7 +11,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.catalog import Catalog, connection
-from ckstore.catalog.limits import BoundedConnection
+from ckstore.catalog.connection import BoundedConnection
 from ckstore.errors import CatalogUnavailable, CkstoreWarning
 
 EVER = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT"

@@ -77,6 +77,7 @@ def test_a_tag_is_committed_when_it_is_written_and_loading_nothing_is_an_error(t
 
 
 @pytest.mark.slow
+@pytest.mark.whole  # accelerate's takes the same way: files of a framework are committed, damaged, and checked out
 @pytest.mark.integration
 def test_the_example_with_the_real_engine_is_killed_in_a_save_and_goes_on_past_a_damaged_newest(tmp_path: Path) -> None:
     require(importlib.util.find_spec("deepspeed") is not None, "needs deepspeed")

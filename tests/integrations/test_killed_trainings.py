@@ -20,7 +20,7 @@ from tests.support.damage import blobs_by_size, flip
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.look import files_of
 from tests.support.once import once
-from tests.support.requirements import CRASH_FULL, require_transformers
+from tests.support.requirements import CRASH_FULL, representatives, require_transformers
 from tests.support.states import assert_same
 
 pytestmark = TRAINS
@@ -55,6 +55,10 @@ FRAMEWORKS = [
     Framework("fsdp2", (2, 4, 6, 8)),
     *([Framework("state", (2, 4, 6), "auto")] if CRASH_FULL else []),  # the Trainer whose state is saved itself
 ]
+# In `make test` each framework is killed once: in a save, or with damage besides; `make crash` does both to each.
+BY_NAME = {framework.name: framework for framework in FRAMEWORKS}
+KILLED_IN_A_SAVE = representatives(FRAMEWORKS, BY_NAME["trainer"], BY_NAME["fsdp2"])
+DAMAGED_BESIDES = representatives(FRAMEWORKS, BY_NAME["loop"], BY_NAME["accelerate"], BY_NAME["ddp"])
 PLACES = {"trainer": "checkpoint-{}", "accelerate": "checkpoints/checkpoint_{}"}
 Train = Callable[..., tuple[list[Any], str]]
 
@@ -153,6 +157,7 @@ def test_another_world_size_is_named_by_the_trainer_and_by_accelerate(
         assert "draws its order from a generator that accelerate does not save" in printed
 
 
+@pytest.mark.parametrize("whole", KILLED_IN_A_SAVE, ids=str, indirect=True)
 @pytest.mark.parametrize("kill", [(1,), (0, 1), (0,)] if CRASH_FULL else [(1,)], ids=str)
 def test_a_kill_in_a_save_leaves_one_checkpoint_of_one_and_the_run_goes_on_bit_for_bit(
     whole: tuple[Framework, Store], train: Train, tmp_path: Path, kill: tuple[int, ...]
@@ -182,6 +187,7 @@ def test_a_kill_in_a_save_leaves_one_checkpoint_of_one_and_the_run_goes_on_bit_f
     assert_same(content(wanted, last), content(store, last))
 
 
+@pytest.mark.parametrize("whole", DAMAGED_BESIDES, ids=str, indirect=True)
 @pytest.mark.parametrize("kill", [(0, 1), (1,), (0,)] if CRASH_FULL else [(0, 1)], ids=str)
 def test_after_a_kill_a_resume_passes_over_a_damaged_newest_and_ends_bit_for_bit(
     whole: tuple[Framework, Store], train: Train, tmp_path: Path, kill: tuple[int, ...]

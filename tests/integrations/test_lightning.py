@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
-from ckstore.fs import files, inside
+from ckstore.fs import files, peek
 from ckstore.fs.inside import Where
 from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_lightning import fit
@@ -253,7 +253,7 @@ def test_what_a_marker_that_cannot_be_read_may_name_is_kept(
 
 def _refuse(patch: pytest.MonkeyPatch, place: Path, code: int) -> None:
     """Let the system refuse to open a file, or to list a directory."""
-    opened, listed = inside.open_at, os.listdir
+    opened, listed = peek.open_at, os.listdir
 
     def opening(path: Where, *rest: Any, **options: Any) -> Any:
         if str(path) == str(place):

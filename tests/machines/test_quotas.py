@@ -17,7 +17,8 @@ from ckstore import CatalogFull, Store
 from ckstore.catalog import connection
 from ckstore.errors import CatalogUnavailable, InsufficientSpace
 from ckstore.fs import files
-from ckstore.fs.inside import Where, open_at
+from ckstore.fs.inside import Where
+from ckstore.fs.peek import open_at
 from ckstore.objects import reserve
 from tests.machines.quota_acts import live_with
 from tests.support.loopfs import Kind, loop_filesystem

@@ -153,7 +153,7 @@ DECIDING = [
         "_may_be_there",
         "    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes\n",
         "    return True\n",
-        f"{_ROWS}::test_a_place_counted_from_the_end_is_none",
+        f"{_ROWS}::test_a_place_counted_from_the_end_is_not_used",
         "offset",
     ),
 ]

@@ -168,7 +168,7 @@ DURABILITY = [
     Mutant(
         "fsync of a checkpoint's names before it is tagged or pinned",
         "tagged-checkpoint-not-synced",
-        "hold.held",
+        "protection.held",
         "            files.sync_directory(parent)\n",
         "            pass\n",
         law("tag"),

@@ -14,7 +14,7 @@ from tests.protocol.search import Explored, Step, explore
 _AT = "objects.checkpoints.CheckpointDirectory.at"
 _LOCK = "fs.locks.lock_shared"
 _NAMES = "fs.locks.DirectoryLock.names"
-_HELD = "ops.refs.hold.held"
+_HELD = "ops.refs.protection.held"
 _TAG = "ops.refs.tags.write_tag"
 _PLAN = "ops.free.retain.plan_retention"
 _TAKE = "fs.locks.try_exclusive"
@@ -33,7 +33,7 @@ class TagRules:
     drop_locks: bool = True  # ops.free.drop.drop: exclusive, without waiting
     sweep_locks: bool = True  # trash.sweep_staging: the same
     empty_locks: bool = True  # Collector._take_apart: the same
-    tagger_locks: bool = True  # ops.refs.hold.held: a tagger uses the checkpoint
+    tagger_locks: bool = True  # ops.refs.protection.held: a tagger uses the checkpoint
     look_again: bool = True  # ops.refs.protection: tags are read again under the exclusive lock
     replaced: bool = False
 

@@ -23,7 +23,7 @@ from ckstore.saver import wire
 from ckstore.saver.client import process
 from ckstore.saver.client.client import Client
 from ckstore.saver.client.process import MARK
-from ckstore.saver.client.terms import Terms
+from ckstore.saver.client.queue import SaverLimits
 from ckstore_cli.app import app
 from tests.cli.test_command_line_page import keys, section
 from tests.faults.shim import Family, Fault, environment
@@ -257,7 +257,7 @@ def test_what_a_saver_may_have_published_before_it_died_is_not_said_to_have_fail
     pending = store.save_async(state_of(1), step=1, stall_timeout_s=DEADLINE_S)
     if what == "stop":
         wait_for((folder / "struck-0").exists, "the second is at it")
-        _client(store)._queue.terms = Terms(stall_timeout_s=0.5)
+        _client(store)._queue.limits = SaverLimits(stall_timeout_s=0.5)
     error = pending.exception(DEADLINE_S)
 
     assert isinstance(error, UnknownOutcome)

@@ -17,7 +17,7 @@ from ckstore.errors import NoSuchRef, NotUnchanged
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.manifest import Description, LeafRecord
 from ckstore.model.saver.messages import Order
-from ckstore.saver.client.unchanged import Bases, SnapshotPlan, Unchanged
+from ckstore.saver.client.unchanged import Bases, SnapshotPlan, UnchangedNames
 from tests.saver.conftest import DEADLINE_S
 from tests.support.stores import check_store
 
@@ -77,7 +77,7 @@ class Trainer:
             return
         self.number += 1
         asked = Order(self.number, "main", step, Description(), (), if_exists, force=False)
-        unchanged = Unchanged(lambda name: name in true, MIB) if true else None
+        unchanged = UnchangedNames(lambda name: name in true, MIB) if true else None
         placed = self.bases.place(captured, asked, unchanged, true, self.last_parents)
         self.is_right(placed, order, step)
         asked = replace(asked, captured=replace(captured, sources=()), places=placed.places, kept=placed.kept)

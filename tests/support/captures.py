@@ -10,7 +10,7 @@ from ckstore.model.manifest.manifest import BlobRecord, Description, Extent, Lea
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.capture import Captured, capture
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import build, needed_storages
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.tensors.targets.differences import LoadRules
+    from ckstore.tensors.targets.comparison import LoadRules
 
 
 def bytes_of(source: ByteSource) -> bytes:

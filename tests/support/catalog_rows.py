@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.catalog import forms
-from ckstore.catalog.text import encode_stamp
+from ckstore.catalog.values import encode_stamp
 from ckstore.model.manifest.info import Stamp
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.tensors.capture import capture
-from ckstore.tensors.numbers import NUMBERS_FROM_COUNT, pack_numbers, unpack_numbers
+from ckstore.tensors.plain_values import NUMBERS_FROM_COUNT, pack_numbers, unpack_numbers
 from tests.support.captures import Saved
 from tests.support.states import floats
 

@@ -74,6 +74,7 @@ def test_a_kit_that_is_too_large_is_an_error(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.slow
+@pytest.mark.whole  # the two below run the kit as well, and end it
 def test_without_a_gpu_a_run_says_so_and_writes_the_cpu_forms(tmp_path: Path) -> None:
     chosen = "tests/gpu/test_load.py::test_a_state_is_loaded_to_the_device"
     done = started(tmp_path / "gpu.json", "--wheels", str(tmp_path), "--dir", str(tmp_path), "--tests", chosen)

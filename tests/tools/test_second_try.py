@@ -134,20 +134,13 @@ def test_a_run_that_passes_writes_no_report_and_names_the_one_that_is_there(tmp_
     "tests, arguments, wanted",
     [
         pytest.param([ASSERTS_ONCE], (), 1, id="an assertion"),
-        pytest.param([RAISES_ONCE], (), 1, id="another exception"),
+        pytest.param([RAISES_ONCE], (), 1, id="another exception", marks=pytest.mark.whole),
         pytest.param([LATE_THEN_ASSERTS], (), 1, id="a deadline and then an assertion"),
         pytest.param([LATE_ONCE, ASSERTS_ONCE], (), 1, id="a deadline beside an assertion"),
-        pytest.param(["raise ValueError('no tests here')\n"], (), 2, id="a file that cannot be collected"),
-        pytest.param([CRASHES_ONCE, PASSES], ("-n", "1", "-x"), 1, id="stopped at the first failure"),
-        pytest.param(
-            [
-                MANY_LATE_ONCE,
-            ],
-            (),
-            1,
-            id="more than ten",
-        ),
-        pytest.param([PASSES], ("--no-such-option",), 4, id="arguments that pytest refuses"),
+        pytest.param(["raise ValueError('no tests here')\n"], (), 2, id="uncollected", marks=pytest.mark.whole),
+        pytest.param([CRASHES_ONCE, PASSES], ("-n", "1", "-x"), 1, id="stopped early", marks=pytest.mark.whole),
+        pytest.param([MANY_LATE_ONCE], (), 1, id="more than ten"),
+        pytest.param([PASSES], ("--no-such-option",), 4, id="refused arguments", marks=pytest.mark.whole),
     ],
 )
 def test_other_failures_are_not_tried_again(

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckstore import BadInput, CannotLoad, CkstoreWarning, RetentionPolicy, StepExists, Store
-from ckstore.fs import files, inside
+from ckstore.fs import files, peek
 from ckstore.fs.inside import Where
 from ckstore.training import import_history
 from ckstore.training.history import find_checkpoints
@@ -81,7 +81,7 @@ def test_metrics_and_the_latest_that_cannot_be_read_end_the_import_and_come_alon
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
     (folder / "latest").write_text("checkpoint-500")
-    opened = inside.open_at
+    opened = peek.open_at
 
     def refused(path: Where, *rest: Any, **options: Any) -> int:
         if str(path) == str(folder / name):

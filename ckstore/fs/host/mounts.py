@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckstore.fs.host import statfs
-from ckstore.fs.inside import open_descriptor
+from ckstore.fs.peek import open_descriptor
 from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 
 # A table that is not true could lead round in a circle: the descent has to end.

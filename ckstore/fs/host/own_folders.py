@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckstore.fs import links
 from ckstore.fs.host.mounts import examine
-from ckstore.fs.inside import open_descriptor
+from ckstore.fs.peek import open_descriptor
 
 _TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - a folder there is used only if it belongs to this user alone
 _PRIVATE = 0o700

@@ -13,7 +13,8 @@ from functools import partial
 from ckstore.errors import UnsafePlace
 from ckstore.fs import links, locks, peek, statx
 from ckstore.fs.host.mounts import mount_id
-from ckstore.fs.inside import Inside, open_at
+from ckstore.fs.inside import Inside
+from ckstore.fs.peek import open_at
 
 TRY_PREFIX = ".try-"
 """How the names begin that `try_links` makes for a moment."""
@@ -39,11 +40,11 @@ _able: set[tuple[int, int, int]] = set()
 def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
     """Return which directories of a store are something else, or on another filesystem than its root, each a phrase."""
     device = os.stat(root.path).st_dev
+    there = peek.found_in(root, [directory.name for directory in directories])
     found = []
     for directory in directories:
-        try:
-            status = peek.status(directory)
-        except FileNotFoundError:
+        status = there.get(directory.name)
+        if status is None:
             continue
         if stat.S_ISLNK(status.st_mode):
             found.append(f"{directory} is a symlink")
@@ -62,9 +63,6 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
         directories: All directories of it, see `misplaced`.
         staging: Where saves begin.
         linked: What is linked and renamed to from there; see `try_links`.
-
-    Raises:
-        UnsafePlace: The store cannot work here.
     """
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
@@ -86,9 +84,6 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
 
     It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers
     of a killed process differ from the trial of a living one (`remove_leftovers`).
-
-    Raises:
-        UnsafePlace: Something does not work; the message says what.
     """
     name, lock = _own_directory(staging)
     own = lock.inside

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ckstore.errors import CkstoreError, RankFailed
-from ckstore.ranks.meeting import Meeting, failed_on_all, why
+from ckstore.ranks.meeting import Meeting, failed_on_all, reason_of
 from ckstore.ranks.who import Who, named
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class GroupMeeting(Meeting):
     """The ranks of one call.
 
     Args:
-        what: What they do, for messages.
+        act: What they do, for messages.
         group: The ranks; None: all.
     """
 
@@ -72,8 +72,8 @@ class GroupMeeting(Meeting):
         "part": "has not staged its part",
     }
 
-    def __init__(self, what: str, group: dist.ProcessGroup | None) -> None:
-        self.what = what
+    def __init__(self, act: str, group: dist.ProcessGroup | None) -> None:
+        self.act = act
         self.is_alone = is_alone()
         self._store: Any = None
         self._said = "rank"
@@ -164,7 +164,7 @@ class GroupMeeting(Meeting):
         self._mine.known = {rank: document for rank, (document, _) in enumerate(told)}
         failed = {rank: error for rank, (_, error) in enumerate(told) if error is not None}
         if failed:
-            raise failed_on_all(self.what, failed) from raised
+            raise failed_on_all(self.act, failed) from raised
         return result
 
     @contextmanager
@@ -176,7 +176,7 @@ class GroupMeeting(Meeting):
         try:
             yield
         except CheckpointException as error:
-            raise failed_on_all(self.what, {rank: cause[0] for rank, cause in error.failures.items()}) from None
+            raise failed_on_all(self.act, {rank: cause[0] for rank, cause in error.failures.items()}) from None
         except RuntimeError as error:
             if self.is_alone:
                 raise
@@ -198,7 +198,7 @@ class GroupMeeting(Meeting):
             lost = self.behind(self._said)
         said = ", ".join(lost.values()) or "no rank of this host has ended or stands still; see what the others say"
         return RankFailed(
-            f"{self.what}: the ranks lost one another: {said}: {error}",
+            f"{self.act}: the ranks lost one another: {said}: {error}",
             hint="start all ranks again; ckstore log says whether the checkpoint was published before",
             causes={rank: CkstoreError(text) for rank, text in lost.items()},
         )
@@ -214,4 +214,4 @@ def sendable(error: Exception) -> Exception:
         with suppress(Exception):  # one whose causes are of other classes
             pickle.dumps(error)
             return error
-    return CkstoreError(why(error))
+    return CkstoreError(reason_of(error))

@@ -42,11 +42,7 @@ class ComparingPlanner(DefaultLoadPlanner):
         self.cast: dict[str, str] = {}
 
     def create_local_plan(self) -> LoadPlan:
-        """Plan what fits.
-
-        Raises:
-            DoesNotFit: Something does not, and all has to; or nothing does.
-        """
+        """Plan what fits."""
         there: dict[str, Any] = {} if self.metadata is None else self.metadata.state_dict_metadata
         self.missing = tuple(name for name in self.state_dict if name not in there)
         self.unexpected = tuple(name for name in there if name not in self.state_dict)

@@ -31,12 +31,12 @@ from ckstore.errors import BadInput, NoSuchRef, RankMismatch
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.tiles import block_of, in_bytes
 from ckstore.ops.acts import act
-from ckstore.ops.read.entries import Found, entries_of
+from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.load import continue_from, lose_parents
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import open_directory
-from ckstore.store import Store
+from ckstore.store import Store, context_of
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import build_with, make_leaf
 from ckstore.tensors.torch_leaves import DTYPES
@@ -101,9 +101,6 @@ class CkstoreReader(StorageReader):
         """Return what the checkpoint has, without reading data.
 
         Its `storage_meta` has ``RUN@STEP`` as `checkpoint_id`, the id of the checkpoint as `save_id`, and `load_id`.
-
-        Raises:
-            NoSuchRef: There is no such checkpoint, or it has no tensors that are known by name.
         """
         del args, kwargs
         self.info = untried(self.store, self.ref, self.tried)
@@ -124,11 +121,7 @@ class CkstoreReader(StorageReader):
         return replace(plan, storage_data=None if self.info is None else (self.info.name, self.info.id))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Compare which checkpoint the ranks read; the coordinator does.
-
-        Raises:
-            RankMismatch: They found different ones, as when one was published meanwhile.
-        """
+        """Compare which checkpoint the ranks read; the coordinator does."""
         found = {plan.storage_data: rank for rank, plan in enumerate(plans) if plan.storage_data is not None}
         if len(found) > 1:
             said = ", ".join(f"rank {rank} {name} ({digest[:16]})" for (name, digest), rank in found.items())
@@ -136,11 +129,7 @@ class CkstoreReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank wants into its tensors.
-
-        Raises:
-            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
-        """
+        """Read what this rank wants into its tensors."""
         if self.info is None:
             raise BadInput("read_data was called before read_metadata")
         self.read_bytes += _read(self.store, self.info, plan, planner)
@@ -157,7 +146,7 @@ class CkstoreReader(StorageReader):
 
 @act
 def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
-    with open_directory(store._context, info) as directory:  # noqa: SLF001
+    with open_directory(context_of(store), info) as directory:
         found = entries_of(directory.manifest)
     described: dict[str, Any] = {}
     for name, one in found.items():
@@ -174,7 +163,7 @@ def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
 
 @act
 def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner) -> int:
-    context = store._context  # noqa: SLF001
+    context = context_of(store)
     with open_directory(context, info) as directory:
         try:
             read_bytes = _read_items(directory, info, plan, planner)
@@ -228,7 +217,7 @@ def _takes_bytes(out: torch.Tensor, dtype: torch.dtype) -> bool:
     return plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
 
 
-def _bytes(directory: CheckpointDirectory, found: Found) -> io.BytesIO:
+def _bytes(directory: CheckpointDirectory, found: StateValue) -> io.BytesIO:
     """Return a plain value as `torch.load` reads it."""
 
     def leaf(number: int) -> object:

@@ -15,7 +15,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -25,27 +25,26 @@ from torch.futures import Future
 from ckstore.errors import BadInput, CkstoreError, SaveFailed
 from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.interpreter import log_notes
-from ckstore.model.manifest.manifest import Entry
+from ckstore.model.manifest.manifest import DcpValue
 from ckstore.model.names import check_run, check_step
 from ckstore.objects.checkpoints import look
 from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
-from ckstore.ops.save.options import SaveOptions, request_of
+from ckstore.ops.save.options import SaveOptions, check_options, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.join import shards_of
-from ckstore.ranks.meeting import check_agreement, why
+from ckstore.ranks.meeting import check_agreement, reason_of
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.part import stage_part
 from ckstore.ranks.who import Who
 from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import RankWork, WorkWatch
-from ckstore.store import Store
+from ckstore.store import Store, context_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
 
     from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.publish import IfExists
     from ckstore.objects.staging import Staging
     from ckstore.ranks.who import Document
 
@@ -61,13 +60,8 @@ class CkstoreWriter(StorageWriter):
         store: The store, or its path; the same on all ranks.
         step: Step number; the same on all ranks.
         run: Name of the run; the same on all ranks.
-        metrics: As in `Store.save`; what the coordinator gives counts, here and in what follows.
-        metadata: As in `Store.save`.
-        message: As in `Store.save`.
-        tags: As in `Store.save`.
-        parent: As in `Store.save`.
-        if_exists: As in `Store.save`.
-        force: As in `Store.save`.
+        options: As in `Store.save`: metrics, metadata, message, tags, parent, if_exists, force. What the coordinator
+            gives counts.
 
     Attributes:
         info: What was published, on the coordinator, once the save is done; else None.
@@ -80,28 +74,16 @@ class CkstoreWriter(StorageWriter):
         store: Store | str | os.PathLike[str],
         step: int,
         run: str = "main",
-        *,
-        metrics: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        message: str = "",
-        tags: Iterable[str] = (),
-        parent: Any = None,
-        if_exists: IfExists = "error",
-        force: bool = False,
+        **options: Unpack[SaveOptions],
     ) -> None:
         super().__init__()
+        check_options(CkstoreWriter, options)
         self.run = check_run(run)
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None
-        self._options = SaveOptions(
-            metrics=metrics,
-            metadata=metadata,
-            message=message,
-            tags=(tags,) if isinstance(tags, str) else tuple(tags),
-            parent=parent,
-            if_exists=if_exists,
-            force=force,
-        )
+        tags = options.get("tags", ())
+        # A tuple can be pickled, which an iterator cannot.
+        self._options: SaveOptions = {**options, "tags": (tags,) if isinstance(tags, str) else tuple(tags)}
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.timeout_s = math.inf
@@ -169,7 +151,7 @@ class CkstoreWriter(StorageWriter):
         except (CkstoreError, OSError):
             raise
         except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
-            raise SaveFailed(f"saving {self.checkpoint_id} failed: {why(error)}") from error
+            raise SaveFailed(f"saving {self.checkpoint_id} failed: {reason_of(error)}") from error
         self.say("part")
         data = {**self._meant(), "staging": staging.path.name}
         result: Future[list[WriteResult]] = Future()
@@ -182,7 +164,7 @@ class CkstoreWriter(StorageWriter):
         # Again: where a planner caches its plans, what was compared before may be of an earlier save.
         check_agreement(parts.values())
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
-        entries = tuple(Entry(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
+        entries = tuple(DcpValue(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
         # Without a grace: the others wait in a collective, whose deadline is near.
         work = RankWork(self._who(), self.timeout_s, grace_s=0)
         whole = Whole(parts, uuid.uuid4().hex, partial(shards_of, entries), entries)
@@ -206,28 +188,28 @@ class CkstoreWriter(StorageWriter):
 
     def request(self) -> Any:
         """Return what `Store.save` would make of the arguments."""
-        return request_of(self.store._context, self.run, self.step, self._options, None)  # noqa: SLF001
+        return request_of(context_of(self.store), self.run, self.step, self._options, None)
 
     def with_news(self, info: CheckpointInfo) -> CheckpointInfo:
         """Return what was published, with a warning if it is at its place no more: this rank may have stood still."""
-        return with_news(info, look(self.store._context.layout, info.run, info.step).published)  # noqa: SLF001
+        return with_news(info, look(context_of(self.store).layout, info.run, info.step).published)
 
     def hold(self, staging: Staging) -> None:
         """Keep the lock on what was staged until `close`."""
-        self._give_back = weakref.finalize(self, reclaim.discard, self.store._context, staging)  # noqa: SLF001
+        self._give_back = weakref.finalize(self, reclaim.discard, context_of(self.store), staging)
 
     def _who(self) -> Who:
         return Who.here(self.run, self.step, self._rank)
 
     def _meant(self) -> Document:
-        settings = self.store._context.settings  # noqa: SLF001
+        settings = context_of(self.store).settings
         where = {"store": settings.uuid, "hash": settings.hash, "chunk_bytes": settings.chunk_bytes}
         return self._who().document(run=self.run, step=self.step, **where)
 
 
 @act
 def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner) -> Staging:
-    context = store._context  # noqa: SLF001
+    context = context_of(store)
     context.check_writable()
     who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
@@ -241,9 +223,9 @@ def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePla
 
 @act
 def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch) -> CheckpointInfo:
-    context = store._context  # noqa: SLF001
+    context = context_of(store)
     request = writer.request()
     request.check()
     info = whole.publish(context, request, watch)
-    log_notes(info.name, info.warnings, context.told)
+    log_notes(info.name, info.warnings, context.notices.logged)
     return info

@@ -35,6 +35,9 @@ with fs.transaction, fs.open(path, "wb") as file: file.write(data)"""
 class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """``ckstore:///path/to/store/RUN/CHECKPOINT/FILE``; `CHECKPOINT` is a step, ``latest``, ``latest-valid`` or a tag.
 
+    What is not there is `NoSuchFile`, and a path without a store on the way `StoreNotFound`. What is published does not
+    change: to change it is `BadInput`.
+
     Args:
         if_exists: As in `ckstore.Store.commit`, for what is written.
         staging: A directory in which files wait until their checkpoint is committed; None: that of the store.
@@ -70,12 +73,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self._stores[key]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return name, size and type of a file or directory, and of a checkpoint its id.
-
-        Raises:
-            NoSuchFile: There is none.
-            StoreNotFound: There is no store on the way.
-        """
+        """Return name, size and type of a file or directory, and of a checkpoint its id."""
         place = place_of(path)
         tree = self._tree(place)
         if place.path not in tree:
@@ -83,12 +81,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return tree[place.path]
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """List the runs of a store, the steps of a run, or the files of a checkpoint.
-
-        Raises:
-            NoSuchFile: There is no such file or directory.
-            StoreNotFound: There is no store on the way.
-        """
+        """List the runs of a store, the steps of a run, or the files of a checkpoint."""
         place = place_of(path)
         tree = self._tree(place)
         if tree.get(place.path, {"type": ""})["type"] == "directory":
@@ -116,27 +109,15 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return ""
 
     def created(self, path: str) -> datetime:
-        """Return when the checkpoint was made that has this file.
-
-        Raises:
-            NoSuchFile: There is none.
-        """
+        """Return when the checkpoint was made that has this file."""
         return datetime.fromisoformat(self._checkpoint(place_of(path)).created)
 
     def modified(self, path: str) -> datetime:
-        """Return the same as `created`: nothing in a checkpoint changes.
-
-        Raises:
-            NoSuchFile: There is none.
-        """
+        """Return the same as `created`: nothing in a checkpoint changes."""
         return self.created(path)
 
     def ukey(self, path: str) -> str:
-        """Return a key that differs from that of another checkpoint's file at this path.
-
-        Raises:
-            NoSuchFile: There is none.
-        """
+        """Return a key that differs from that of another checkpoint's file at this path."""
         return str(tokenize(self.info(path)))
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
@@ -156,22 +137,14 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self.makedirs(path, exist_ok=True)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """See `mkdir`.
-
-        Raises:
-            StoreNotFound: There is no store on the way.
-        """
+        """See `mkdir`."""
         place = place_of(path)
         if self._intrans and place.path:
             local = self._staging_to_write(place).local(place.path)
             local.mkdir(parents=True, exist_ok=exist_ok)
 
     def mv(self, path1: str, path2: str, **_: Any) -> None:
-        """Rename a file of the checkpoint that is being written.
-
-        Raises:
-            BadInput: It is another one: what is published does not change.
-        """
+        """Rename a file of the checkpoint that is being written."""
         old, new = place_of(path1), place_of(path2)
         staging = self._staging_of(old)
         if staging is None or self._staging_of(new) is not staging:
@@ -181,11 +154,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         staging.local(old.path).replace(staging.local(new.path))
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
-        """Copy a file into the checkpoint that is being written.
-
-        Raises:
-            BadInput: None is being written.
-        """
+        """Copy a file into the checkpoint that is being written."""
         if self.isdir(path1):
             self.makedirs(path2, exist_ok=True)
             return
@@ -276,11 +245,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return entries(checkpoint.files(), top, id=info.id)
 
     def _checkpoint(self, place: Place) -> CheckpointInfo:
-        """Return the checkpoint that a place is, or is in; where there is no such ref, the step in its name.
-
-        Raises:
-            NoSuchFile: There is none.
-        """
+        """Return the checkpoint that a place is, or is in; where there is no such ref, the step in its name."""
         store = self.store_at(place.store)
         error: CkstoreError | None = None
         for name in (place.name, *([] if place.step is None else [str(place.step)])):

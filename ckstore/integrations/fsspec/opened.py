@@ -33,11 +33,7 @@ class OpenedFile(io.BufferedReader):
 
 
 def opened(checkpoint: OpenCheckpoint, place: Place) -> OpenedFile:
-    """Open a file of a checkpoint, which is closed with it, or at once if there is no such file.
-
-    Raises:
-        NoSuchFile: There is none.
-    """
+    """Open a file of a checkpoint, which is closed with it, or at once if there is no such file."""
     try:
         return OpenedFile(cast("CommittedFile", checkpoint.open_file(place.path).detach()), checkpoint)
     except BaseException:

@@ -62,11 +62,7 @@ def stripped(path: str | os.PathLike[str]) -> str:
 
 
 def place_of(path: str | os.PathLike[str]) -> Place:
-    """Return what a path leads to: the store is the first directory on the way that is one.
-
-    Raises:
-        StoreNotFound: There is none on the way.
-    """
+    """Return what a path leads to: the store is the first directory on the way that is one."""
     whole = PurePosixPath(stripped(path))
     # From the root down: a file store.json inside a committed checkpoint must not be taken for a store.
     for store in (*reversed(whole.parents), whole):

@@ -45,13 +45,7 @@ class Annotations:
 
 
 def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Annotations:
-    """Return what a caller wants to add, checked and copied.
-
-    Args:
-        metrics: As for `describe.describe`.
-        note: Text, not empty.
-        created: The time of the note.
-    """
+    """Return what a caller wants to add, checked and copied."""
     checked = describe(metrics, None, "", None).metrics
     if note is None:
         if not checked:
@@ -67,12 +61,7 @@ def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Ann
 
 
 def parse_annotations(data: bytes, where: str) -> Annotations:
-    """Return what ``annotations.json`` says.
-
-    Args:
-        data: Its whole content.
-        where: Its path, for messages.
-    """
+    """Return what ``annotations.json`` says."""
     members = parse_object(data, where=where)
     if members.get("format") != _FORMAT:
         refuse(where, "format", repr(_FORMAT), members.get("format"))

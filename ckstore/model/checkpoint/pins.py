@@ -82,13 +82,7 @@ def file_name(name: str) -> str:
 
 
 def parse_pin(data: bytes, name: str, where: str) -> Pin:
-    """Return what the file of the pin `name` says.
-
-    Args:
-        data: Its whole content.
-        name: Of the pin.
-        where: Its path, for messages.
-    """
+    """Return what the file of the pin `name` says."""
     members = parse_object(data, where=where)
     if members.get("format") != _FORMAT:
         refuse(where, "format", repr(_FORMAT), members.get("format"))

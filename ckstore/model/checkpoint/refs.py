@@ -105,10 +105,6 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
         ref: Any kind but ``latest-valid``, which needs to read: take `newest_first`.
         candidates: The complete checkpoints of the store, in any order.
         tags: Tag -> (run, step).
-
-    Raises:
-        NoSuchRef: Nothing has that name; the message says what there is.
-        AmbiguousRef: Several have it; the message lists some.
     """
     # It needs the bytes, and here are values only.
     if ref.kind == "latest-valid":

@@ -10,52 +10,35 @@ if TYPE_CHECKING:
 
 
 class ByteSource(Protocol):
-    """The bytes of one storage to be saved: live memory, which may change under the reader.
+    """The bytes of one storage to be saved: live memory, which may change under the reader."""
 
-    Any thread may call its methods, several at a time.
+    # Any thread may call its methods, several at a time.
 
-    Attributes:
-        nbytes: Size of the storage, in bytes.
-        name: Name of its first leaf, for messages.
-    """
-
-    nbytes: int
-    name: str
+    nbytes: int  # size of the storage, in bytes
+    name: str  # name of its first leaf, for messages
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes of the live memory, read-only and uncopied.
-
-        None: they have to be read with `read_into`, since the CPU cannot address them (CUDA) or
-        they do not lie in one row (they reach over a gap between views that share memory).
-        """
+        """Return these bytes of the live memory, read-only and uncopied."""
+        # None: they have to be read with `read_into`, since the CPU cannot address them (CUDA) or they do not lie in
+        # one row (they reach over a gap between views that share memory).
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
         """Copy these bytes into `out`, which has their size; others run during large copies."""
 
     def changed(self) -> bool:
-        """Whether the values were seen to be modified since the capture.
-
-        False is not a proof: writes through NumPy, ``.data`` or foreign code are not counted.
-        """
+        """Whether the values were seen to be modified since the capture."""
+        # False is not a proof: writes through NumPy, ``.data`` or foreign code are not counted.
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A state as the store sees it. It shares the memory of the live tensors.
+    """A state as the store sees it. It shares the memory of the live tensors."""
 
-    Attributes:
-        state: The tree of nodes.
-        leaves: What is kept as bytes.
-        sources: The bytes; ``sources[i]`` is storage `i` of the leaves.
-        files: The files that were committed; a saved state has none.
-        name_chars: Characters of the names of all its values, but for their own keys.
-    """
-
-    state: Node
-    leaves: tuple[LeafRecord, ...]
-    sources: tuple[ByteSource, ...]
-    files: tuple[FileRecord, ...] = ()
-    name_chars: int = 0
+    state: Node  # the tree of nodes
+    leaves: tuple[LeafRecord, ...]  # what is kept as bytes
+    sources: tuple[ByteSource, ...]  # the bytes; ``sources[i]`` is storage `i` of the leaves
+    files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
+    name_chars: int = 0  # characters of the names of all its values, but for their own keys
 
     def first_changed(self) -> str | None:
         """Return the name of a source that was seen to be modified since the capture; None if none was."""

@@ -24,8 +24,7 @@ from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Description
 
-METADATA_MAX_DEPTH = 100
-"""Objects and arrays of metadata are nested at most so deep; the metadata itself counts."""
+METADATA_MAX_DEPTH = 100  # objects and arrays of metadata are nested at most so deep; the metadata itself counts
 
 _NUMBER_HINT = "give an int or a float; for a tensor of one element its .item()"
 _JSON_HINT = "metadata holds None, bool, int, float, str, list, tuple and dict with str keys"
@@ -35,22 +34,14 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def describe(
     metrics: Mapping[str, Any] | None,
     metadata: Mapping[str, Any] | None,
-    message: str,
-    parent: str | None,
+    message: str,  # free text
+    parent: str | None,  # id of the checkpoint that this one continues
 ) -> Description:
-    """Return what the caller says, checked and copied; later changes of the arguments do not show.
-
-    Args:
-        metrics: Name -> real number: int, float or anything with ``__float__`` that is one number
-            (a NumPy scalar, a tensor of no dimensions). Integers beyond ±2^53 become floats.
-        metadata: JSON-like values: None, bool, int, float, str, list, tuple (comes back as a list),
-            dict with str keys that do not start with ``$``; nested at most `METADATA_MAX_DEPTH`.
-        message: Free text.
-        parent: Id of the checkpoint that this one continues.
-
-    Raises:
-        BadInput: Something else; the message says where it is.
-    """
+    """Return what the caller says, checked and copied; later changes of the arguments do not show."""
+    # `metrics`: Name -> real number: int, float or anything with ``__float__`` that is one number (a NumPy scalar, a
+    # tensor of no dimensions). Integers beyond ±2^53 become floats. `metadata`: JSON-like values: None, bool, int,
+    # float, str, list, tuple (comes back as a list), dict with str keys that do not start with ``$``; nested at most
+    # `METADATA_MAX_DEPTH`. Raises BadInput: something else; the message says where it is.
     if not isinstance(message, str):
         raise BadInput(f"message: wanted a str, got {_kind(message)} {shown(message)}")
     if parent is not None and not is_digest(parent):
@@ -73,10 +64,8 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def decode_metadata(encoded: Any) -> Any:
-    """Return one value of metadata as the caller gave it (tuples as lists); a copy.
-
-    `encoded` must come from `encode_metadata` or a parsed manifest.
-    """
+    """Return one value of metadata as the caller gave it (tuples as lists); a copy."""
+    # `encoded` must come from `encode_metadata` or a parsed manifest.
     if isinstance(encoded, list):
         return [decode_metadata(item) for item in encoded]
     if not isinstance(encoded, dict):
@@ -95,28 +84,21 @@ def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: decode_metadata(value) for name, value in encoded.items()}
 
 
-def check_metadata(metadata: object, where: str, what: str = "metadata") -> dict[str, Any]:
-    """Return `metadata` if it is as `encode_metadata` makes it.
-
-    Args:
-        metadata: What `document.parse_object` made of it.
-        where: What is read, for messages.
-        what: Which part of it, for messages.
-
-    Raises:
-        BadInput: It is not; `decode_metadata` would not understand it.
-    """
+def check_metadata(metadata: object, where: str, member: str = "metadata") -> dict[str, Any]:
+    """Return `metadata` if it is as `encode_metadata` makes it."""
+    # `metadata`: what `document.parse_object` made of it. `where`: what is read, for messages. `member`: which part
+    # of it, for messages. Raises BadInput: it is not; `decode_metadata` would not understand it.
     if not isinstance(metadata, dict):
-        refuse(where, what, "an object", metadata)
+        refuse(where, member, "an object", metadata)
     todo: list[tuple[dict[str, Any] | list[Any], int]] = [(metadata, 1)]
     while todo:
         container, depth = todo.pop()
         if depth > METADATA_MAX_DEPTH:
-            refuse(where, what, f"at most {METADATA_MAX_DEPTH} levels", "more")
+            refuse(where, member, f"at most {METADATA_MAX_DEPTH} levels", "more")
         if isinstance(container, dict):
             for name in container:
                 if name.startswith("$"):
-                    refuse(where, what, "no member with $ but $float and $int, alone", name)
+                    refuse(where, member, "no member with $ but $float and $int, alone", name)
         below = container.values() if isinstance(container, dict) else container
         todo.extend(
             (value, depth + 1)

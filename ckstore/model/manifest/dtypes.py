@@ -6,20 +6,14 @@ from typing import NamedTuple
 
 
 class Dtype(NamedTuple):
-    """A dtype of elements.
+    """A dtype of elements."""
 
-    Attributes:
-        torch: Its name in torch and in manifests; empty if torch lacks it.
-        bits: Of an element in a safetensors file; torch packs two elements of 4 bits into an item of a byte.
-        safetensors, numpy: Its names there; empty if it has none.
-        storage: The class of storages that older files of torch name.
-    """
-
-    torch: str
-    bits: int
+    torch: str  # its name in torch and in manifests; empty if torch lacks it
+    bits: int  # of an element in a safetensors file; torch packs two elements of 4 bits into an item of a byte
+    # `safetensors` and `numpy`: Its names there; empty if it has none.
     safetensors: str = ""
     numpy: str = ""
-    storage: str = ""
+    storage: str = ""  # the class of storages that older files of torch name
 
 
 # In the order of safetensors 0.8, which puts the last of these first: so every tensor is aligned to its own size.
@@ -49,5 +43,4 @@ DTYPES = (
     Dtype("uint64", 64, "U64", "<u8"),
     Dtype("complex128", 128, "", "", "ComplexDoubleStorage"),
 )
-TORCH_ITEMSIZE = {one.torch: max(1, one.bits // 8) for one in DTYPES if one.torch}
-"""Bytes of an item in memory."""
+TORCH_ITEMSIZE = {one.torch: max(1, one.bits // 8) for one in DTYPES if one.torch}  # bytes of an item in memory

@@ -17,8 +17,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 
 FileChangeKind = Literal["added", "removed", "changed"]
-_LINKS_MOST = 41
-"""One more than Linux follows."""
+_LINKS_MOST = 41  # one more than Linux follows
 
 
 @brief()
@@ -89,15 +88,8 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
 
 
 def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | None:
-    """Return where a path leads when the symlinks in it are followed, as the kernel does it; it may be that of nothing.
-
-    Args:
-        files: All of the checkpoint, by path.
-        path: Relative, as committed.
-
-    Returns:
-        None: It leads out of the checkpoint, or round in a circle.
-    """
+    """Return where a path leads when the symlinks in it are followed, as the kernel does it; there may be nothing."""
+    # None: it leads out of the checkpoint, or round in a circle.
     to_do, done = path.split("/")[::-1], list[str]()
     links_left = _LINKS_MOST
     while to_do:

@@ -8,13 +8,51 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckstore.model.brief import brief
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.describe import decoded_metadata
-from ckstore.model.words import new_text, printable, time_text
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted, new_text, printable, time_text
 
 if TYPE_CHECKING:
     import os
 
-    from ckstore.model.manifest.counters import SaveCounters
     from ckstore.model.manifest.manifest import Manifest
+
+
+@brief()
+@dataclass(frozen=True, slots=True)
+class SaveCounters:
+    """What one save did. Its parts come one after another; hashing and writing go on side by side.
+
+    Attributes:
+        hashed_bytes: So many bytes of the state were read and hashed.
+        kept_bytes: So many were taken from the checkpoint before, unread but for a sample (``unchanged=``).
+        written_count: Blobs that were written; their bytes are `CheckpointInfo.new_bytes`.
+        reused_count: Blobs that the store had.
+        copied_s: Seconds that `save_async` took to copy the state, with what it waited for other saves; 0 for `save`.
+        queued_s: From then until a saver had it; 0 for `save`.
+        staging_s: To make a staging directory.
+        storing_s: To look up, hash, link and write blobs, each of them durable.
+        sealing_s: To write the manifest, and make the directory durable.
+        publishing_s: To rename it into place, durably; in the background with the question whether it may be.
+        finishing_s: For tags, the catalog, retention and gc, after the checkpoint was durable.
+    """
+
+    hashed_bytes: int
+    kept_bytes: int
+    written_count: int
+    reused_count: int
+    copied_s: float = 0.0
+    queued_s: float = 0.0
+    staging_s: float = 0.0
+    storing_s: float = 0.0
+    sealing_s: float = 0.0
+    publishing_s: float = 0.0
+    finishing_s: float = 0.0
+
+    def __str__(self) -> str:
+        kept = f", {size_text(self.kept_bytes)} taken over unread" if self.kept_bytes else ""
+        took_s = self.staging_s + self.storing_s + self.sealing_s + self.publishing_s + self.finishing_s
+        blobs = f"{counted(self.written_count, 'blob')} written, {self.reused_count} reused"
+        return f"{size_text(self.hashed_bytes)} hashed{kept}, {blobs}, in {took_s:.2f} s"
 
 
 @brief()
@@ -140,19 +178,14 @@ _MOST = 2**64
 
 
 class Stamp(NamedTuple):
-    """Which directory a checkpoint lies in, and which file its manifest is: another one, or one written to, differs.
+    """Which directory a checkpoint lies in, and which file its manifest is: another one, or one written to, differs."""
 
-    Inode numbers alone do not tell: a filesystem gives that of a removed directory to the next one. No user can
-    set the time of change (`ctime`) of a file.
+    # Inode numbers alone do not tell: a filesystem gives that of a removed directory to the next one. No user can set
+    # the time of change (`ctime`) of a file.
 
-    Attributes:
-        dir_inode: Inode number of the directory.
-        inode: Inode number of its ``manifest.json``.
-        mtime_ns, ctime_ns: Times of that file, modulo 2^64.
-    """
-
-    dir_inode: int
-    inode: int
+    dir_inode: int  # inode number of the directory
+    inode: int  # inode number of its ``manifest.json``
+    # `mtime_ns` and `ctime_ns`: Times of that file, modulo 2^64.
     mtime_ns: int
     ctime_ns: int
 
@@ -164,14 +197,8 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A complete checkpoint, as its directory was when it was read.
+    """A complete checkpoint, as its directory was when it was read."""
 
-    Attributes:
-        manifest: What its ``manifest.json`` says; its run and step are the names of the directory.
-        manifest_id: Digest of the manifest, the id of the checkpoint.
-        stamp: Tells that the rows of the catalog are about this directory, without reading the manifest again.
-    """
-
-    manifest: Manifest
-    manifest_id: str
-    stamp: Stamp
+    manifest: Manifest  # what its ``manifest.json`` says; its run and step are the names of the directory
+    manifest_id: str  # digest of the manifest, the id of the checkpoint
+    stamp: Stamp  # tells that the rows of the catalog are about this directory, without reading the manifest again

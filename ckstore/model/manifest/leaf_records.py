@@ -16,16 +16,12 @@ NUMPY_MAX_DIMENSIONS = 64
 MAX_SIZE = 2**53
 
 _LEAF_KINDS: dict[object, LeafKind] = {kind: kind for kind in get_args(LeafKind)}
-_ARRAYS = ("torch", "numpy", "numbers")
-"""Kinds of leaves that have a dtype and a shape."""
+_ARRAYS = ("torch", "numpy", "numbers")  # kinds of leaves that have a dtype and a shape
 
 
 def read_leaves(items: list[Any], storages: tuple[StorageRecord, ...], where: str) -> tuple[LeafRecord, ...]:
-    """Return the leaves that JSON says, whose storages were read before.
-
-    Raises:
-        BadInput: They are not as the format says; `where` is the file, for the message.
-    """
+    """Return the leaves that JSON says, whose storages were read before."""
+    # Raises BadInput: they are not as the format says; `where` is the file, for the message.
     return _Leaves([storage.nbytes for storage in storages], where).read(items)
 
 
@@ -57,10 +53,9 @@ class _Leaves:
                 self.refuse_shared(leaf.name, owners[leaf.storage])
 
     def refuse_shared(self, name: str, other: str) -> NoReturn:
-        what = f"storage of leaf {shown(name)}"
-        refuse(
-            self.where, what, "one of its own, unless all its leaves are tensors", f"that of {shown(other)}", words=True
-        )
+        leaf = f"storage of leaf {shown(name)}"
+        wanted = "one of its own, unless all its leaves are tensors"
+        refuse(self.where, leaf, wanted, f"that of {shown(other)}", words=True)
 
     def leaf(self, item: Any, i: int) -> LeafRecord:
         if type(item) is not dict:
@@ -157,15 +152,13 @@ def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_by
     return low * item_bytes, high * item_bytes
 
 
-NUMBERS_ITEMSIZE = {"int64": 8, "float64": 8, "bool": 1}
-"""What a long list of numbers is kept as."""
+NUMBERS_ITEMSIZE = {"int64": 8, "float64": 8, "bool": 1}  # what a long list of numbers is kept as
 
 _NUMPY_SIZED = {"b": {1}, "i": {1, 2, 4, 8}, "u": {1, 2, 4, 8}, "f": {2, 4, 8}, "c": {8, 16}}
 _NUMPY_PATTERN = re.compile(
     r"([<>|])([biufcMmSU])([1-9][0-9]{0,9})(\[(?:[1-9][0-9]{0,8})?(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?\Z"
 )
-_MAX_ITEM_BYTES = 2**31 - 1
-"""What NumPy counts the bytes of an item in."""
+_MAX_ITEM_BYTES = 2**31 - 1  # what NumPy counts the bytes of an item in
 _DATETIME_BYTES = 8
 _UNICODE_BYTES = 4
 

@@ -28,44 +28,30 @@ MAX_DEPTH = 100
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
 """The paths to all values of a state have together at most so many characters, and so many more for each byte of the
 manifest: a comparison and an export write them out."""
-BLOB_MAX_BYTES = 2**31
-"""Chunks have at most 1 GiB, and a pack little more than its pieces."""
+BLOB_MAX_BYTES = 2**31  # chunks have at most 1 GiB, and a pack little more than its pieces
 MAX_ELEMENTS = 2**63
 """What torch counts elements in, and NumPy bytes; the product of the sizes that are not 0 stays below."""
 
 MODE_MOST = 0o777
 FileKind = Literal["file", "directory", "symlink"]
 LeafKind = Literal["torch", "numpy", "numbers", "bytes", "bytearray", "io.BytesIO", "str"]
-Node = Any
-"""A node of the state as JSON values; docs/format/v1.md, "Nodes"."""
+Node = Any  # A node of the state as JSON values; docs/format/v1.md, "Nodes"
 
 
 class Extent(NamedTuple):
-    """Where one piece is.
+    """Where one piece is."""
 
-    Attributes:
-        piece: Digest of the piece.
-        blob: Index into the manifest's `blobs`.
-        offset: Bytes from the start of the blob.
-        length: Bytes, at least 1.
-    """
-
-    piece: str
-    blob: int
-    offset: int
-    length: int
+    piece: str  # digest of the piece
+    blob: int  # index into the manifest's `blobs`
+    offset: int  # bytes from the start of the blob
+    length: int  # bytes, at least 1
 
 
 class Tiling(NamedTuple):
-    """How the extents of a storage make its bytes where they do not follow one another.
+    """How the extents of a storage make its bytes where they do not follow one another."""
 
-    Attributes:
-        shape: Of the tensor that the storage is, row-major, the last dimension in bytes.
-        blocks: For each extent which part of the tensor it is; each is row-major itself.
-    """
-
-    shape: Sizes
-    blocks: tuple[Block, ...]
+    shape: Sizes  # of the tensor that the storage is, row-major, the last dimension in bytes
+    blocks: tuple[Block, ...]  # for each extent which part of the tensor it is; each is row-major itself
 
 
 class StorageRecord(NamedTuple):
@@ -77,47 +63,29 @@ class StorageRecord(NamedTuple):
 
 
 class LeafRecord(NamedTuple):
-    """One value that is kept as bytes.
+    """One value that is kept as bytes."""
 
-    Attributes:
-        name: Path in the state, ``model.layers[0].weight``.
-        kind: ``torch``, ``numpy``, ``numbers`` (a long list of them), ``bytes``, ``bytearray``, ``io.BytesIO`` or
-            ``str``.
-        dtype: ``float32`` or, for NumPy, ``<f4``; empty for bytes and str.
-        shape: Sizes, outermost first; empty for a scalar, bytes and str.
-        storage: Index into the manifest's `storages`.
-        offset: Bytes from the start of the storage to the first element.
-        strides: Elements, one for each dimension; None: row-major contiguous.
-    """
-
-    name: str
+    name: str  # path in the state, ``model.layers[0].weight``
+    # ``torch``, ``numpy``, ``numbers`` (a long list of them), ``bytes``, ``bytearray``, ``io.BytesIO`` or ``str``.
     kind: LeafKind
-    dtype: str
-    shape: tuple[int, ...]
-    storage: int
-    offset: int = 0
-    strides: tuple[int, ...] | None = None
+    dtype: str  # ``float32`` or, for NumPy, ``<f4``; empty for bytes and str
+    shape: tuple[int, ...]  # sizes, outermost first; empty for a scalar, bytes and str
+    storage: int  # index into the manifest's `storages`
+    offset: int = 0  # bytes from the start of the storage to the first element
+    strides: tuple[int, ...] | None = None  # elements, one for each dimension; None: row-major contiguous
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A committed file, directory or symlink.
+    """A committed file, directory or symlink."""
 
-    Attributes:
-        path: Relative, with slashes, as `model.names.check_path` approves it.
-        kind: ``file``, ``directory`` or ``symlink``.
-        mode: Permission bits, at most 0o777; 0 for a symlink.
-        storages: Indexes into the manifest's `storages`, whose bytes one after another are the content of a file.
-        target: What a symlink holds; empty for the others.
-        mtime_ns: Modification time since 1970, if it was asked to be kept.
-    """
-
-    path: str
-    kind: FileKind
-    mode: int = 0
+    path: str  # relative, with slashes, as `model.names.check_path` approves it
+    kind: FileKind  # ``file``, ``directory`` or ``symlink``
+    mode: int = 0  # permission bits, at most 0o777; 0 for a symlink
+    # Indexes into the manifest's `storages`, whose bytes one after another are the content of a file.
     storages: tuple[int, ...] = ()
-    target: str = ""
-    mtime_ns: int | None = None
+    target: str = ""  # what a symlink holds; empty for the others
+    mtime_ns: int | None = None  # modification time since 1970, if it was asked to be kept
 
 
 class BlobRecord(NamedTuple):
@@ -137,11 +105,10 @@ class Description:
     parent: str | None = None
 
 
-class Entry(NamedTuple):
-    """A value of a state dict that `torch.distributed.checkpoint` saved: its name there, and its place in the state.
+class DcpValue(NamedTuple):
+    """A value of a state dict that `torch.distributed.checkpoint` saved: its name there, and its place in the state."""
 
-    A number in the path is a place in a list, a string a key.
-    """
+    # A number in the path is a place in a list, a string a key.
 
     name: str
     path: tuple[str | int, ...]
@@ -161,7 +128,7 @@ class Ranks:
     world_size: int
     attempt: str
     hosts: tuple[str, ...]
-    entries: tuple[Entry, ...] | None = None
+    entries: tuple[DcpValue, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +187,8 @@ def file_json(file: FileRecord) -> dict[str, Any]:
 
 
 def leaf_text(leaf: LeafRecord) -> str:
-    """Return the canonical JSON of a leaf; members that have their default are left out.
-
-    Put together by hand: a state has tens of thousands of leaves, and no dict is needed for one.
-    """
+    """Return the canonical JSON of a leaf; members that have their default are left out."""
+    # Put together by hand: a state has tens of thousands of leaves, and no dict is needed for one.
     array = leaf.kind in ("torch", "numpy", "numbers")
     dtype = f'"dtype":{quoted(leaf.dtype)},' if array else ""
     offset = f',"offset":{leaf.offset}' if leaf.offset else ""

@@ -33,13 +33,10 @@ from ckstore.model.names import join_index, join_key
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord, Node
 
-SEQUENCES = ("list", "tuple", "deque")
-"""Tags of nodes that hold nodes."""
+SEQUENCES = ("list", "tuple", "deque")  # tags of nodes that hold nodes
 DICTS = ("dict", "odict", "counter", "defaultdict")
-PAIRS = (*DICTS, "parts", "object")
-"""Tags of nodes that hold pairs of a key and a node."""
-SPARSE_KINDS = ("sparse_coo", "sparse_csr")
-"""Kinds of `parts` that name no class."""
+PAIRS = (*DICTS, "parts", "object")  # tags of nodes that hold pairs of a key and a node
+SPARSE_KINDS = ("sparse_coo", "sparse_csr")  # kinds of `parts` that name no class
 
 _NUMBERS = {"b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q", "u8": "Q"}
 _NUMBERS |= {"f2": "e", "f4": "f", "f8": "d"}
@@ -57,11 +54,7 @@ class NotStored(ValueError):
 
 
 def encode_int(value: int) -> Node:
-    """Return the node of an integer.
-
-    Raises:
-        NotStored: It is too long to be read again in bounded time.
-    """
+    """Return the node of an integer. Raises NotStored: it is too long to be read again in bounded time."""
     if -SAFE_INT <= value <= SAFE_INT:
         return value
     if not is_storable_int(value):
@@ -101,11 +94,8 @@ def decode_scalar(node: Node) -> object:
 
 
 def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
-    """Return the string that the bytes of a leaf are.
-
-    Raises:
-        DamagedBlob: They are not UTF-8 although their digest is right: they were no string before.
-    """
+    """Return the string that the bytes of a leaf are."""
+    # Raises DamagedBlob: they are not UTF-8 although their digest is right: they were no string before.
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
@@ -163,20 +153,15 @@ def decode_float(x: float | str) -> float:
 
 
 # Keys are hashed and compared by recursion in C, which has no limit of its own.
-MAX_KEY_DEPTH = 8
-"""So deep are tuples in a key nested."""
+MAX_KEY_DEPTH = 8  # so deep are tuples in a key nested
 _ESCAPED = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]"})
 
 
 def encode_key(key: object, depth: int = 1) -> Any:
-    """Return the node of a key.
-
-    Raises:
-        ValueError: The format does not hold it; the message says why.
-    """
+    """Return the node of a key. Raises ValueError: the format does not hold it; the message says why."""
     kind = type(key)
     if kind is str:
-        if not fits_json(key):  # type: ignore[arg-type]
+        if not (key.isascii() or fits_json(key)):  # type: ignore[attr-defined,arg-type]
             raise ValueError("has two surrogates that JSON would join")
         return key
     if kind is int:
@@ -209,10 +194,8 @@ def decode_key(node: Any) -> Any:
 
 
 def identity_of(node: Any, depth: int = 1) -> Any:
-    """Return what two keys have in common that are one in a dict, as 1, 1.0 and True; None: it is not a key.
-
-    No great integer is made of its digits.
-    """
+    """Return what two keys have in common that are one in a dict, as 1, 1.0 and True; None: it is not a key."""
+    # No great integer is made of its digits.
     if type(node) is str:
         return (node,)
     if node is None:

@@ -55,23 +55,12 @@ _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")
 
 
 def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[Manifest, str]:
-    """Return what ``manifest.json`` says, and its id.
-
-    Args:
-        data: The whole file.
-        where: Its path, for messages.
-        hash_prefix: With which the digests of the store begin that it lies in; empty: any.
-
-    Returns:
-        Metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the
-        JSON values; all of it keeps to the format, so that callers need not check again.
-
-    Raises:
-        DamagedBlob: The file is not framed as a manifest, or its digest is not that of its bytes.
-        OtherHash: It is of a store with another hash.
-        BadInput: Its bytes are as they were written, and what they say is not as the format says;
-            or it is longer than `MANIFEST_MAX_BYTES`.
-    """
+    """Return what ``manifest.json`` says, and its id."""
+    # `hash_prefix`: with which the digests of the store begin that it lies in; empty: any. Returns: metadata is still
+    # encoded (`describe.decoded_metadata`), and the nodes of the state are the JSON values; all of it keeps to the
+    # format, so that callers need not check again. Raises DamagedBlob: the file is not framed as a manifest, or its
+    # digest is not that of its bytes. Raises OtherHash: it is of a store with another hash. Raises BadInput: its bytes
+    # are as they were written, and what they say is not as the format says; or it is longer than `MANIFEST_MAX_BYTES`.
     # Before it is hashed or parsed: a hostile file must not take the memory of the host.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
@@ -82,10 +71,8 @@ def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[M
 
 
 def parse_facts(data: bytes, *, where: str, hash_prefix: str = "") -> CheckpointInfo:
-    """Return what ``manifest.json`` says about the checkpoint as a whole; its values and blobs are not looked at.
-
-    That takes a fifth of the time of `parse_manifest`, and does not say that the checkpoint can be loaded.
-    """
+    """Return what ``manifest.json`` says about the checkpoint as a whole; its values and blobs are not looked at."""
+    # That takes a fifth of the time of `parse_manifest`, and does not say that the checkpoint can be loaded.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
     manifest_id, body = _unframe(data, where, hash_prefix)
@@ -216,10 +203,10 @@ class _Reader:
             refuse(self.where, name, "an array", value)
         return value
 
-    def own_digest(self, value: object, what: str) -> str:
+    def own_digest(self, value: object, member: str) -> str:
         """Return a digest by the algorithm of the manifest itself."""
         if not isinstance(value, str) or self.is_own_digest(value) is None:
-            refuse(self.where, what, self.wanted_digest, value)
+            refuse(self.where, member, self.wanted_digest, value)
         return value
 
     def run(self) -> str:

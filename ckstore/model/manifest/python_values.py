@@ -30,8 +30,7 @@ from ckstore.model.manifest.nodes import (
 )
 
 _KINDS = (list, dict, tuple, set, frozenset, str, bytes, bool, int, float, complex, deque, Counter, OrderedDict)
-FACTORIES: dict[str, type] = {kind.__name__: kind for kind in _KINDS}
-"""What a defaultdict may make its values with."""
+FACTORIES: dict[str, type] = {kind.__name__: kind for kind in _KINDS}  # what a defaultdict may make its values with
 FACTORY_NAMES = {kind: name for name, kind in FACTORIES.items()}
 
 _PATHS: dict[str, type[PurePath]] = {kind.__name__: kind for kind in (PosixPath, PurePosixPath, PureWindowsPath)}
@@ -51,11 +50,8 @@ TORCH_NAMED = tuple(_TORCH_NAMES)
 
 
 def encode_decimal(value: decimal.Decimal) -> Any:
-    """Return the node of a Decimal, with all its digits and its exponent.
-
-    Raises:
-        NotStored: It has more digits than a number in a document may have.
-    """
+    """Return the node of a Decimal, with all its digits and its exponent."""
+    # Raises NotStored: it has more digits than a number in a document may have.
     text = str(value)
     if len(text) > MAX_NUMBER_DIGITS:
         raise NotStored(f"a Decimal of more than {MAX_NUMBER_DIGITS:,} digits", "store str(value)")
@@ -73,11 +69,8 @@ def encode_timedelta(value: dt.timedelta) -> Any:
 
 
 def encode_datetime(value: dt.datetime) -> Any:
-    """Return the node of a datetime.
-
-    Raises:
-        NotStored: Its time zone is neither a fixed offset nor one of the IANA database.
-    """
+    """Return the node of a datetime."""
+    # Raises NotStored: its time zone is neither a fixed offset nor one of the IANA database.
     wall = value.replace(tzinfo=None, fold=0).isoformat(timespec="microseconds")
     return ["datetime", wall, value.fold, None if value.tzinfo is None else _zone(value.tzinfo)]
 
@@ -94,11 +87,7 @@ def _zone(zone: dt.tzinfo) -> str:
 
 
 def encode_path(value: PurePath) -> Any:
-    """Return the node of a path.
-
-    Raises:
-        NotStored: JSON would change it.
-    """
+    """Return the node of a path. Raises NotStored: JSON would change it."""
     text = str(value)
     if not fits_json(text):
         raise NotStored("a path with two surrogates that JSON would join", "store os.fsencode(value)")
@@ -106,11 +95,8 @@ def encode_path(value: PurePath) -> Any:
 
 
 def encode_set(value: set[Any] | frozenset[Any]) -> Any:
-    """Return the node of a set, whose elements are in an order that only depends on them.
-
-    Raises:
-        NotStored: An element could not be a key.
-    """
+    """Return the node of a set, whose elements are in an order that only depends on them."""
+    # Raises NotStored: an element could not be a key.
     nodes = []
     for item in value:
         try:

@@ -17,27 +17,19 @@ from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.manifest import MAX_DEPTH, MODE_MOST, FileKind, FileRecord, LeafRecord
 from ckstore.model.manifest.nodes import bytes_in, decode_key, identity_of, is_float, join
 from ckstore.model.manifest.python_values import CLASS_MOST, FACTORIES, is_class_name, is_python_value
-from ckstore.model.names import check_path, parent_of
+from ckstore.model.names import check_path, join_key, parent_of
 
 _INDEX_CHARS = 3
-_ATTRIBUTES = object()
-"""Stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them."""
+_ATTRIBUTES = object()  # stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them
 
-_STATE = object()
-"""Stands for the key of the state itself."""
+_STATE = object()  # stands for the key of the state itself
 
 _Children = Iterable[tuple[Any, Any]]
 
 
 def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
-    """Check that `state` is a node, and that it names each of `leaves` once, by its path.
-
-    Args:
-        state: The root node.
-        leaves: All of the manifest.
-        where: Its path, for messages.
-        names_most: Characters that the paths to all values may have together; each is counted without what escapes it.
-    """
+    """Check that `state` is a node, and that it names each of `leaves` once, by its path."""
+    # `names_most`: characters that the paths to all values may have together; each is counted without what escapes it.
     walk = _StateCheck(leaves, where, names_most)
     walk.down([(_STATE, state)])
     # A leaf that no node names would be loaded by no name, and its bytes never be missed.
@@ -47,10 +39,9 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
 
 
 class _Place:
-    """Where a container is. Its name is made only when a leaf below it asks.
+    """Where a container is. Its name is made only when a leaf below it asks."""
 
-    So a hostile manifest cannot make us write out a long name for each of many empty containers.
-    """
+    # So a hostile manifest cannot make us write out a long name for each of many empty containers.
 
     __slots__ = ("_name", "depth", "key", "leafless", "name_chars", "parent")
 
@@ -73,6 +64,8 @@ class _Place:
         """Return the name of the value at `key`, a node; the state itself has no name."""
         if key is _ATTRIBUTES:
             return f"{self.name} (attributes)"
+        if type(key) is str:
+            return join_key(self.name, key)
         return "" if key is _STATE else join(self.name, decode_key(key))
 
 
@@ -201,18 +194,11 @@ def _is_numpy_scalar(dtype: Any, text: Any) -> bool:
 _KINDS: dict[str, FileKind] = {"file": "file", "directory": "directory", "symlink": "symlink"}
 _TARGET_MOST = 4096
 _NANOSECONDS = re.compile(r"(?:0|-?[1-9][0-9]{0,27})\Z")
-_TIME_MOST_NS = 2**63 * 10**9
-"""Linux counts seconds in 64 bits."""
+_TIME_MOST_NS = 2**63 * 10**9  # Linux counts seconds in 64 bits
 
 
 def read_files(items: object, storage_count: int, where: str) -> tuple[FileRecord, ...]:
-    """Return the files of a manifest.
-
-    Args:
-        items: Its member ``files``.
-        storage_count: How many storages it has.
-        where: Its path, for messages.
-    """
+    """Return the files of a manifest."""
     if not isinstance(items, list):
         refuse(where, "files", "an array", items)
     records = tuple(_record(item, i, storage_count, where) for i, item in enumerate(items))

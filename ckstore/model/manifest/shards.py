@@ -3,49 +3,45 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ckstore.model.document import refuse, shown
-from ckstore.model.manifest.manifest import MAX_DEPTH, Entry, Ranks, Tiling
+from ckstore.model.manifest.manifest import MAX_DEPTH, DcpValue, Extent, Ranks, Tiling
 from ckstore.model.manifest.tiles import TILE_DIMENSIONS_MOST, Block, Sizes, fill_exactly
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.manifest import Extent
 
 WORLD_SIZE_MOST = 2**20
 ATTEMPT_MOST_CHARS = 200
 
 
-def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], what: str, where: str) -> Tiling:
+def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], name: str, where: str) -> Tiling:
     """Return how the extents of a storage make its bytes."""
     if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
-        refuse(where, f"tiling of {what}", "[shape, blocks]", item)
-    shape = _sizes(item[0], f"shape of the tiling of {what}", where)
+        refuse(where, f"tiling of {name}", "[shape, blocks]", item)
+    shape = _sizes(item[0], f"shape of the tiling of {name}", where)
     total = math.prod(shape)
     if total != nbytes:
-        refuse(where, f"shape of the tiling of {what}", f"{nbytes} bytes", total)
+        refuse(where, f"shape of the tiling of {name}", f"{nbytes} bytes", total)
     if len(item[1]) != len(extents):
-        refuse(where, f"blocks of {what}", f"one for each of {len(extents)} extents", len(item[1]))
+        refuse(where, f"blocks of {name}", f"one for each of {len(extents)} extents", len(item[1]))
     blocks = []
     for pair, extent in zip(item[1], extents, strict=True):
         if type(pair) is not list or len(pair) != 2:
-            refuse(where, f"a block of {what}", "[offsets, sizes]", pair)
-        block = Block(*(_sizes(one, f"a block of {what}", where) for one in pair))
+            refuse(where, f"a block of {name}", "[offsets, sizes]", pair)
+        block = Block(*(_sizes(one, f"a block of {name}", where) for one in pair))
         if len(block.offsets) != len(shape) or len(block.sizes) != len(shape) or block.nbytes != extent.length:
-            refuse(where, f"a block of {what}", f"{len(shape)} dimensions and {extent.length} bytes", pair)
+            refuse(where, f"a block of {name}", f"{len(shape)} dimensions and {extent.length} bytes", pair)
         blocks.append(block)
     if not fill_exactly(shape, blocks):
-        refuse(where, f"blocks of {what}", "blocks that fill the tensor exactly", "others", words=True)
+        refuse(where, f"blocks of {name}", "blocks that fill the tensor exactly", "others", words=True)
     return Tiling(shape, tuple(blocks))
 
 
-def _sizes(item: Any, what: str, where: str) -> Sizes:
+def _sizes(item: Any, name: str, where: str) -> Sizes:
     if type(item) is not list or not 1 <= len(item) <= TILE_DIMENSIONS_MOST:
-        refuse(where, what, f"an array of 1 to {TILE_DIMENSIONS_MOST} sizes", item)
+        refuse(where, name, f"an array of 1 to {TILE_DIMENSIONS_MOST} sizes", item)
     if any(type(size) is not int or size < 0 for size in item):
-        refuse(where, what, "integers from 0", item)
+        refuse(where, name, "integers from 0", item)
     return tuple(item)
 
 
@@ -66,7 +62,7 @@ def read_ranks(item: Any, where: str) -> Ranks:
     return Ranks(world_size, attempt, tuple(hosts), None if entries is None else _entries(entries, where))
 
 
-def _entries(items: Any, where: str) -> tuple[Entry, ...]:
+def _entries(items: Any, where: str) -> tuple[DcpValue, ...]:
     if type(items) is not list:
         refuse(where, "ranks.entries", "an array", items)
     entries = []
@@ -80,5 +76,5 @@ def _entries(items: Any, where: str) -> tuple[Entry, ...]:
         if name in seen:
             refuse(where, "ranks.entries", "each name once", name)
         seen.add(name)
-        entries.append(Entry(name, tuple(path)))
+        entries.append(DcpValue(name, tuple(path)))
     return tuple(entries)

@@ -32,28 +32,19 @@ _NAMED = {"7ff0000000000000": "inf", "fff0000000000000": "-inf", _NAN_BITS: "nan
 
 @dataclass(slots=True)
 class PlainValues:
-    """The values of a state that are not leaves; containers are there only when they are empty.
+    """The values of a state that are not leaves; containers are there only when they are empty."""
 
-    Attributes:
-        values: Name and node of each, in the order of the state.
-        attributes: The same for what was set on ordered dicts, the name is that of the dict and of the attribute; and
-            for how tensors of several parts are put together: ``.kind`` and ``.extra``. Of objects, ``.class``.
-        torch_versions: Names of the ordered dicts whose ``_metadata`` says nothing but the versions of modules.
-    """
-
-    values: list[tuple[str, Node]] = field(default_factory=list)
+    values: list[tuple[str, Node]] = field(default_factory=list)  # name and node of each, in the order of the state
+    # The same for what was set on ordered dicts, the name is that of the dict and of the attribute; and for how tensors
+    # of several parts are put together: ``.kind`` and ``.extra``. Of objects, ``.class``.
     attributes: list[tuple[str, Node]] = field(default_factory=list)
+    # Names of the ordered dicts whose ``_metadata`` says nothing but the versions of modules.
     torch_versions: list[str] = field(default_factory=list)
 
 
 def plain_values(state: Node, leaves: tuple[LeafRecord, ...], keep: Callable[[str], bool] | None) -> PlainValues:
-    """Return the values in `state` that are not leaves.
-
-    Args:
-        state: The root node.
-        leaves: All of the manifest.
-        keep: Which names are wanted; None: all. Attributes go with their dict if anything in it is wanted.
-    """
+    """Return the values in `state` that are not leaves."""
+    # `keep`: Which names are wanted; None: all. Attributes go with their dict if anything in it is wanted.
     found = PlainValues()
     _ValueCollector(found, leaves, keep).node(state, "")
     return found

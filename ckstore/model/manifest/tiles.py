@@ -8,10 +8,8 @@ give the same pieces however many ranks save them. Source: docs/format/v1.md, "S
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 Sizes = tuple[int, ...]
 TILE_DIMENSIONS_MOST = 64
@@ -71,10 +69,8 @@ def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int
 
 
 def cut_block(shape: Sizes, block: Block, chunk_bytes: int) -> Iterator[Block]:
-    """Cut a block that is no row of bytes, in the order of its own bytes: each piece is a row of bytes of the block.
-
-    It is cut where the rows of the whole tensor fill a chunk, so that the pieces of all blocks there make one chunk.
-    """
+    """Cut a block that is no row of bytes, in the order of its own bytes: each piece is a row of bytes of the block."""
+    # It is cut where the rows of the whole tensor fill a chunk, so that the pieces of all blocks there make one chunk.
     yield from _cut_from(shape, block, chunk_bytes, 0)
 
 
@@ -95,11 +91,9 @@ def _with(sizes: Sizes, dim: int, value: int) -> Sizes:
 
 
 def fill_exactly(shape: Sizes, blocks: Sequence[Block]) -> bool:
-    """Whether the blocks cover a tensor without a gap and without lying over one another, in the way that grids do.
-
-    In each dimension, from the first on, those that begin together must end together; so a grid of ranks with
-    boundaries of its own in each dimension fits.
-    """
+    """Whether the blocks cover a tensor without a gap and without lying over one another, in the way that grids do."""
+    # In each dimension, from the first on, those that begin together must end together; so a grid of ranks with
+    # boundaries of its own in each dimension fits.
     return _fill_from(shape, blocks, 0)
 
 

@@ -20,9 +20,8 @@ from ckstore import errors
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.canonical import canonical_json, encode_metric
 from ckstore.model.manifest.captured import Captured
-from ckstore.model.manifest.counters import SaveCounters
 from ckstore.model.manifest.describe import decoded_metadata, encode_metadata
-from ckstore.model.manifest.info import CheckpointInfo, Note
+from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
 from ckstore.model.manifest.manifest import Description, LeafRecord
 
 SaverState = Literal[
@@ -88,7 +87,7 @@ class Order:
         number: Grows with each order of a trainer.
         about: Its parent is None or an id.
         parent: A ref of the parent, which the saver resolves; empty: none was named.
-        last_parents: What changed of `Context.last_parents` in the trainer since the last order.
+        last_parents: What changed of `Known.last_parents` in the trainer since the last order.
         captured: The state; it has no sources.
         places: Where the bytes of the storages are.
         kept: What is not in the snapshot; None: all is.

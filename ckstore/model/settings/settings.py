@@ -33,9 +33,6 @@ class StoreSettings:
         hash: Name of the algorithm of all digests: ``xxh3_128`` or ``blake3``.
         chunk_bytes: Tensors are cut into chunks of this size; a multiple of 1 MiB up to 1 GiB.
         created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-
-    Raises:
-        BadInput: A value that no store can have.
     """
 
     uuid: str
@@ -107,11 +104,7 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
 
 
 def render_config(config: Mapping[str, Any]) -> bytes:
-    """Return the content of ``config.json`` for settings that may change (JSON-like values).
-
-    Raises:
-        BadInput: A value that JSON cannot hold; as `describe.encode_metadata`.
-    """
+    """Return the content of ``config.json`` for settings that may change (JSON-like values)."""
     encoded = encode_metadata(config)
     return canonical_json({**encoded, "format": _CONFIG_FORMAT, "version": STORE_VERSION}) + b"\n"
 

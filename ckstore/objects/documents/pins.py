@@ -45,11 +45,7 @@ def _parse(name: str, data: bytes, where: str) -> Pin:
 
 
 def write_pin(layout: Layout, pin: Pin) -> None:
-    """Write the file of a new pin, durably. The caller holds what is pinned locked for use.
-
-    Raises:
-        BadInput: The file could not be read again; nothing was pinned.
-    """
+    """Write the file of a new pin, durably. The caller holds what is pinned locked for use."""
     name = file_name(pin.name)
     where = str(layout.pins / name)
     data = to_write(pin, partial(_parse, pin.name), most_bytes=PIN_MAX_BYTES, where=where)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.fs import links, peek, statx
-from ckstore.fs.inside import open_at
+from ckstore.fs.peek import open_at
 from ckstore.objects.layout import BLOBS
 
 if TYPE_CHECKING:

@@ -79,9 +79,6 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
     """Rename a directory that is open; an error although it was done is ignored.
 
     So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
-
-    Raises:
-        UnknownOutcome: It may or may not have been done.
     """
     try:
         links.rename(source, target)
@@ -91,11 +88,7 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
 
 
 def is_done(opened: locks.DirectoryLock, target: Inside, error: OSError) -> bool:
-    """Return whether an open directory is at `target`, after a call that should have put it there failed.
-
-    Raises:
-        UnknownOutcome: That is not known.
-    """
+    """Return whether an open directory is at `target`, after a call that should have put it there failed."""
     # The one error that says for certain that nothing was renamed.
     if error.errno in links.ALREADY_THERE:
         return False
@@ -120,11 +113,7 @@ def _forget_begun(layout: Layout, key: CheckpointKey) -> None:
 
 
 def _go_back(layout: Layout, old: Inside, target: Inside, error: BaseException) -> None:
-    """Put the old checkpoint back in its place after an error, if it left that.
-
-    Raises:
-        UnknownOutcome: That did not work either.
-    """
+    """Put the old checkpoint back in its place after an error, if it left that."""
     try:
         # This host may remember a name that the rename took away.
         statx.refresh(layout.staging)

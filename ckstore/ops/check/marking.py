@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> CheckpointDirectory:
-    """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: There is no such directory.
-    """
+    """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered."""
     # Held by the reader until the end: a mark must go into the directory that was read, wherever it is by then.
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
@@ -75,7 +71,7 @@ def remember(
         for entry in entries:
             if is_digest(entry.blob):
                 _withdraw(context.layout, entry.blob, lock)
-        context.marks_duty.wake()  # the next save heals what it can
+        context.known.marks_duty.wake()  # the next save heals what it can
     except OSError:
         return False
     return True

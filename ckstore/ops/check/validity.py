@@ -49,7 +49,7 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
     """
     try:
-        glanced = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.manifest_cache)
+        glanced = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.known.manifests)
     except (FileNotFoundError, NotADirectoryError):
         return "it is no longer there"
     if glanced.problem:
@@ -65,9 +65,6 @@ def glance(path: Inside, run: str, step: int, cache: ManifestCache | None = None
     """Look at the directory of a checkpoint without locking it and without reading data.
 
     With `cache`, a manifest that is the same file as before is not read again, and comes without its leaves.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: There is no such directory.
     """
     try:
         return _glance(path, run, step, cache)

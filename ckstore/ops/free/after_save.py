@@ -9,7 +9,7 @@ from ckstore.fs.lock_files import service_failed
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.words import counted
 from ckstore.ops.config_file import RETENTION, policy_of
-from ckstore.ops.free.exclusive import tell_unfreed
+from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_drops
 from ckstore.ops.os_errors import describe_os_error
@@ -31,9 +31,9 @@ def after_save(context: Context, run: str) -> tuple[str, ...]:
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
         problems = (f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}",)
     if not problems:
-        context.problems.pop(PROBLEM, None)
+        context.notices.problems.pop(PROBLEM, None)
         return ()
-    context.problems[PROBLEM] = "; ".join(problems)
+    context.notices.problems[PROBLEM] = "; ".join(problems)
     return problems
 
 
@@ -63,11 +63,11 @@ def _collect(context: Context, *, dropped: bool) -> str:
     opened, unasked = by_reason(held)
     if opened:
         return f"retention left {_blobs(opened)} that processes have open; ckstore gc names them"
-    if not unasked or _UNASKED in context.problems:
+    if not unasked or _UNASKED in context.notices.problems:
         return ""
     why, blobs = next(iter(unasked.items()))
-    context.problems[_UNASKED] = f"retention left {_blobs(blobs)}: {why}"
-    return context.problems[_UNASKED]
+    context.notices.problems[_UNASKED] = f"retention left {_blobs(blobs)}: {why}"
+    return context.notices.problems[_UNASKED]
 
 
 def _blobs(blobs: Sequence[HeldBlob]) -> str:

@@ -14,11 +14,10 @@ from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.exclusive import warn_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import gone
-from ckstore.ops.refs.protection import check_unprotected
+from ckstore.ops.refs.protection import check_unprotected, gone
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 _CATALOG_TIMEOUT_S = 5.0
 # A saver has the run for as long as it takes to judge the checkpoint that it replaces.
 _RUN_TIMEOUT_S = 10.0
+_UNFREED = "unfreed"
+_HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,24 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
         dropped = drop(context, info)
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)
-    warn_unfreed(context)
+    if note := tell_unfreed(context):
+        warn(note)
+
+
+def tell_unfreed(context: Context) -> str:
+    """Return, the first time for an open store, that bytes stay for the grace; later an empty string.
+
+    The locks, open files and catalogs of other hosts are not seen from here. So on a shared filesystem nothing is
+    unlinked at once that another host could have: it stays in ``staging/`` and ``trash/`` for a grace
+    (`ckstore.objects.shared.grace`), or until a user who knows that no other host uses the store runs gc and says so.
+    """
+    if not context.shared or _UNFREED in context.notices.problems:
+        return ""
+    context.notices.problems[_UNFREED] = (
+        f"dropped checkpoints keep their bytes for a while (config.grace_s), since other hosts may be using the store: "
+        f"{context.shared}; a later gc frees them, and at once, when no other host uses the store: {_HOW}"
+    )
+    return context.notices.problems[_UNFREED]
 
 
 def make_kept_durable(context: Context, run: str) -> None:
@@ -103,7 +121,7 @@ def drop(context: Context, info: CheckpointInfo) -> Dropped:
         # The new name first: if a power cut left neither name, nothing would tell gc of its blobs.
         files.sync_directory(layout.trash)
         files.sync_directory(path.parent)
-    context.directory_cache.changed(info.key, None, change)
+    context.known.directories.changed(info.key, None, change)
     return Dropped(digests, catalogued=_reconcile(context, info))
 
 

@@ -28,12 +28,7 @@ def linked_elsewhere(
 
     A save at work makes names and moves them, so one look may miss a name on its way. A count is believed when two
     looks, one after the other, found the same directories and the same counts; while the store is too busy for that
-    nothing is said, and the next gc looks again.
-
-    Args:
-        context: The store.
-        sizes: Size of each blob by its digest.
-        dropping: Checkpoints (run, step) that are looked at as if they were gone.
+    nothing is said, and the next gc looks again. The checkpoints `dropping` are looked at as if they were gone.
     """
     if not sizes:
         return ()

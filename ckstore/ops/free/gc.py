@@ -31,13 +31,13 @@ from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
 from ckstore.ops.config_file import GRACE_S, setting_of
-from ckstore.ops.context import tell_passed_over, warn
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.external_links import linked_elsewhere
 from ckstore.ops.free.gc_plan import differences, plan_gc
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
+from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
 from ckstore.ops.refs.listing import fill_dead
 
@@ -106,9 +106,6 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False) -
             where the catalog is this user's alone, look at what others did. False: as after each save, so that the
             report has only what was done.
         exclusive: No other host is at work, so nothing waits for the grace; where there can be none it does not matter.
-
-    Raises:
-        CkstoreError: The system refused something. The next gc goes on with what is left.
     """
     context.check_writable()
     try:
@@ -151,7 +148,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None) -> GcReport
             # With a grace most of it waits, which is no news; and without a forecast there is nothing to compare.
             differences=differences(context, plan, done, swept) if settle and grace is None else (),
         )
-    tell_passed_over(context)
+    context.notices.tell_passed_over(context.layout)
     if settle:  # before the reserve is filled again, which takes what was freed
         grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes)
         report = replace(report, filesystem_freed_bytes=grown_bytes, catalog_bytes=catalog_bytes(context))

@@ -33,13 +33,8 @@ _SHOWN = 5
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
     """Free what a save lacks, where the policy of the store for that allows it; on a shared filesystem drop nothing.
 
-    Args:
-        context: The store.
-        new: What the save takes.
-        claimed: Blobs that it has claimed: dropping their checkpoints would not free them.
-
-    Returns:
-        What was dropped, in a sentence; nothing if nothing was.
+    To drop checkpoints with the blobs that it has `claimed` would not free those. Returned is what was dropped, in a
+    sentence.
 
     Raises:
         CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.

@@ -21,9 +21,8 @@ from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.os_errors import describe_os_error
-from ckstore.ops.refs.doubtful import check_tags
 from ckstore.ops.refs.listing import in_order, infos, order_problem
-from ckstore.ops.refs.protection import pins_by_checkpoint
+from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,9 +50,6 @@ def plan_retention(
         policy: None: the one of the store.
         run: None: all runs.
         sure: False: for advice alone; the rows of the catalog are believed.
-
-    Raises:
-        BadInput: There is no policy; `run` is not a run name.
     """
     if policy is None:
         policy = policy_of(context.layout, RETENTION)
@@ -158,11 +154,13 @@ def _read(context: Context, candidate: Candidate) -> Candidate:
     (true,) = in_order(context, [true])
     damage = candidate.damage if true.id == info.id else why_not_valid(context, true)
     damage = _misplaced(context, true) or damage
-    return replace(candidate, info=true, damage=damage, doubt=context.problems.get(annotation_problem(true), ""))
+    return replace(
+        candidate, info=true, damage=damage, doubt=context.notices.problems.get(annotation_problem(true), "")
+    )
 
 
 def _misplaced(context: Context, info: CheckpointInfo) -> str:
-    return context.problems.get(order_problem(info), "") if info.out_of_order else ""
+    return context.notices.problems.get(order_problem(info), "") if info.out_of_order else ""
 
 
 def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo]) -> dict[str, Candidate]:
@@ -174,7 +172,7 @@ def _history(context: Context, now: datetime, looked_at: Iterable[CheckpointInfo
             tags=info.tags,
             pins=tuple(str(pin) for pin in pins.get(info.key, ())),
             damage=_misplaced(context, info),
-            doubt=context.problems.get(annotation_problem(info), ""),
+            doubt=context.notices.problems.get(annotation_problem(info), ""),
         )
         for info in looked_at
     }

@@ -10,30 +10,23 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.catalog import Catalog
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, UnsafePlace
 from ckstore.fs.host.mounts import examine
-from ckstore.model.doctor.place import why_of_several_hosts
+from ckstore.model.doctor.place import PlaceFacts, why_of_several_hosts
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import SHARED, setting_of
 from ckstore.ops.os_errors import describe_os_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ckstore.model.doctor.place import PlaceFacts
 
 _NAME = "catalog.db"
 _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves the default"
 
 
 def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
-    """Return the filesystem of a store, with what its settings say of it, and what the user should know.
-
-    Where the settings cannot be read, other hosts may be at work: nothing is freed before they can be.
-    """
+    """Return the filesystem of a store, with what its settings say of it, and what the user should know."""
+    # Where the settings cannot be read, other hosts may be at work: nothing is freed before they can be.
     place = examine(root)
     try:
         return replace(place, told=setting_of(Layout(root), SHARED)), ()
@@ -47,17 +40,10 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
 
 
 def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) -> Catalog:
-    """Return the catalog of the store at `root`; nothing is made.
-
-    Args:
-        place: The filesystem of the store.
-        root: Of the store.
-        uuid: Of the store.
-        wanted: What the caller asked for; relative to the working directory.
-
-    Raises:
-        BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may write.
-    """
+    """Return the catalog of the store at `root`; nothing is made."""
+    # `place`: the filesystem of the store. `wanted`: what the caller asked for; relative to the working directory.
+    # Raises BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may
+    # write.
     reason = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)

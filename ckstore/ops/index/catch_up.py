@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs.host import machine
 from ckstore.interpreter import python_gc_paused
+from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.index import proposal, wrong_rows
+from ckstore.ops.context import Context
+from ckstore.ops.index import proposal, reconcile
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
 from ckstore.ops.index.scan_blobs import list_blobs_after_boot
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.context import Context
-
 
 Look = Literal["all", "names", "counts"]
 
 
 def catch_up(context: Context, look: Look = "all") -> list[str]:
-    """Make the catalog equal to the directories; rebuild one that is missing or damaged from them.
-
-    After a start of the machine every checkpoint is compared, and the blobs are listed, too (`ops/index/scan_blobs`).
-
-    Args:
-        context: The store.
-        look: ``all``: Compare every checkpoint. ``names``: Compare the names and inode numbers of all, and look into
-            those that differ. ``counts``: Compare those of runs that are in doubt (`ops/index/reconcile`), so that it
-            costs what is to be done; a process that removes what was dropped or replaced looks at its place. Where
-            other hosts or users have catalogs of their own, all are compared.
-
-    Returns:
-        What the user should know.
-    """
+    """Make the catalog equal to the directories; rebuild one that is missing or damaged from them."""
+    # After a start of the machine every checkpoint is compared, and the blobs are listed, too (`ops/index/scan_blobs`).
+    # `look`: ``all``: Compare every checkpoint. ``names``: Compare the names and inode numbers of all, and look into
+    # those that differ. ``counts``: Compare those of runs that are in doubt (`ops/index/reconcile`), so that it costs
+    # what is to be done; a process that removes what was dropped or replaced looks at its place. Where other hosts or
+    # users have catalogs of their own, all are compared. Returns: what the user should know.
     try:
         return _reconcile(context, look)
     except CatalogUnavailable as error:
@@ -46,16 +34,9 @@ def catch_up(context: Context, look: Look = "all") -> list[str]:
 
 
 def mend(context: Context, error: CatalogUnavailable) -> list[str]:
-    """Mend what is wrong with the file of the catalog, and make it equal to the directories.
-
-    Args:
-        context: The store.
-        error: What the catalog said, before anything came of it.
-
-    Returns:
-        What the user should know. Nothing of a new store, and of a host or user that is new to one
-        that others use, too.
-    """
+    """Mend what is wrong with the file of the catalog, and make it equal to the directories."""
+    # `error`: what the catalog said, before anything came of it. Returns: What the user should know. Nothing of a new
+    # store, and of a host or user that is new to one that others use, too.
     begun_s = time.monotonic()
     is_new = not any(context.layout.published())  # looked at first: others save as soon as there is a catalog
     # Only what is damaged: one that is behind is migrated, and one of a newer ckstore is kept.
@@ -88,7 +69,7 @@ def _reconcile(context: Context, look: Look) -> list[str]:
         if known.listing.wrong_count:  # of which checkpoints they were is not known
             runs = None
         stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
-    notes = wrong_rows.remove(context) if known.listing.wrong_count else []
+    notes = reconcile.remove(context) if known.listing.wrong_count else []
     if context.shared or (look != "counts" and context.catalog_is_private):
         # Other users' catalogs do not tell this one of a replacement, and a new directory can have the inode of the
         # old one.
@@ -102,17 +83,15 @@ def _reconcile(context: Context, look: Look) -> list[str]:
 
 
 def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
-    """Return the places whose names or inode numbers the catalog does not have; None: compare every checkpoint.
-
-    Every one is compared where they are few, at the first opening after a start of the machine, when a power cut may
-    have undone what the catalog knows, and where the rows of the newest are not right.
-    """
+    """Return the places whose names or inode numbers the catalog does not have; None: compare every checkpoint."""
+    # Every one is compared where they are few, at the first opening after a start of the machine, when a power cut may
+    # have undone what the catalog knows, and where the rows of the newest are not right.
     if context.shared or context.catalog_is_private:
         return None
     # The rows of a save may be undone by a power cut (docs/adr/0002), and only a start of the machine follows one.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
         return None
-    runs = context.directory_cache.look(context.layout)
+    runs = context.known.directories.look(context.layout)
     if sum(len(one.published) for one in runs.values()) <= proposal.FEW:
         return None
     found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)

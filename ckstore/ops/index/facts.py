@@ -7,19 +7,15 @@ manifest anyway, once a process, since a row can also be written by another prog
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CatalogUnavailable, DamagedBlob
 from ckstore.fs import files
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns
 from ckstore.ops.context import Context, annotated, annotation_problem
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import file_stamp
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-
 
 _OF_MANIFEST = (
     "id",
@@ -38,19 +34,13 @@ _OF_MANIFEST = (
 
 
 def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
-    """Return what the manifest at a place (run, step) says.
-
-    Annotations and tags are not in it.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: The checkpoint is gone.
-    """
+    """Return what the manifest at a place (run, step) says. Annotations and tags are not in it."""
     path = context.layout.checkpoint(*place)
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:
         # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
         stamp = file_stamp(fd)
-        facts = context.manifest_cache.recall_facts(stamp)
+        facts = context.known.manifests.recall_facts(stamp)
         if facts is None:
             from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
             from ckstore.model.manifest.parse import parse_facts  # `ckstore log` reads no manifest
@@ -61,7 +51,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
                 facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix)
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
-            context.manifest_cache.remember_facts(stamp, facts)
+            context.known.manifests.remember_facts(stamp, facts)
     if (facts.run, facts.step) != place:
         raise DamagedBlob(f"{where} says that it is {facts.name}")
     return facts
@@ -84,8 +74,8 @@ def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple
         info = replace(info, durable=context.durable, tags=tags, damaged=damaged)
     if runs.is_annotated(info.run, info.step):
         return annotated(context, info)
-    if context.problems:  # a problem with annotations ends with them
-        context.problems.pop(annotation_problem(info), None)
+    if context.notices.problems:  # a problem with annotations ends with them
+        context.notices.problems.pop(annotation_problem(info), None)
     return info
 
 
@@ -107,10 +97,8 @@ def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Whether two values of metadata are the same; a metric that is not a number equals itself.
-
-    No text is made of them: Python refuses that for an integer of more than 4,300 digits.
-    """
+    """Whether two values of metadata are the same; a metric that is not a number equals itself."""
+    # No text is made of them: Python refuses that for an integer of more than 4,300 digits.
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

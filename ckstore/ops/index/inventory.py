@@ -30,19 +30,14 @@ class _Use:
 
 @dataclass
 class StoreInventory:
-    """Counts, as `note` is called for each checkpoint and then `look_at_blobs` once.
-
-    Attributes:
-        places: Complete checkpoints, by run and step.
-        incomplete: Directories that are not complete checkpoints.
-        orphans: Blobs in ``blobs/`` that no complete checkpoint names, and their sizes.
-        copy_count, copy_bytes: Names in checkpoints that are files of their own.
-    """
+    """Counts, as `note` is called for each checkpoint and then `look_at_blobs` once."""
 
     layout: Layout
-    places: set[CheckpointKey] = field(default_factory=set)
-    incomplete: list[Incomplete] = field(default_factory=list)
+    places: set[CheckpointKey] = field(default_factory=set)  # complete checkpoints, by run and step
+    incomplete: list[Incomplete] = field(default_factory=list)  # directories that are not complete checkpoints
+    # Blobs in ``blobs/`` that no complete checkpoint names, and their sizes.
     orphans: dict[str, int] = field(default_factory=dict)
+    # `copy_count` and `copy_bytes`: Names in checkpoints that are files of their own.
     copy_count: int = 0
     copy_bytes: int = 0
     _uses: dict[str, _Use] = field(default_factory=dict)
@@ -60,10 +55,8 @@ class StoreInventory:
             use.count += 1
 
     def look_at_blobs(self) -> None:
-        """Compare ``blobs/`` with what the checkpoints name; no data is read.
-
-        An inode has as many links as the store has names for it, so what the canonical one has too few are copies.
-        """
+        """Compare ``blobs/`` with what the checkpoints name; no data is read."""
+        # An inode has as many links as the store has names for it, so what the canonical one has too few are copies.
         lost = set(self._uses)
         for _, path in through_parents((None, blob) for blob in canonical_blobs(self.layout)):
             try:

@@ -22,46 +22,31 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import OpenRuns
     from ckstore.ops.context import Context
 
-FEW = 1000
-"""So many checkpoints are all looked at, which takes 10 ms and finds a changed manifest in any of them."""
-_MOST_UNKNOWN = 200
-"""More are looked at faster along with all others."""
+FEW = 1000  # so many checkpoints are all looked at, which takes 10 ms and finds a changed manifest in any of them
+_MOST_UNKNOWN = 200  # more are looked at faster along with all others
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """What a list of names and the catalog say together.
+    """What a list of names and the catalog say together."""
 
-    Attributes:
-        listed: Run -> name -> inode number of each directory there.
-        published: Where the newest checkpoints are, and those that the catalog does not know, with what is there now.
-        unknown: Those that the catalog does not know.
-    """
-
-    listed: Mapping[str, Mapping[str, int]]
+    listed: Mapping[str, Mapping[str, int]]  # run -> name -> inode number of each directory there
+    # Where the newest checkpoints are, and those that the catalog does not know, with what is there now.
     published: dict[CheckpointKey, Stamp | None]
-    unknown: set[CheckpointKey]
+    unknown: set[CheckpointKey]  # those that the catalog does not know
 
 
 def propose(
     context: Context,
-    runs: OpenRuns,
-    run: str | None,
+    runs: OpenRuns,  # looks into the directories
+    run: str | None,  # None: all runs
     *,
-    newest: int,
+    newest: int,  # how many are wanted
     listed: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Proposed | None:
-    """Return where the newest so many checkpoints of a run, or of all, can be; None: all have to be looked at.
-
-    The checkpoint whose manifest was written last is among them.
-
-    Args:
-        context: The store.
-        runs: Looks into the directories.
-        run: None: all runs.
-        newest: How many are wanted.
-        listed: Run -> name -> inode number of everything that is there, where that is known.
-    """
+    """Return where the newest so many checkpoints of a run, or of all, can be; None: all have to be looked at."""
+    # The checkpoint whose manifest was written last is among them. `listed`: run -> name -> inode number of everything
+    # that is there, where that is known.
     if context.shared:  # its inode numbers may be used again unseen by this host
         return None
     layout = context.layout
@@ -79,7 +64,7 @@ def propose(
     published = {place: runs.stamp(*place) for place in (*found.newest.stamps, *found.unknown)}
     if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):
         return None  # the checkpoint there may be older than others
-    for place in context.distrusted.keys() - published.keys():  # its row may hide that it is the newest
+    for place in context.known.distrusted.keys() - published.keys():  # its row may hide that it is the newest
         if str(place[1]) in listed.get(place[0], {}):
             published[place] = runs.stamp(*place)
     return Proposed(listed, published, found.unknown)

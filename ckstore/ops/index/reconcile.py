@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable
+from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.names import CheckpointKey
+from ckstore.ops.context import Context
+from ckstore.ops.notices import warn
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import Published, Stamp
     from ckstore.objects.checkpoints import Verdict
-    from ckstore.ops.context import Context
-
 
 Note = Callable[[str, int, "Verdict"], None]
 
@@ -31,22 +31,16 @@ _BATCH_S = 0.5
 
 
 def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | None = None) -> None:
-    """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags.
-
-    A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. A process
-    that dies in between leaves a catalog that is behind, which the next opener corrects.
-
-    Args:
-        context: The store.
-        keys: Run and step of each.
-        note: Called with what was found at each place; it must not use the catalog.
-    """
+    """Make the rows of checkpoints equal to their directories, one transaction after another, and the tags."""
+    # A batch ends after half a second, so that a tag or a pin of another process waits no longer than that. A process
+    # that dies in between leaves a catalog that is behind, which the next opener corrects. `note`: called with what was
+    # found at each place; it must not use the catalog.
     from ckstore.objects.checkpoints import look
 
     def look_at(run: str, step: int) -> Published | None:
         found = look(context.layout, run, step)
         if found.problem and not found.is_closed:
-            context.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
+            context.notices.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
         if note is not None:
             note(run, step, found)
         return found.published
@@ -92,10 +86,8 @@ def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKe
 
 
 def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
-    """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide.
-
-    None: the catalog does not say it. Each place has the checkpoint that it names.
-    """
+    """Return places with stamps: the newest so many of a run, and all whose step `off_every` does not divide."""
+    # None: the catalog does not say it. Each place has the checkpoint that it names.
     if context.catalog_is_private:
         return None
     try:
@@ -107,3 +99,48 @@ def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[C
     if listing.wrong_count or stamps(context, listing.stamps) != listing.stamps:
         return None
     return listing.stamps
+
+
+_PROBLEM = "rows"
+# Mending is a favour to later calls; the call under way does not wait for it.
+_MEND_TIMEOUT_S = 1.0
+
+
+def remove(context: Context) -> list[str]:
+    """Remove the rows that do not fit their checksums; return what the user should know."""
+    count = context.catalog.remove_wrong(timeout_s=TIMEOUT_S)
+    return [_damaged(count)] if count else []
+
+
+def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_count: int = 0) -> None:
+    """Write the rows of checkpoints again from their directories, and warn, once for an open store."""
+    # A failure is left for the next opening. `places`: whose rows are wrong or missing. `damaged_count`: how many rows
+    # do not fit their checksums; 0: those of `places` do, and are still wrong.
+    if _PROBLEM not in context.notices.problems:
+        said = _damaged(damaged_count) if damaged_count else _forged(places)
+        context.notices.problems[_PROBLEM] = said
+        warn(said)
+    for place in () if damaged_count else places:
+        # With the stamp: a checkpoint that is saved there later has a row of its own, which counts.
+        context.known.distrusted[place] = context.layout.stamp(*place)
+    if context.readonly or context.writes_disabled_because:
+        return
+    try:
+        if damaged_count:
+            context.catalog.remove_wrong(timeout_s=_MEND_TIMEOUT_S)
+        reconcile_all(context, sorted(places))
+        for place in places:
+            context.known.distrusted.pop(place, None)
+    except (CkstoreError, OSError):  # the catalog cannot be written now, or a newer ckstore wrote one of them
+        return
+
+
+def _damaged(count: int) -> str:
+    rows = "1 row of the catalog is" if count == 1 else f"{count} rows of the catalog are"
+    return f"{rows} damaged; reading the manifests instead"
+
+
+def _forged(places: Collection[CheckpointKey]) -> str:
+    named = ", ".join(f"{run}@{step}" for run, step in sorted(places)[:3])
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return f"the catalog and the manifest disagree about {named}{more}; the manifest counts"

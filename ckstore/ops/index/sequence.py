@@ -7,38 +7,37 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
-from ckstore.ops.context import tell_passed_over
+from ckstore.ops.context import Context
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.proposal import propose
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.index.reconcile import write_again
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.catalog.values import Listing
     from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.context import Context
     from ckstore.ops.manifest_cache import RunSeen
 
 
 def next_sequence(context: Context) -> int:
     """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
-    runs = context.directory_cache.look(context.layout)
+    runs = context.known.directories.look(context.layout)
     known = _Known(context)
-    known.look(*_asked(context, runs, context.greatest_sequence.value))
+    known.look(*_asked(context, runs, context.known.greatest_sequence.value))
     greatest = known.greatest()
     # Below that every number counts, since the first one may be so far from 0; only beyond it all must be compared.
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
-    sequence = max(greatest, context.greatest_sequence.value) + 1
+    sequence = max(greatest, context.known.greatest_sequence.value) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
     # Before the save publishes: another thread of this process must not take the same number.
-    context.greatest_sequence.raise_to(sequence)
-    tell_passed_over(context)
+    context.known.greatest_sequence.raise_to(sequence)
+    context.notices.tell_passed_over(context.layout)
     if known.looked:
-        context.directory_cache.judged(runs, known.torn)  # last: another thread may rely on it
+        context.known.directories.judged(runs, known.torn)  # last: another thread may rely on it
     return sequence
 
 
@@ -50,8 +49,7 @@ def sequence_limit(context: Context) -> int:
     return greatest_in_order(known.sequences.values())
 
 
-_MANY = 20
-"""More are looked for by listing the runs."""
+_MANY = 20  # more are looked for by listing the runs
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 
@@ -102,18 +100,12 @@ def _both(listing: Listing) -> Rows:
 
 
 class _Known:
-    """Sequence numbers of checkpoints, by the catalog where its rows are current, else by their manifests.
-
-    Attributes:
-        sequences: What is known.
-        torn: Where no manifest can be read now; it may be repaired later.
-        looked: Whether anything was looked at.
-    """
+    """Sequence numbers of checkpoints, by the catalog where its rows are current, else by their manifests."""
 
     def __init__(self, context: Context) -> None:
-        self.sequences: dict[CheckpointKey, int] = {}
-        self.torn: set[CheckpointKey] = set()
-        self.looked = False
+        self.sequences: dict[CheckpointKey, int] = {}  # what is known
+        self.torn: set[CheckpointKey] = set()  # where no manifest can be read now; it may be repaired later
+        self.looked = False  # whether anything was looked at
         self._context = context
         self._written: dict[CheckpointKey, int] = {}
         self._checked: set[CheckpointKey] = set()
@@ -130,7 +122,7 @@ class _Known:
                 continue
             self._written[place] = stamp.mtime_ns
             # The row was made from this same manifest, by inode and times: it need not be read again.
-            if row is not None and row[0] == stamp and place not in self._context.distrusted:
+            if row is not None and row[0] == stamp and place not in self._context.known.distrusted:
                 self.sequences[place] = row[1]
             else:
                 self.check([place])

@@ -10,7 +10,7 @@ import re
 import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks, peek
@@ -19,9 +19,6 @@ from ckstore.model.seal import read, to_write
 from ckstore.model.settings.settings import StoreSettings, parse_settings
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import Layout
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DEFAULT_CHUNK_BYTES = 32 * 2**20
 # Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
@@ -44,10 +41,8 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
 
 
 def _fill(layout: Layout, settings: StoreSettings) -> bool:
-    """Make what is missing, ``store.json`` last; False if another process was faster.
-
-    The root is locked, but on a shared filesystem not against other hosts.
-    """
+    """Make what is missing, ``store.json`` last; False if another process was faster."""
+    # The root is locked, but on a shared filesystem not against other hosts.
     if peek.exists(layout.settings):
         return False
     try:
@@ -63,8 +58,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
 
 def _make(layout: Layout, settings: StoreSettings) -> None:
     _refuse_foreign(layout)
-    for directory in layout.directories:
-        links.make_directory(directory)
+    links.make_missing(layout.directories)
     # Before store.json: a place that cannot hold a store must not be left with one.
     probe.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
@@ -103,6 +97,5 @@ def read_settings(root: Path) -> StoreSettings:
     try:
         data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
-        msg = f"there is no store at {root}"
-        raise StoreNotFound(msg, hint="make one: Store.init(path)") from error
+        raise StoreNotFound(f"there is no store at {root}", hint="make one: Store.init(path)") from error
     return read(data, parse_settings, str(path))

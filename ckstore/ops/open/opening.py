@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import BadInput
 from ckstore.fs import peek
@@ -23,9 +23,6 @@ from ckstore.ops.index.catalog_place import (
     why_shared,
 )
 from ckstore.ops.open.create import read_settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _NEW = "not made yet"
 
@@ -81,12 +78,8 @@ def open_context(
 
 
 def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:
-    """Return what costs or weakens a promise, one sentence each.
-
-    Args:
-        place: The filesystem of the store.
-        readonly: Then whose the store is does not matter.
-    """
+    """Return what costs or weakens a promise, one sentence each."""
+    # `place`: the filesystem of the store. `readonly`: then whose the store is does not matter.
     status = os.stat(place.path)
     # Numbers, not names: looking a name up may ask a directory service, which may not answer.
     facts = OwnerFacts(

@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links
 from ckstore.fs.host import probe
 from ckstore.objects import reserve, trash
-from ckstore.ops.context import tell_passed_over, warn
+from ckstore.ops.context import Context
 from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.notices import warn
 from ckstore.ops.open import create
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import fill_dead
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.ops.context import Context
-
 
 def recover(context: Context) -> list[str]:
-    """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know.
-
-    Called twice, or by several processes at once, it does no harm.
-
-    Raises:
-        OSError: The system refused; the store is as it was or further on the way.
-    """
+    """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know."""
+    # Called twice, or by several processes at once, it does no harm. Raises OSError: the system refused; the store is
+    # as it was or further on the way.
     notes: list[str] = []
     layout = context.layout
     try:
-        for directory in layout.directories:  # a copy may have left out empty ones
-            links.make_directory(directory)
+        links.make_missing(layout.directories)  # a copy may have left out empty ones
         with _unless_full():
             probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
@@ -62,16 +53,13 @@ def recover(context: Context) -> list[str]:
     create.remove_leftovers(layout)
     for note in said:
         warn(note)
-    tell_passed_over(context)
+    context.notices.tell_passed_over(context.layout)
     return said + notes
 
 
 def _make_store_durable(context: Context) -> None:
-    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F).
-
-    Raises:
-        OSError: That did not work; this process must not write to the store.
-    """
+    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F)."""
+    # Raises OSError: that did not work; this process must not write to the store.
     try:
         files.sync_directory(context.layout.root)
         files.sync_name(context.layout.path)

@@ -25,7 +25,7 @@ from ckstore.ops.index.inventory import StoreInventory
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
 from ckstore.ops.open.recover import recover
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
+from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -41,8 +41,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     """Rebuild the catalog; see `ckstore.Store.reindex`."""
     context.check_writable()
     layout = context.layout
-    for directory in layout.directories:  # a copy may have left out empty ones
-        links.make_directory(directory)
+    links.make_missing(layout.directories)  # a copy may have left out empty ones
     # Before anything is put aside: a full disk with half a catalog is worse than an old one.
     _check_space(context)
     places = sorted((run, step) for run, step, _ in layout.published())
@@ -70,12 +69,9 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
 
 
 def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
-    """Relink every checkpoint; the old files go to trash, and are freed as far as no process has them open.
-
-    Raises:
-        OSError: The system refused; what was done before is done, and the store is as sound as it was. The old files
-            stay in ``staging/`` until the next sweep, since what took their places may not be durable.
-    """
+    """Relink every checkpoint; the old files go to trash, and are freed as far as no process has them open."""
+    # Raises OSError: The system refused; what was done before is done, and the store is as sound as it was. The old
+    # files stay in ``staging/`` until the next sweep, since what took their places may not be durable.
     staging = Staging.create(context.layout, trash.RELINKING, None)
     try:
         relinker = Relinker(context.layout, staging.path, report)

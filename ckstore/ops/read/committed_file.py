@@ -22,11 +22,7 @@ BUFFER_BYTES = 2**20
 
 
 def file_record(manifest: Manifest, path: str) -> FileRecord:
-    """Return the file at a path of a checkpoint; symlinks that stay in it are followed.
-
-    Raises:
-        NoSuchFile: There is none.
-    """
+    """Return the file at a path of a checkpoint; symlinks that stay in it are followed."""
     records = {record.path: record for record in manifest.files}
     # Resolved by the manifest, never by the filesystem: the link's target may be outside the checkpoint.
     where = followed(records, path)

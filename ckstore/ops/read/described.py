@@ -43,12 +43,8 @@ class StoredSource(BytesSource):
 
 
 def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict[type, Place]:
-    """Return what the descriptions in the value of a file are.
-
-    Args:
-        found: What the file holds.
-        storages: The storages of the checkpoint that are stretches of the file.
-    """
+    """Return what the descriptions in the value of a file are."""
+    # `storages`: the storages of the checkpoint that are stretches of the file.
 
     def place_tensor(view: TensorView, path: str) -> DescribedLeaf:
         if view.kind:
@@ -91,7 +87,7 @@ def _refuse(path: str, description: str) -> NoReturn:
 
 
 def _unknown(value: Unknown, path: str) -> NoReturn:
-    _refuse(path, value.what if value.what.isprintable() else shown(value.what))
+    _refuse(path, value.description if value.description.isprintable() else shown(value.description))
 
 
 def _global(value: Global, path: str) -> Node:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.reports.comparison import diff_manifests, spellings_of
 from ckstore.model.reports.diff import Diff, LeafChange
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.context import Context
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import AnyRef, open_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
-
 
 Files = str | tuple[str | None, str | None] | None
 
@@ -53,8 +48,7 @@ def _paths(file: Files, directories: Sequence[CheckpointDirectory]) -> tuple[str
             return file
         raise BadInput(f"file must be one path, or one for each of two checkpoints, got {len(file)}")
     if file is not None and not any(directory.manifest.files for directory in directories):
-        msg = "both checkpoints are saved states, without files"
-        raise BadInput(msg, hint="leave file= out")
+        raise BadInput("both checkpoints are saved states, without files", hint="leave file= out")
     return tuple(file if directory.manifest.files else None for directory in directories)
 
 

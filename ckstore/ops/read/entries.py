@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import Any
 
-from ckstore.errors import BadInput
+from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
+from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import decode_key, join
-from ckstore.model.names import join_index
-from ckstore.tensors.walks import DICTS, leaf_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
+from ckstore.model.names import join_index, plain, spellings
+from ckstore.tensors.walks import DICTS, leaf_numbers, parts_in
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A value of a checkpoint.
+class StateValue:
+    """A value of a checkpoint."""
 
-    Attributes:
-        path: Its keys and places in lists.
-        name: In the state, as `ckstore.Store.load` selects by.
-        node: Its node.
-        tensor: Its leaf, if it is a tensor that lies row-major in a storage from its start on; else None.
-    """
-
-    path: tuple[str | int, ...]
-    name: str
-    node: Node
+    path: tuple[str | int, ...]  # its keys and places in lists
+    name: str  # in the state, as `ckstore.Store.load` selects by
+    node: Node  # its node
+    # Its leaf, if it is a tensor that lies row-major in a storage from its start on; else None.
     tensor: LeafRecord | None
 
 
-def entries_of(manifest: Manifest) -> dict[str, Found]:
+def entries_of(manifest: Manifest) -> dict[str, StateValue]:
     """Return the values of a checkpoint by name: those that it gives, or what flattening its state would name so."""
     if manifest.ranks is not None and manifest.ranks.entries is not None:
         given = ((entry.name, entry.path, *_at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
@@ -41,13 +33,13 @@ def entries_of(manifest: Manifest) -> dict[str, Found]:
         given = (
             (".".join(map(str, path)), path, *name_and_node) for path, *name_and_node in _values(manifest.state, (), "")
         )
-    found: dict[str, Found] = {}
+    found: dict[str, StateValue] = {}
     for name, path, own_name, node in given:
         # {"a.b": x} and {"a": {"b": y}} flatten to one name there: one of them would silently replace the other.
         if name in found:
             msg = f"{manifest.name} has two values that torch.distributed.checkpoint would name {name!r}"
             raise BadInput(msg, hint="a key with a dot in it looks like two: save it under another key")
-        found[name] = Found(path, own_name, node, _tensor(manifest, node))
+        found[name] = StateValue(path, own_name, node, _tensor(manifest, node))
     return found
 
 
@@ -84,3 +76,53 @@ def _values(node: Node, path: tuple[str | int, ...], name: str) -> Iterator[tupl
             yield from _values(value, (*path, i), join_index(name, i))
     else:
         yield path, name, node
+
+
+_NEAR = 5
+
+
+class TensorNames:
+    """Finds leaves, and tensors made of several, by their names in the state or by those without backslashes."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self.leaves = {leaf.name: leaf for leaf in manifest.leaves}  # each by its name in the state
+
+    @cached_property
+    def written(self) -> dict[str, str]:
+        """How each name is written; see `spellings`."""
+        return spellings([*self.leaves, *self._parts])
+
+    @cached_property
+    def listed(self) -> list[str]:
+        """The names, in the order of the state: a tensor that is made of several is listed by its own name."""
+        wholes = {i: name for name, node in self._parts.items() for i in leaf_numbers(node)}
+        names = dict.fromkeys(wholes.get(i, name) for i, name in enumerate(self.leaves))
+        return [self.written[name] for name in names]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.leaves or name in self._by_plain
+
+    def find(self, name: str) -> LeafRecord | tuple[str, Node]:
+        """Return the leaf of that name, or name and node of a tensor that is made of several."""
+        meant = [name] if name in self.leaves or name in self._parts else self._by_plain.get(name, ())
+        if len(meant) == 1:
+            return self.leaves.get(meant[0]) or (meant[0], self._parts[meant[0]])
+        checkpoint = self._manifest.name
+        if meant:
+            msg = f"{checkpoint} has several tensors that are written {name!r}: {', '.join(meant)}"
+            raise AmbiguousRef(msg, hint="give the name with its backslashes")
+        near = [key for key in self.listed if name.rpartition(".")[2] in key][:_NEAR]
+        msg = f"{checkpoint} has no tensor named {name!r}"
+        raise NoSuchRef(msg, hint=f"similar: {', '.join(near)}" if near else "keys() lists them")
+
+    @cached_property
+    def _parts(self) -> dict[str, Any]:
+        return dict(parts_in(self._manifest.state))
+
+    @cached_property
+    def _by_plain(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for key in (*self.leaves, *self._parts):
+            found.setdefault(plain(key), []).append(key)
+        return found

@@ -45,14 +45,12 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
 
-MAX_SHARD_BYTES = 50 * 10**9
-"""What `save_pretrained` of transformers 5 takes."""
+MAX_SHARD_BYTES = 50 * 10**9  # what `save_pretrained` of transformers 5 takes
 STATE_NAME = "state.json"
 STATE_VERSION = 1
 
 _FLUSH_BYTES = 2**20
-_VALUE_BYTES = 100
-"""About what a value takes in ``state.json`` with its name."""
+_VALUE_BYTES = 100  # about what a value takes in ``state.json`` with its name
 
 
 def check_shard(max_shard_bytes: int | str) -> int:

@@ -111,10 +111,8 @@ def write_bytes(fd: int, start: int, data: bytes | memoryview) -> WrittenPart:
 def gathered(
     directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRecord
 ) -> Iterator[tuple[Runs, memoryview]]:
-    """Give the elements of a tensor in parts, each with where it goes in the row-major tensor.
-
-    `reader` is at its storage.
-    """
+    """Give the elements of a tensor in parts, each with where it goes in the row-major tensor."""
+    # `reader` is at its storage.
     strides = strides_of(leaf)
     if strides is None:
         at = 0

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from ckstore.errors import BadInput
+from ckstore.model.reports.export_report import ExportReport
+from ckstore.ops.context import Context
 from ckstore.ops.read.export import MAX_SHARD_BYTES, export_open
 from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ckstore.model.reports.export_report import ExportReport
-    from ckstore.ops.context import Context
 
 ExportFormat = Literal["safetensors", "torch", "dcp", "pretrained", "peft"]
 """What `ckstore.Store.export` writes."""
@@ -37,14 +34,12 @@ def export(
     """Export the checkpoint that `ref` names; see `ckstore.Store.export`."""
     path = outside_store(context.layout, destination)
     if add and format not in _WITH_FILES:
-        msg = f"add puts files beside a model, and is for {' and '.join(_WITH_FILES)}"
-        raise BadInput(msg, hint="leave add= out")
+        raise BadInput(f"add puts files beside a model, and is for {' and '.join(_WITH_FILES)}", hint="leave add= out")
     if format == "safetensors":
         options |= {"max_shard_bytes": max_shard_bytes, "strip_prefix": strip_prefix}
         return read_checkpoint(context, ref, partial(export_open, destination=path, **options))
     if format not in get_args(ExportFormat):
-        msg = f"format must be one of {', '.join(get_args(ExportFormat))}, got {format!r}"
-        raise BadInput(msg)
+        raise BadInput(f"format must be one of {', '.join(get_args(ExportFormat))}, got {format!r}")
     if strip_prefix:
         names = "those of the model" if format in _WITH_FILES else "those of the state"
         msg = f"strip_prefix is for safetensors: the names in {format} are {names}"

@@ -10,24 +10,19 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import TensorToWrite, can_be_name, dtype_and_shape
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord, Manifest
 from ckstore.model.manifest.state_json import PlainValues, plain_values
 from ckstore.model.names import plain, spelled
 from ckstore.ops.read.load import Select, as_filter
 from ckstore.tensors.files.quantized_names import QuantizedNames
 from ckstore.tensors.layout import row_major
 
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest
-
-UNHELD_MOST_BYTES = 64 * 2**10
-"""What safetensors cannot hold goes into a JSON file up to this size."""
-TEXT_MOST_BYTES = 16 * 2**20
-"""The same for bytes and strings."""
+UNHELD_MOST_BYTES = 64 * 2**10  # what safetensors cannot hold goes into a JSON file up to this size
+TEXT_MOST_BYTES = 16 * 2**20  # the same for bytes and strings
 _SHOWN = 5
 _NOT_AS_METADATA = ("format", "total_size")
 """Keys that have another meaning in the metadata of a file or of the index; what has such a name is written itself."""
@@ -37,23 +32,14 @@ _WILDCARD = re.compile(r"[*?]")
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """What an export will write.
+    """What an export will write."""
 
-    Attributes:
-        leaves: The tensors that are written, in the order of the state.
-        tensors: The same as they will stand in the files.
-        tied: Name that is left out -> name of the tensor that it is tied to.
-        unheld: Leaves that go into ``state.json``.
-        values: What else goes there.
-        metadata: What goes into the metadata of each file.
-    """
-
-    leaves: tuple[LeafRecord, ...]
-    tensors: tuple[TensorToWrite, ...]
-    tied: dict[str, str]
-    unheld: tuple[LeafRecord, ...]
-    values: PlainValues
-    metadata: Mapping[str, str]
+    leaves: tuple[LeafRecord, ...]  # the tensors that are written, in the order of the state
+    tensors: tuple[TensorToWrite, ...]  # the same as they will stand in the files
+    tied: dict[str, str]  # name that is left out -> name of the tensor that it is tied to
+    unheld: tuple[LeafRecord, ...]  # leaves that go into ``state.json``
+    values: PlainValues  # what else goes there
+    metadata: Mapping[str, str]  # what goes into the metadata of each file
 
     @property
     def has_state(self) -> bool:
@@ -64,12 +50,9 @@ class ExportPlan:
 def plan_export(
     manifest: Manifest, *, select: Select = None, strip_prefix: bool = False, ties: bool = True
 ) -> ExportPlan:
-    """Return what an export of the checkpoint will write; without `ties` each tied tensor by itself.
-
-    Raises:
-        BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a JSON
-            file, or there is no prefix to strip. The message names them.
-    """
+    """Return what an export of the checkpoint will write; without `ties` each tied tensor by itself."""
+    # Raises BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a
+    # JSON file, or there is no prefix to strip. The message names them.
     keep = as_filter(select)
     refuse_files(manifest)
     chosen = [(i, leaf) for i, leaf in enumerate(manifest.leaves) if keep is None or keep(leaf.name)]
@@ -183,8 +166,7 @@ def _prefix_of(select: Select) -> str:
     """Return the path that everything selected lies in, as people write it."""
     hint = "give select= the name of one part, such as model"
     if select is None or callable(select):
-        msg = "strip_prefix removes the prefix that select names, and select names none"
-        raise BadInput(msg, hint=hint)
+        raise BadInput("strip_prefix removes the prefix that select names, and select names none", hint=hint)
     common: list[str] | None = None
     for glob in [select] if isinstance(select, str) else select:
         path = plain(glob)

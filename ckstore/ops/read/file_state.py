@@ -8,15 +8,16 @@ reads a file of it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.containers.file_value import FileValue, read_value
 from ckstore.containers.values import Refused
-from ckstore.errors import BadInput, CannotLoad
+from ckstore.errors import BadInput, CannotLoad, CannotStore
 from ckstore.fs.memory_file import memory_file
 from ckstore.model.digest import Algorithm, algorithm_of
+from ckstore.model.manifest.captured import ByteSource, Captured
 from ckstore.model.manifest.manifest import (
     BlobRecord,
     Extent,
@@ -29,17 +30,10 @@ from ckstore.ops.read.described import StoredSource, places_of
 from ckstore.ops.read.stored_file import StoredFile, find_file
 from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from ckstore.errors import CannotStore
-    from ckstore.model.manifest.captured import ByteSource, Captured
-
 # A pickle of a few kilobytes can describe billions of values: bounds by its size keep a hostile file from the memory.
 _VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
 _CHARS_LEAST = 2**24
-_TIMES = 64
-"""A value that the pickle remembers is at another place for two of its bytes."""
+_TIMES = 64  # A value that the pickle remembers is at another place for two of its bytes
 _ALIGN_BYTES = 64
 _SHOWN_MOST = 20
 _NAME_CHARS_SHOWN = 300
@@ -48,33 +42,22 @@ _HINT = "ckstore checkout REF DEST writes the file, for torch.load where you tru
 
 @contextmanager
 def state_of(
-    directory: CheckpointDirectory,
-    file: object,
+    directory: CheckpointDirectory,  # the checkpoint
+    file: object,  # path of a committed file
     *,
-    chunk_bytes: int,
+    chunk_bytes: int,  # where values of the file that have no piece of their own are cut
     keep: Callable[[str], bool] | None = None,
-    verify: bool = True,
-    can_select: bool = True,
+    verify: bool = True,  # check what is read of the file
+    can_select: bool = True,  # whether the caller can leave out what cannot be loaded, for the advice
 ) -> Iterator[CheckpointDirectory]:
-    """Give an open checkpoint as it is, or, with `file`, as the state that this file of it holds.
-
-    Args:
-        directory: The checkpoint.
-        file: Path of a committed file.
-        chunk_bytes: Where values of the file that have no piece of their own are cut.
-        keep: Which names are wanted: what cannot be loaded among the others is no error.
-        verify: Check what is read of the file.
-        can_select: Whether the caller can leave out what cannot be loaded, for the advice.
-
-    Raises:
-        CannotLoad: It holds no state that can be loaded.
-    """
+    """Give an open checkpoint as it is, or, with `file`, as the state that this file of it holds."""
+    # `keep`: which names are wanted: what cannot be loaded among the others is no error. Raises CannotLoad: it holds no
+    # state that can be loaded.
     if file is None:
         yield directory
         return
     if not isinstance(file, str):
-        msg = f"file must be the path of a committed file, got {file!r}"
-        raise BadInput(msg)
+        raise BadInput(f"file must be the path of a committed file, got {file!r}")
     try:
         view = _view(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
     except CannotLoad as error:
@@ -89,10 +72,9 @@ def state_of(
 
 
 class _FileView(CheckpointDirectory):
-    """An open checkpoint with the manifest of a file in it, and one more blob, which is in memory.
+    """An open checkpoint with the manifest of a file in it, and one more blob, which is in memory."""
 
-    The lock is the checkpoint's, which stays open longer.
-    """
+    # The lock is the checkpoint's, which stays open longer.
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         # The lock is borrowed: closing the view must leave the caller's checkpoint open.
@@ -139,11 +121,9 @@ def _view(
             found = read_value(stored)
             captured, refused = _captured(found, stored)
         except Refused as error:
-            msg = f"{path} of {name} cannot be loaded as a state: {error}"
-            raise CannotLoad(msg, hint=_HINT, file=path) from error
+            raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
         except TooMuchDescribed as error:
-            msg = f"{path} of {name} cannot be loaded as a state: {error}"
-            raise CannotLoad(msg, hint=_HINT, file=path) from error
+            raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
     # A state with one object that cannot be loaded is still good for the rest of it.
     wanted = [error for error in refused if keep is None or keep(error.path)]
     if wanted:

@@ -12,7 +12,7 @@ from ckstore.model.names import plain
 from ckstore.objects.pieces import PieceMaps
 from ckstore.ops.read.storage_read import Tally, check_bound, check_memories, names_of, read_memories
 from ckstore.ops.read.stored_file import loadable
-from ckstore.ops.refs.find import read_checkpoint
+from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.allocation import wrap
 from ckstore.tensors.restore import build, check_device, needed_storages
 from ckstore.tensors.walks import value_names
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
-    from ckstore.ops.refs.find import AnyRef
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
 
 Select = str | Sequence[str] | Callable[[str], bool] | None
 """Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""
@@ -38,8 +37,7 @@ def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool]
         given = [select]
     globs = [glob for glob in given if isinstance(glob, str)]
     if len(globs) < len(given):
-        msg = f"{argument} must be a glob, a list of globs or a function of a name, got {select!r}"
-        raise BadInput(msg)
+        raise BadInput(f"{argument} must be a glob, a list of globs or a function of a name, got {select!r}")
     # Both spellings: people write model.0.weight, the state has model.0\.weight (docs/adr/0003).
     return lambda name: any(_selects(glob, form) for glob in globs for form in {name, plain(name)})
 
@@ -110,12 +108,10 @@ def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bo
     manifest = directory.manifest
     name = manifest.name
     if manifest.ranks is None or manifest.ranks.entries is not None or manifest.files:
-        msg = f"{name} was not saved by ranks with a state each"
-        raise BadInput(msg, hint="leave rank= out")
+        raise BadInput(f"{name} was not saved by ranks with a state each", hint="leave rank= out")
     # `type`, since True would be rank 1.
     if type(rank) is not int or not 0 <= rank < manifest.ranks.world_size:
-        msg = f"{name} has ranks 0 to {manifest.ranks.world_size - 1}, and no rank {rank!r}"
-        raise NoSuchRef(msg)
+        raise NoSuchRef(f"{name} has ranks 0 to {manifest.ranks.world_size - 1}, and no rank {rank!r}")
     own = f"[{rank}]"
 
     def wanted(path: str) -> bool:
@@ -133,16 +129,14 @@ def _state_of_rank(state: object, rank: int) -> object:
 def continue_from(context: Context, run: str, checkpoint_id: str) -> None:
     """Make a checkpoint that was loaded the parent of what is saved next."""
     # "" is for a save to another run: a fine-tuning that goes on in a run of its own has this parent.
-    context.last_parents[run] = context.last_parents[""] = checkpoint_id
-    context.run_guessed = run if context.run_was_open else ""
+    context.known.last_parents[run] = context.known.last_parents[""] = checkpoint_id
+    context.notices.run_guessed = run if context.notices.run_was_open else ""
 
 
 def lose_parents(context: Context) -> None:
-    """Let the next save have no parent: a load that failed has left parts of another checkpoint in its target.
-
-    The names stay, with no id, so that a saver in the background hears of it.
-    """
-    context.last_parents.update(dict.fromkeys([*context.last_parents, ""], ""))
+    """Let the next save have no parent: a load that failed has left parts of another checkpoint in its target."""
+    # The names stay, with no id, so that a saver in the background hears of it.
+    context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], ""))
 
 
 def load_open(
@@ -181,11 +175,8 @@ def load_open(
 
 
 def check_selection(directory: CheckpointDirectory, select: Select) -> None:
-    """Raise if a selection names no value at all: a misspelt name must not look like an empty checkpoint.
-
-    Raises:
-        NoSuchRef: It names nothing. A function may.
-    """
+    """Raise if a selection names no value at all: a misspelt name must not look like an empty checkpoint."""
+    # Raises NoSuchRef: It names nothing. A function may.
     keep = as_filter(select)
     if keep is None or callable(select):
         return
@@ -195,10 +186,8 @@ def check_selection(directory: CheckpointDirectory, select: Select) -> None:
 
 
 def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
-    """Map storages copy-on-write; those that cannot be mapped as they lie are read.
-
-    With `verify`, every byte is read and checked now, not when it is used.
-    """
+    """Map storages copy-on-write; those that cannot be mapped as they lie are read."""
+    # With `verify`, every byte is read and checked now, not when it is used.
     with directory.reporting_damage():
         return _map_memories(directory, storages, verify=verify)
 

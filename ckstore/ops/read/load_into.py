@@ -11,16 +11,16 @@ from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import spellings
 from ckstore.model.words import printable
-from ckstore.ops.context import info_of
+from ckstore.ops.context import Context, info_of
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.read.unchanged import HeldExtents, unchanged
-from ckstore.ops.refs.find import open_directory, read_checkpoint_into
+from ckstore.ops.refs.find import AnyRef, open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.targets.advice import Load, advice
-from ckstore.tensors.targets.differences import Differences, LoadRules
+from ckstore.tensors.targets.comparison import Differences, LoadRules
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
 
@@ -31,28 +31,20 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
-    from ckstore.ops.refs.find import AnyRef
 
 # A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of it.
-SHOWN_MOST = 20
-"""So many names of a kind are in a message."""
+SHOWN_MOST = 20  # so many names of a kind are in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a target holds after a load, for the next one: the manifest outlives the checkpoint.
+    """What a target holds after a load, for the next one: the manifest outlives the checkpoint."""
 
-    Attributes:
-        manifest: Of the checkpoint that was loaded.
-        select, rename: As they were given.
-        names: Of the leaves that the target took; None: all.
-    """
-
-    manifest: Manifest
+    manifest: Manifest  # of the checkpoint that was loaded
+    # `select` and `rename`: As they were given.
     select: Select
     rename: Mapping[str, str] | None
-    names: frozenset[str] | None = None
+    names: frozenset[str] | None = None  # of the leaves that the target took; None: all
 
 
 @brief()
@@ -241,10 +233,8 @@ def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int
 
 
 def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
-    """Return which of the storages that are copied are read as a whole: those of tensors with gaps, of arrays, tiled.
-
-    The others are read part by part, with one buffer.
-    """
+    """Return which storages that are copied are read as a whole: those of tensors with gaps, of arrays, tiled."""
+    # The others are read part by part, with one buffer.
     whole = set()
     for storage in plan.copied:
         record = manifest.storages[storage]
@@ -293,11 +283,7 @@ def _as_written(found: Differences, manifest: Manifest) -> Differences:
 
 
 def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest) -> None:
-    """Raise if the target and the checkpoint differ in more than the caller allows.
-
-    Raises:
-        DoesNotFit: They do.
-    """
+    """Raise if the target and the checkpoint differ in more than the caller allows."""
     found = load.found
     differ = found.missing or found.unexpected or found.mismatched
     # These `strict=False` does not excuse: there is no way to fill them.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.fs.host.mounts import examine
-from ckstore.fs.inside import Inside
+from ckstore.fs.inside import Inside, Where
 from ckstore.model.brief import BriefList, brief
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
@@ -25,24 +26,17 @@ from ckstore.model.words import named
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
-from ckstore.ops.context import info_of
+from ckstore.ops.context import Context, info_of
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_record
+from ckstore.ops.read.entries import TensorNames
 from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import check_bound, check_room, read_memories
-from ckstore.ops.read.tensor_names import TensorNames
-from ckstore.ops.refs.find import open_directory
+from ckstore.ops.refs.find import AnyRef, open_directory
 from ckstore.tensors.allocation import allocate
+from ckstore.tensors.memory import StorageMemory
 from ckstore.tensors.restore import LeafMaker, build_with, is_empty, make_leaf
 from ckstore.tensors.walks import leaf_numbers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.fs.inside import Where
-    from ckstore.ops.context import Context
-    from ckstore.ops.refs.find import AnyRef
-    from ckstore.tensors.memory import StorageMemory
 
 _FEWER_ROWS = "read fewer rows at once, as with [a:b]"
 
@@ -230,8 +224,7 @@ class OpenCheckpoint:
             BadInput: It was closed.
         """
         if self._closed:
-            msg = f"{self.info.name} was closed"
-            raise BadInput(msg, hint="pickle it inside its with block")
+            raise BadInput(f"{self.info.name} was closed", hint="pickle it inside its with block")
         where = self._directory.path
         top, parts = (where.top, where.parts) if isinstance(where, Inside) else (str(where), ())
         return _open_again, (Path(top), parts, self.info, self._max_bytes)
@@ -290,8 +283,7 @@ class LeafSlice:
         leaf = self._leaf
         size = itemsize(leaf.kind, leaf.dtype)
         if size is None:
-            msg = f"{self._name} is not a tensor and has no rows"
-            raise BadInput(msg)
+            raise BadInput(f"{self._name} is not a tensor and has no rows")
         row_bytes = size
         for n in leaf.shape[1:]:
             row_bytes *= n

@@ -12,54 +12,39 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
-from ckstore.model.manifest.tiles import Block, bands, flat_start
+from ckstore.model.manifest.tiles import Band, Block, Sizes, bands, flat_start
 from ckstore.objects.pieces import Part, PieceReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
-    from ckstore.model.manifest.tiles import Band, Sizes
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 # As a chunk: one piece at a time of a large tensor, whatever block of it is wanted.
 WINDOW_BYTES = 32 * 2**20
-RANGE_BYTES = 8 * 2**20
-"""How much of a storage is asked for at once where all of it is wanted."""
+RANGE_BYTES = 8 * 2**20  # how much of a storage is asked for at once where all of it is wanted
 
 _start_of = attrgetter("start")
 
 
 class RegionReader:
-    """Reads parts of one storage of an open checkpoint. Not for several threads.
-
-    Attributes:
-        storage: Which one.
-        name: What it belongs to, for messages.
-        read_bytes: How many bytes were read from blobs.
-
-    Args:
-        directory: The checkpoint.
-        storage: Which storage of it.
-        name: As above.
-        verify: Check the pieces.
-        pieces: Reads them; without it, each piece opens its blob.
-    """
+    """Reads parts of one storage of an open checkpoint. Not for several threads."""
 
     def __init__(
         self,
-        directory: CheckpointDirectory,
-        storage: int,
+        directory: CheckpointDirectory,  # the checkpoint
+        storage: int,  # which storage of it
         name: str,
         *,
-        verify: bool = True,
-        pieces: PieceReader | None = None,
+        verify: bool = True,  # check the pieces
+        pieces: PieceReader | None = None,  # reads them; without it, each piece opens its blob
     ) -> None:
-        self.storage = storage
-        self.read_bytes = 0
+        self.storage = storage  # which one
+        self.read_bytes = 0  # how many bytes were read from blobs
         self._directory = directory
         self._record: StorageRecord = directory.manifest.storages[storage]
-        self.name = name
+        self.name = name  # what it belongs to, for messages
         tiling = self._record.tiling
         self._bands: list[Band] = [] if tiling is None else bands(tiling.blocks)
         self._verify = verify
@@ -103,7 +88,7 @@ class RegionReader:
 
     def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview) -> None:
         """Read whole rows of the outermost dimension that has several, a window at a time; take the block of each."""
-        from ckstore.tensors.regions import copy_common
+        from ckstore.tensors.numpy_leaves import copy_common
 
         dim = next(i for i, size in enumerate(wanted.sizes) if size != 1)
         inner = shape[dim + 1 :]
@@ -121,7 +106,7 @@ class RegionReader:
             copy_common(window, window_block, out, wanted)
 
     def _block_of_tiles(self, tiling: Tiling, wanted: Block, out: memoryview) -> None:
-        from ckstore.tensors.regions import copy_common
+        from ckstore.tensors.numpy_leaves import copy_common
 
         for band in self._bands_in(wanted.offsets[0], wanted.offsets[0] + wanted.sizes[0]):
             for at in band.blocks:
@@ -178,11 +163,10 @@ class RegionReader:
 
 
 class RangeReader:
-    """Reads ranges of storages by rising start, one storage at a time, each piece once; a context manager.
+    """Reads ranges of storages by rising start, one storage at a time, each piece once; a context manager."""
 
-    What is read together (a piece, or a band of tiles) is read whole and checked, and kept from the start of the last
-    range on: so its memory is that of a range and of one piece.
-    """
+    # What is read together (a piece, or a band of tiles) is read whole and checked, and kept from the start of the last
+    # range on: so its memory is that of a range and of one piece.
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
@@ -197,11 +181,8 @@ class RangeReader:
         self._low = self._high = 0
 
     def read(self, start: int, stop: int, name: str) -> memoryview:
-        """Return the bytes `start` to `stop` of the storage, valid until the next call.
-
-        Raises:
-            DamagedBlob: A piece is damaged or missing; the message has `name`.
-        """
+        """Return the bytes `start` to `stop` of the storage, valid until the next call."""
+        # Raises DamagedBlob: A piece is damaged or missing; the message has `name`.
         if start == stop or self._region is None:
             return self._buffer[:0]
         self._region.name = name
@@ -216,10 +197,10 @@ class RangeReader:
             self._high = high
         return self._buffer[start - self._low : stop - self._low]
 
-    def parts(self, start: int, stop: int, what: str) -> Iterator[memoryview]:
+    def parts(self, start: int, stop: int, name: str) -> Iterator[memoryview]:
         """Give the bytes `start` to `stop` in parts of at most `RANGE_BYTES`, each as `read` gives it."""
         for at in range(start, stop, RANGE_BYTES):
-            yield self.read(at, min(at + RANGE_BYTES, stop), what)
+            yield self.read(at, min(at + RANGE_BYTES, stop), name)
 
     def _make_room(self, keep_from: int, nbytes: int) -> None:
         """Have room for bytes behind those that are there; what lies before `keep_from` may be forgotten."""

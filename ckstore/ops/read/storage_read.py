@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.read.unchanged import HeldExtents
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
 
 # In the page cache a load is a copy and a hash: more threads than cores push each other's bytes out (docs/adr/0007).
 _CORES = len(os.sched_getaffinity(0))
@@ -32,10 +32,8 @@ _THREAD_FROM_BYTES = 4 * 2**20
 STREAM_BYTES = 64 * 2**20
 # A piece is handed out as a tensor: torch and NumPy read elements that are not aligned slowly, or not at all.
 _ALIGN_BYTES = 64
-_ASK_FROM_BYTES = 8 * 2**20
-"""Less is taken unasked: the kernel's answer takes longer than reading it."""
-_SPARE_BYTES = 16 * 2**20
-"""What reading itself takes beside that: buffers, threads, pages of tables."""
+_ASK_FROM_BYTES = 8 * 2**20  # less is taken unasked: the kernel's answer takes longer than reading it
+_SPARE_BYTES = 16 * 2**20  # what reading itself takes beside that: buffers, threads, pages of tables
 
 
 class StorageNames:
@@ -74,25 +72,15 @@ def names_of(directory: CheckpointDirectory) -> StorageNames:
 
 
 def read_storages(
-    directory: CheckpointDirectory,
-    into: Mapping[int, memoryview],
+    directory: CheckpointDirectory,  # an open checkpoint
+    into: Mapping[int, memoryview],  # storage -> memory of its size
     *,
-    verify: bool,
-    skip: HeldExtents | None = None,
-    tally: Tally | None = None,
+    verify: bool,  # check the bytes
+    skip: HeldExtents | None = None,  # what the memories have already
+    tally: Tally | None = None,  # counts what was read, and says so
 ) -> None:
-    """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads.
-
-    Args:
-        directory: An open checkpoint.
-        into: Storage -> memory of its size.
-        verify: Check the bytes.
-        skip: What the memories have already.
-        tally: Counts what was read, and says so.
-
-    Raises:
-        DamagedBlob: Some bytes are damaged or missing; the memories hold an unknown part.
-    """
+    """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads."""
+    # Raises DamagedBlob: some bytes are damaged or missing; the memories hold an unknown part.
     names = names_of(directory)
     parts: list[Part] = []
     for storage, out in into.items():
@@ -113,16 +101,11 @@ def read_storages(
 
 
 class Tally:
-    """Counts the bytes that a load has read, and says so in the thread of its caller.
-
-    Attributes:
-        done_bytes: Read and, if asked, checked.
-        all_bytes: To be read.
-    """
+    """Counts the bytes that a load has read, and says so in the thread of its caller."""
 
     def __init__(self, all_bytes: int, progress: Progress | None) -> None:
-        self.done_bytes = 0
-        self.all_bytes = all_bytes
+        self.done_bytes = 0  # read and, if asked, checked
+        self.all_bytes = all_bytes  # to be read
         self._progress = progress
         self._mutex = threading.Lock()
 
@@ -170,24 +153,16 @@ def _nbytes(parts: Iterable[Part]) -> int:
 
 
 def stream_storages(
-    directory: CheckpointDirectory,
-    storages: Iterable[int],
+    directory: CheckpointDirectory,  # an open checkpoint
+    storages: Iterable[int],  # which ones, in this order; none with a tiling
     take: Callable[[int, int, memoryview], object],
     *,
-    verify: bool,
-    skip: HeldExtents | None = None,
+    verify: bool,  # check them before they are handed out
+    skip: HeldExtents | None = None,  # what is not handed out
     tally: Tally | None = None,
 ) -> None:
-    """Read storages through one buffer of `STREAM_BYTES`, or of the largest piece if that is more.
-
-    Args:
-        directory: An open checkpoint.
-        storages: Which ones, in this order; none with a tiling.
-        take: Called with a storage, the place of the first byte in it, and bytes that are valid until it returns.
-        verify: Check them before they are handed out.
-        skip: What is not handed out.
-        tally: As in `read_storages`.
-    """
+    """Read storages through one buffer of `STREAM_BYTES`, or of the largest piece if that is more."""
+    # `take`: called with a storage, the place of the first byte in it, and bytes that are valid until it returns.
     names = names_of(directory)
     buffer = memoryview(b"")
     window: list[tuple[int, int, Extent, int]] = []
@@ -231,11 +206,9 @@ def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]]
 
 
 def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
-    """Raise if so many bytes of an open checkpoint do not fit into memory: nothing is allocated yet.
-
-    A manifest may say that a few bytes on the disk are many in memory, as of a tensor of zeros, which is one chunk
-    again and again; so what it says is not a measure.
-    """
+    """Raise if so many bytes of an open checkpoint do not fit into memory: nothing is allocated yet."""
+    # A manifest may say that a few bytes on the disk are many in memory, as of a tensor of zeros, which is one chunk
+    # again and again; so what it says is not a measure.
     if nbytes < _ASK_FROM_BYTES:
         return
     # Asked before anything is allocated: a control group kills the process at the page that is one too many.

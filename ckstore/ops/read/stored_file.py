@@ -14,26 +14,20 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import FileRecord, Manifest
     from ckstore.objects.checkpoints import CheckpointDirectory
 
-LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-"""How the names of files end that hold a state, as a rule."""
+LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # how the names of files end that hold a state, as a rule
 
 
 class StoredFile:
-    """A file of an open checkpoint, as `containers` reads it. Not for several threads.
-
-    Attributes:
-        directory: The checkpoint.
-        nbytes: Its length.
-        storages: The storage that is the stretch of the file from its first byte to the one after its last.
-    """
+    """A file of an open checkpoint, as `containers` reads it. Not for several threads."""
 
     def __init__(self, directory: CheckpointDirectory, record: FileRecord, *, verify: bool = True) -> None:
-        self.directory = directory
+        self.directory = directory  # the checkpoint
         self._record = record
         self._verify = verify
         sizes = [directory.manifest.storages[number].nbytes for number in record.storages]
         self._starts = list(accumulate(sizes, initial=0))
-        self.nbytes = self._starts[-1]
+        self.nbytes = self._starts[-1]  # its length
+        # The storage that is the stretch of the file from its first byte to the one after its last.
         self.storages = dict(zip(pairwise(self._starts), record.storages, strict=True))
         self._last: RegionReader | None = None
 
@@ -65,21 +59,15 @@ class StoredFile:
 
 
 def find_file(manifest: Manifest, path: str) -> FileRecord:
-    """Return the committed file of that path.
-
-    Raises:
-        CannotLoad: It is a directory or a symlink.
-    """
+    """Return the committed file of that path. Raises CannotLoad: it is a directory or a symlink."""
     name = manifest.name
     found = next((record for record in manifest.files if record.path == path), None)
     if found is None:
         if not manifest.files:
-            msg = f"{name} is a saved state, and has no file {shown(path)}"
-            raise NoSuchRef(msg, hint="leave file= out")
+            raise NoSuchRef(f"{name} is a saved state, and has no file {shown(path)}", hint="leave file= out")
         near = loadable(manifest)
         hint = f"it has {', '.join(near)}" if near else "ckstore ls REF lists its files"
-        msg = f"{name} has no file {shown(path)}"
-        raise NoSuchRef(msg, hint=hint)
+        raise NoSuchRef(f"{name} has no file {shown(path)}", hint=hint)
     if found.kind != "file":
         msg = f"{path} of {name} is a {found.kind}, and no file"
         raise CannotLoad(msg, hint="ckstore ls REF lists its files", file=path)

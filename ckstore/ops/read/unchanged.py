@@ -15,16 +15,11 @@ HeldExtents = dict[int, frozenset[int]]
 
 
 def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> HeldExtents:
-    """Return which bytes of `after` a target that was loaded from `before` has already.
-
-    A storage counts if all its leaves were together in one storage of `before`, under the same names and laid out the
-    same: then a target of these leaves holds that storage's bytes at the same places.
-
-    Args:
-        before: The manifest of the checkpoint that was loaded.
-        after: That of the one to be loaded.
-        loaded: Names of the leaves of `before` that the target took; None: all.
-    """
+    """Return which bytes of `after` a target that was loaded from `before` has already."""
+    # A storage counts if all its leaves were together in one storage of `before`, under the same names and laid out the
+    # same: then a target of these leaves holds that storage's bytes at the same places. `before`: the manifest of the
+    # checkpoint that was loaded. `after`: that of the one to be loaded. `loaded`: names of the leaves of `before` that
+    # the target took; None: all.
     old = {leaf.name: leaf for leaf in before.leaves if loaded is None or leaf.name in loaded}
     by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
     for leaf in after.leaves:

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import CkstoreError
 from ckstore.model.checkpoint.annotations import to_add
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.times import text_of_time
 from ckstore.objects.documents.annotations import add_annotations
-from ckstore.ops.context import annotated
+from ckstore.ops.context import Context, annotated
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import gone, held
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
+from ckstore.ops.refs.protection import gone, held
 
 
 def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, note: str | None) -> CheckpointInfo:
-    """Add metrics and a note to a checkpoint, durably; return what the store says about it now.
-
-    Raises:
-        CkstoreError: What was added before is damaged; nothing was changed.
-    """
+    """Add metrics and a note to a checkpoint, durably; return what the store says about it now."""
+    # Raises CkstoreError: what was added before is damaged; nothing was changed.
     info = find(context, ref)
     more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
     path = context.layout.checkpoint(info.run, info.step)

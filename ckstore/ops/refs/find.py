@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.checkpoint.refs import Ref, has_id, is_latest_valid, parse_ref, resolve
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey
-from ckstore.ops.context import Context, annotated, tags_by_checkpoint, way_in
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.shared.two_renames import Gap
+from ckstore.ops.context import Context, annotated, tags_by_checkpoint
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.reconcile import stamps
-from ckstore.ops.refs.doubtful import damaged_tag, doubtful_tags
+from ckstore.ops.notices import way_in
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
 from ckstore.ops.refs.listing import infos, refuse_unfinished, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.objects.shared.two_renames import Gap
+from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
 
 T = TypeVar("T")
 AnyRef = str | SupportsIndex | CheckpointInfo
@@ -33,13 +31,9 @@ _OPEN_TRIES = 5
 
 
 def find(context: Context, ref: AnyRef) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names.
-
-    Raises:
-        NoSuchRef: There is none; the message says what there is.
-    """
+    """Return the checkpoint that `ref` names. Raises NoSuchRef: there is none; the message says what there is."""
     if isinstance(ref, CheckpointInfo):
-        context.run_was_open = False
+        context.notices.run_was_open = False
         return _same(context, ref)
     parsed = in_one_run(context, parse_ref(text_of(ref)))
     if parsed.kind == "latest-valid":
@@ -82,8 +76,7 @@ def text_of(ref: str | SupportsIndex) -> str:
             return str(operator.index(ref))
     except TypeError:
         pass
-    msg = f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}"
-    raise BadInput(msg)
+    raise BadInput(f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}")
 
 
 def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
@@ -94,7 +87,7 @@ def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
         return
     found = look(context.layout, *key)
     if found.is_closed:
-        raise CkstoreError(found.problem, hint=way_in(context, context.layout.checkpoint(*key).inner))
+        raise CkstoreError(found.problem, hint=way_in(context.layout, context.layout.checkpoint(*key).inner))
     if found.published is None and found.problem and not found.is_another:
         hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
         raise DamagedBlob(found.problem, hint=hint)
@@ -159,8 +152,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
         directory.close()  # replaced between finding and locking, or its row is wrong
         with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next look tells
             sure(context, info)
-    msg = f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened"
-    raise NoSuchRef(msg)
+    raise NoSuchRef(f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened")
 
 
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:
@@ -177,14 +169,9 @@ def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo 
 def read_checkpoint(
     context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, verify: bool = True
 ) -> T:
-    """Return what `read` makes of the open checkpoint that `ref` names, for ``latest-valid`` the newest that is whole.
-
-    Args:
-        context: The store.
-        ref: Any ref.
-        read: Called with the directory, for ``latest-valid`` perhaps with one after another.
-        verify: Whether `read` checks every byte that it reads.
-    """
+    """Return what `read` makes of the open checkpoint that `ref` names."""
+    # For ``latest-valid`` that of the newest that is whole: `read` may be called with one after another. `verify`:
+    # whether it checks every byte that it reads.
     if not is_latest_valid(ref):
         with open_directory(context, ref) as directory:
             return read(directory)

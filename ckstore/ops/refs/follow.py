@@ -11,27 +11,23 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.errors import BadInput
 from ckstore.fs import files
 from ckstore.fs.notify import Watch
 from ckstore.model.checkpoint.refs import Ref
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import DEFAULT_RUN, STEP_PATTERN, CheckpointKey, check_run
 from ckstore.ops.acts import act, places_of
+from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.latest import in_one_run, run_meant
 from ckstore.ops.refs.listing import infos
 
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.context import Context
-
 # Other hosts' names make no event of inotify, and close() of another thread has to be noticed.
 _LOOK_S = 1.0
-_ALL_S = 30.0
-"""With inotify everything is looked at so often anyway."""
+_ALL_S = 30.0  # with inotify everything is looked at so often anyway
 
 
 class Follower:
@@ -169,8 +165,7 @@ class Follower:
 def follow(context: Context, run: str | None, after: AnyRef | None, timeout_s: float | None) -> Follower:
     """Follow a run; see `ckstore.Store.follow`."""
     if timeout_s is not None and not timeout_s >= 0:
-        msg = f"timeout_s must be a number of seconds, 0 or more, or None, got {timeout_s!r}"
-        raise BadInput(msg)
+        raise BadInput(f"timeout_s must be a number of seconds, 0 or more, or None, got {timeout_s!r}")
     run = run_meant(context, run)
     if run is None:
         run = in_one_run(context, Ref(None, "latest", "latest")).run or next(iter(context.layout.runs()), DEFAULT_RUN)

@@ -10,10 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
+from ckstore.model.checkpoint.runs import RunSummary, summaries
+from ckstore.model.names import CheckpointKey, step_of
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import warn
+from ckstore.ops.context import Context
 from ckstore.ops.index.facts import sure
 from ckstore.ops.index.proposal import propose
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import in_order, infos, infos_at, refuse_unfinished, settle
 
 if TYPE_CHECKING:
@@ -21,16 +24,13 @@ if TYPE_CHECKING:
 
     from ckstore.model.checkpoint.refs import Ref
     from ckstore.model.manifest.info import CheckpointInfo, Stamp
-    from ckstore.model.names import CheckpointKey
-    from ckstore.ops.context import Context
+    from ckstore.objects.layout import OpenRuns
 
 
 def newest(context: Context, run: str | None) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, or of all; None: there is none.
-
-    Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
-    says something else than the manifest makes no other checkpoint the newest.
-    """
+    """Return the newest checkpoint of a run, or of all; None: there is none."""
+    # Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
+    # says something else than the manifest makes no other checkpoint the newest.
     sured: set[str] = set()
     # A replacement in two renames leaves the newest checkpoint without a place for a moment.
     settle(context)
@@ -74,9 +74,15 @@ def _written_last(
         return []
     found = infos(context, at={place: written[place]})
     name = f"{place[0]}@{place[1]}"
-    if not found and (problem := context.problems.get(name)) and (key := f"latest {name}") not in context.problems:
-        context.problems[key] = f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
-        warn(context.problems[key])
+    if (
+        not found
+        and (problem := context.notices.problems.get(name))
+        and (key := f"latest {name}") not in context.notices.problems
+    ):
+        context.notices.problems[key] = (
+            f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
+        )
+        warn(context.notices.problems[key])
     return found
 
 
@@ -89,16 +95,14 @@ def run_meant(context: Context, run: str | None) -> str | None:
 
 
 def in_one_run(context: Context, ref: Ref) -> Ref:
-    """Return `ref` with the run that it is looked for in, where its kind is counted in runs.
-
-    Tags and ids name one checkpoint of the whole store, whatever the handle is bound to.
-    """
-    context.run_was_open = False
+    """Return `ref` with the run that it is looked for in, where its kind is counted in runs."""
+    # Tags and ids name one checkpoint of the whole store, whatever the handle is bound to.
+    context.notices.run_was_open = False
     if ref.run is not None or ref.kind in ("tag", "id"):
         return ref
     if context.run is not None:
         return replace(ref, run=context.run)
-    context.run_was_open = True
+    context.notices.run_was_open = True
     if ref.kind != "step":
         _refuse_several(context, ref)
     return ref
@@ -126,3 +130,28 @@ def _refuse_several(context: Context, ref: Ref) -> None:
 def _listed(found: list[CheckpointInfo]) -> str:
     more = len(found) - _SHOWN
     return " or ".join(info.name for info in found[:_SHOWN]) + (f" or {more} more" if more > 0 else "")
+
+
+def run_summaries(context: Context) -> list[RunSummary]:
+    """Return all runs that have a complete checkpoint, in the order of their newest commits, oldest first."""
+    settle(context)
+    found: list[RunSummary] = []
+    with context.layout.open_runs() as runs:
+        for run in context.layout.runs():
+            proposed = _proposed(context, runs, run)
+            found += summaries(infos(context, run)) if proposed is None else [proposed]
+    if any(one.newest.out_of_order for one in found):
+        return summaries(infos(context))
+    return sorted(found, key=lambda one: one.newest.order)
+
+
+def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
+    """Return what the catalog proposes of a run; None: all of it has to be looked at."""
+    found = propose(context, runs, run, newest=1)
+    if found is None or found.unknown:  # which of them are complete is not known
+        return None
+    newest = infos_at(context, runs, found.published, run, newest=1, seek=True)
+    if not newest:
+        return None
+    steps = [step for step in map(step_of, found.listed[run]) if step is not None]
+    return RunSummary(run, len(steps), newest[0], max(steps))

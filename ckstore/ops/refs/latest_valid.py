@@ -5,25 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import holders, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.refs import newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.objects.checkpoints import judge_blobs
+from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
 from ckstore.objects.documents import marks
 from ckstore.ops.check.marking import open_checked, remember_damage
 from ckstore.ops.check.validity import glance
 from ckstore.ops.check.verifier import Verifier
-from ckstore.ops.context import info_of, warn
+from ckstore.ops.context import Context, info_of
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.latest import in_one_run
 from ckstore.ops.refs.listing import infos, refuse_unfinished
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
 
 T = TypeVar("T")
 Order = tuple[int, str, str]
@@ -36,36 +33,22 @@ Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A checkpoint that was passed over.
+    """A checkpoint that was passed over."""
 
-    Attributes:
-        name: ``RUN@STEP``.
-        problem: Damage, or the process that has it locked.
-        order: Its place in the order of commits; None if that cannot be read.
-    """
-
-    name: str
-    problem: str
-    order: Order | None
+    name: str  # ``RUN@STEP``
+    problem: str  # damage, or the process that has it locked
+    order: Order | None  # its place in the order of commits; None if that cannot be read
 
 
 def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched: bool) -> T:
-    """Return what `take` makes of the newest valid checkpoint that `ref` asks for; it is open meanwhile.
-
-    A checkpoint that turns out to be damaged, also while `take` reads it, is marked and passed over with a
-    `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or to
-    move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way.
-
-    Args:
-        context: The store.
-        ref: ``latest-valid`` or ``RUN@latest-valid``.
-        take: Called with what the store says and the directory, open and complete; what it raises other than
-            `DamagedBlob` passes on.
-        read_touched: Read blobs whose time says that a program wrote into them; `take` does not.
-
-    Raises:
-        NoSuchRef: There is none; the message says what is wrong with each.
-    """
+    """Return what `take` makes of the newest valid checkpoint that `ref` asks for; it is open meanwhile."""
+    # A checkpoint that turns out to be damaged, also while `take` reads it, is marked and passed over with a
+    # `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or to
+    # move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way. `ref`:
+    # ``latest-valid`` or ``RUN@latest-valid``. `take`: called with what the store says and the directory, open and
+    # complete; what it raises other than `DamagedBlob` passes on. `read_touched`: read blobs whose time says that a
+    # program wrote into them; `take` does not. Raises NoSuchRef: there is none; the message says what is wrong with
+    # each.
     run = _run_of(context, ref)
     passed: list[Passed] = []
     deadline_s = time.monotonic() + LOCKED_S
@@ -89,12 +72,12 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
             kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
-            context.problems["latest-valid"] = (
+            context.notices.problems["latest-valid"] = (
                 f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
             )
-            warn(context.problems["latest-valid"])
+            warn(context.notices.problems["latest-valid"])
         else:
-            context.problems.pop("latest-valid", None)
+            context.notices.problems.pop("latest-valid", None)
         return taken
     none_left = _none_left(context, run, passed)
     try:
@@ -124,11 +107,9 @@ def newest_valid(context: Context, ref: str) -> CheckpointInfo:
 def fill_from_newest_valid(
     context: Context, ref: str, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """As `take_newest_valid`, for a `read` that fills a target; with `strict` it fills all of the target.
-
-    Without `strict` a damaged checkpoint could leave values where the next one has none, so each is read and
-    checked before the target is touched.
-    """
+    """As `take_newest_valid`, for a `read` that fills a target; with `strict` it fills all of the target."""
+    # Without `strict` a damaged checkpoint could leave values where the next one has none, so each is read and checked
+    # before the target is touched.
     begun: list[str] = []
 
     def take(info: CheckpointInfo, directory: CheckpointDirectory) -> T:
@@ -152,8 +133,7 @@ def _run_of(context: Context, ref: str) -> str | None:
     """Return the run that a ref to the newest valid checkpoint means; None: the only one."""
     parsed = in_one_run(context, parse_ref(ref))
     if parsed.kind != "latest-valid":
-        msg = f"{ref!r} is not a ref to the newest valid checkpoint"
-        raise BadInput(msg)
+        raise BadInput(f"{ref!r} is not a ref to the newest valid checkpoint")
     return parsed.run
 
 

@@ -16,11 +16,12 @@ from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.objects.shared import two_renames
-from ckstore.ops.context import Context, read_info, tags_by_checkpoint, tell_passed_over, tell_unavailable, warn
+from ckstore.ops.context import Context, read_info, tags_by_checkpoint
 from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.proposal import propose
+from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
-from ckstore.ops.index.wrong_rows import write_again
+from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
@@ -30,28 +31,20 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import OpenRuns
     from ckstore.objects.shared.grace import Grace
     from ckstore.objects.shared.two_renames import Gap
-    from ckstore.ops.context import Context
 
 
 def infos(
     context: Context,
-    run: str | None = None,
+    run: str | None = None,  # None: all runs
     *,
-    newest: int | None = None,
+    newest: int | None = None,  # only so many, the newest; what the others are is not looked at
     only: Callable[[int], bool] | None = None,
     at: Mapping[CheckpointKey, Stamp] | None = None,
 ) -> list[CheckpointInfo]:
-    """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first.
-
-    What the catalog knows of a directory with the same stamp is taken from there; other manifests are read.
-
-    Args:
-        context: The store.
-        run: None: all runs.
-        newest: Only so many, the newest; what the others are is not looked at.
-        only: Only those whose step it is true of; the others are not looked at either.
-        at: Only those at these places, whose stamps are given; the directories are not listed.
-    """
+    """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first."""
+    # What the catalog knows of a directory with the same stamp is taken from there; other manifests are read. `only`:
+    # only those whose step it is true of; the others are not looked at either. `at`: only those at these places, whose
+    # stamps are given; the directories are not listed.
     if run is not None:
         check_run(run)
     with context.layout.open_runs() as runs:
@@ -89,7 +82,7 @@ def infos_at(
     found = in_order(context, found)
     tags = tags_by_checkpoint(context.layout)
     found = found[-newest if newest else 0 :]
-    tell_passed_over(context)
+    context.notices.tell_passed_over(context.layout)
     return [as_it_is(context, runs, info, tags.get(info.key, ())) for info in found]
 
 
@@ -102,7 +95,9 @@ def _from_catalog(
     seek: bool,
 ) -> tuple[list[CheckpointInfo], set[CheckpointKey]]:
     """Return what the catalog knows of directories with these stamps, and those that have to be read."""
-    doubted = {place for place, stamp in context.distrusted.items() if place in published and published[place] == stamp}
+    doubted = {
+        place for place, stamp in context.known.distrusted.items() if place in published and published[place] == stamp
+    }
     asked = {place: published[place] for place in published.keys() - doubted} if doubted else published
     try:
         rows, unknown, wrong_count = context.catalog.current(
@@ -110,7 +105,7 @@ def _from_catalog(
         )
     except CatalogUnavailable as error:
         if published:
-            tell_unavailable(context, error)
+            context.notices.tell_unavailable(error, is_private=context.catalog_is_private)
         return [], set(published)
     if wrong_count:
         write_again(context, unknown, damaged_count=wrong_count)
@@ -139,12 +134,12 @@ def _read(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 
 
 def _told_out_of_order(context: Context, info: CheckpointInfo, limit: int) -> CheckpointInfo:
-    context.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
+    context.notices.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
     return replace(info, out_of_order=True)
 
 
 def order_problem(info: CheckpointInfo) -> str:
-    """Return the key in `Context.problems` of a sequence number that does not count."""
+    """Return the key in `Notices.problems` of a sequence number that does not count."""
     return f"order of {info.name}"
 
 
@@ -159,10 +154,8 @@ _PAUSE_S = 0.005
 
 
 def settle(context: Context) -> None:
-    """Wait until no place is empty because of a replacement, and complete those that no living process has open.
-
-    What cannot be completed, or is still open after the deadline, is named in a warning and waited for no more.
-    """
+    """Wait until no place is empty because of a replacement, and complete those that no living process has open."""
+    # What cannot be completed, or is still open after the deadline, is named in a warning and waited for no more.
     waiting = _unsaid(context)
     deadline = time.monotonic() + DEADLINE_S
     while waiting:
@@ -180,7 +173,7 @@ def settle(context: Context) -> None:
 
 
 def _unsaid(context: Context) -> list[Gap]:
-    return [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.problems]
+    return [gap for gap in two_renames.gaps(context.layout) if gap.old.name not in context.notices.problems]
 
 
 def _stopped(gap: Gap) -> str:
@@ -198,30 +191,22 @@ def _what_completes(context: Context) -> str:
 
 
 def _say(context: Context, gap: Gap, message: str) -> None:
-    context.problems[gap.old.name] = message
+    context.notices.problems[gap.old.name] = message
     warn(message)
 
 
 def refuse_unfinished(context: Context, run: str | None, is_meant: Callable[[Gap], bool] = lambda _: True) -> None:
-    """Raise if something is not there only because a save that replaces it has not finished.
-
-    So that a training does not take a run whose one checkpoint is in a gap for one that has none, and begin again.
-
-    Args:
-        context: The store.
-        run: What is asked for is in this run; None: in any.
-        is_meant: Whether it is what was at the place of a gap.
-    """
+    """Raise if something is not there only because a save that replaces it has not finished."""
+    # So that a training does not take a run whose one checkpoint is in a gap for one that has none, and begin again.
+    # `run`: what is asked for is in this run; None: in any. `is_meant`: whether it is what was at the place of a gap.
     for gap in two_renames.gaps(context.layout):
         if run in (None, gap.key[0]) and is_meant(gap) and peek.exists(gap.old):  # else both went since it was listed
             raise InUse(_stopped(gap), hint=_what_completes(context))
 
 
 def fill_dead(context: Context, grace: Grace | None = None) -> None:
-    """Complete every gap that no living process has open, as far as that works now.
-
-    With a grace, where other hosts may be at work, only those for which it is over.
-    """
+    """Complete every gap that no living process has open, as far as that works now."""
+    # With a grace, where other hosts may be at work, only those for which it is over.
     _fill(context, [gap for gap in two_renames.gaps(context.layout) if grace is None or grace.is_over(gap.old)])
 
 

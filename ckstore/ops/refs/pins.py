@@ -5,28 +5,24 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.canonical import fits_json
 from ckstore.model.checkpoint.pins import Pin
+from ckstore.model.names import CheckpointKey
 from ckstore.model.times import expiry, text_of_time
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.pins import read_pins, remove_pin, write_pin
+from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import held
-
-if TYPE_CHECKING:
-    from ckstore.model.names import CheckpointKey
-    from ckstore.ops.context import Context
+from ckstore.ops.refs.protection import held
 
 
 def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | timedelta | datetime | None) -> Pin:
     """Pin a checkpoint, durably."""
     info = find(context, ref)
     if not isinstance(reason, str) or not fits_json(reason):
-        msg = f"reason: wanted a text, got {reason!r}"
-        raise BadInput(msg)
+        raise BadInput(f"reason: wanted a text, got {reason!r}")
     now = datetime.now(UTC)
     until = expiry(expires, now)
     made = Pin(
@@ -68,8 +64,7 @@ def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
     names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == info.key]
     removed = [name for name in names if remove_pin(context.layout, name)]
     if not removed:
-        msg = f"{info.name} is not pinned"
-        raise NoSuchRef(msg, hint="store.pins() lists the pins")
+        raise NoSuchRef(f"{info.name} is not pinned", hint="store.pins() lists the pins")
     return removed
 
 

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from ckstore.errors import Protected
+from ckstore.errors import DamagedBlob, NoSuchRef, Protected
+from ckstore.fs import files, locks
+from ckstore.model.checkpoint.pins import Pin
+from ckstore.model.checkpoint.tag import parse_tag
+from ckstore.model.document import shown
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey, is_tag
+from ckstore.objects import far_locks
+from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.pins import read_pins
+from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, tags_by_checkpoint
-from ckstore.ops.refs.doubtful import check_tags
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from ckstore.model.checkpoint.pins import Pin
-    from ckstore.model.names import CheckpointKey
 
 
 def check_unprotected(
     context: Context, key: CheckpointKey, *, moving: Container[str] = (), replacing: bool = False
 ) -> None:
-    """Raise if a tag or an unexpired pin names a checkpoint. The caller holds its run locked against all others.
-
-    Args:
-        context: The store.
-        key: Of the checkpoint.
-        moving: Tags that do not count, since the caller is about to move them.
-        replacing: Whether it is to be replaced by a save, which can be forced.
-
-    Raises:
-        Protected: It is.
-    """
+    """Raise if a tag or an unexpired pin names a checkpoint. The caller holds its run locked against all others."""
+    # `moving`: tags that do not count, since the caller is about to move them. `replacing`: whether it is to be
+    # replaced by a save, which can be forced.
     # First: while one entry of refs/ cannot be read, any checkpoint may be the one that it protects.
     check_tags(context.layout)
     name = f"{key[0]}@{key[1]}"
@@ -58,3 +53,76 @@ def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, t
         if not pin.expired(now):
             found.setdefault((pin.run, pin.step), []).append(pin)
     return {key: tuple(pins) for key, pins in found.items()}
+
+
+def doubtful_tags(layout: Layout) -> dict[str, str]:
+    """Return the entries of ``refs/`` whose checkpoint is unknown -> what is wrong with each."""
+    texts = layout.tag_texts()
+    doubtful = {name: problem for name, text in sorted(texts.items()) if (problem := _doubt(layout, name, text))}
+    if not doubtful:
+        return doubtful
+    now = layout.tag_texts()  # of a tag that was removed since, the checkpoint may be gone as well
+    return {name: problem for name, problem in doubtful.items() if name in now and now[name] == texts[name]}
+
+
+def _doubt(layout: Layout, name: str, text: str | None) -> str:
+    if not is_tag(name):
+        return f"refs/ has {shown(name)}, which is not a name of a tag"
+    if text is None:
+        return f"refs/{name} is not a tag: wanted a symlink to a checkpoint"
+    target = parse_tag(text)
+    if target is None:
+        return f"the tag {name} is damaged: refs/{name} must lead to one checkpoint, got {shown(text)}"
+    if not target.twice and layout.inode(target.run, target.step) is None:
+        return f"the tag {name} names {target.run}@{target.step}, which is not there, and may be damaged"
+    return ""
+
+
+def check_tags(layout: Layout) -> None:
+    """Raise if it is unknown which checkpoint a tag protects."""
+    for name, problem in doubtful_tags(layout).items():
+        raise damaged_tag(name, problem)
+
+
+def damaged_tag(name: str, problem: str) -> DamagedBlob:
+    """Return the error for an entry of ``refs/`` whose checkpoint is unknown."""
+    hint = f"nothing is deleted while it is unknown what this tag protects; {way_out(name)}"
+    return DamagedBlob(problem, hint=hint)
+
+
+def way_out(name: str) -> str:
+    """Return in words what to do about such an entry."""
+    if not is_tag(name):
+        return f"`ckstore tag -d {shown(name)}` removes it"
+    return f"`ckstore tag {name} REF` points it to a checkpoint again, `ckstore tag -d {name}` removes it"
+
+
+@contextmanager
+def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) -> Iterator[locks.DirectoryLock]:
+    """Lock the directory of a checkpoint for use (rule L), after making sure that it survives a power cut (rule F)."""
+    # Its run is locked for use before it, so that no save replaces the checkpoint meanwhile. With `is_durable` the
+    # caller has made sure of it.
+    context.check_writable()
+    path = context.layout.checkpoint(info.run, info.step)
+    with ExitStack() as locked:
+        try:
+            # The run before the checkpoint, the order of all who take both (docs/adr/0004): else two would wait for
+            # each other.
+            run_lock = locked.enter_context(far_locks.lock_run(context.layout, info.run, exclusive=False))
+            lock = locked.enter_context(locks.lock_shared(path))
+        except FileNotFoundError:
+            raise gone(info) from None
+        # Under both locks: the checkpoint that was found before may have been replaced.
+        if id_at(path) != info.id or not lock.names(path):
+            raise gone(info)
+        for parent in () if is_durable else (path.parent, context.layout.checkpoints, context.layout.staging):
+            files.sync_directory(parent)
+        # After the fsyncs, which a server may answer late, and right before the caller writes.
+        run_lock.check()
+        yield lock
+
+
+def gone(info: CheckpointInfo) -> NoSuchRef:
+    """Return the error for a checkpoint that was there a moment ago."""
+    msg = f"{info.name} with id {info.id} is no longer there"
+    return NoSuchRef(msg, hint="it was deleted or replaced meanwhile; ckstore log shows what there is")

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.model.checkpoint.tag import Tag, tag_text
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_tag
-from ckstore.ops.context import warn
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
+from ckstore.objects.layout import Layout
+from ckstore.ops.context import Context
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.hold import held
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
+from ckstore.ops.refs.protection import doubtful_tags, held, way_out
 
 # The tag is durable already; its row can wait for the next opening.
 _CATALOG_TIMEOUT_S = 5.0
 
 
 def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
-    """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step.
-
-    The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
-    """
+    """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step."""
+    # The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
         links.symlink(tag_text(run, step), fresh)

@@ -23,9 +23,9 @@ from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.os_errors import why_of
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
 from ckstore.ops.refs.listing import infos, misplaced, order_problem
 from ckstore.ops.refs.pins import pins
+from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.model.reports.held import DeletedFile
@@ -185,7 +185,7 @@ def _pins(context: Context) -> Findings:
 
 
 def _order(context: Context) -> Findings:
-    yield contents.check_order([context.problems[order_problem(info)] for info in misplaced(context)])
+    yield contents.check_order([context.notices.problems[order_problem(info)] for info in misplaced(context)])
 
 
 def _damage(context: Context) -> Findings:

@@ -21,12 +21,9 @@ if TYPE_CHECKING:
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
-_OWN_INODES = 4
-"""The manifest, the directory of a new run, and two files of the catalog; staging is there already."""
-_FOLDERS = 256
-"""In ``blobs/``; made when they are needed."""
-_SOURCE_BYTES = 256
-"""What a tensor takes in the manifest, about; a blob there and in a directory takes half of it."""
+_OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging is there already
+_FOLDERS = 256  # in ``blobs/``; made when they are needed
+_SOURCE_BYTES = 256  # what a tensor takes in the manifest, about; a blob there and in a directory takes half of it
 _MARGIN_BYTES = 2**20
 
 
@@ -40,14 +37,9 @@ class _ChunkNeed:
 
 
 def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> tuple[str, ...]:
-    """Compare what a save may write with what is free, and make room where the store has a policy for that.
-
-    When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
-    store has; those are claimed for the save.
-
-    Returns:
-        What was done to make room, a sentence each.
-    """
+    """Compare what a save may write with what is free, and make room where the store has a policy for that."""
+    # When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
+    # store has; those are claimed for the save. Returns: what was done to make room, a sentence each.
     # The usual case: no byte is read and no blob claimed, one statvfs.
     if context.measure(_at_most(context, sources)).fits:
         return ()

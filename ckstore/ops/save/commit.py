@@ -8,34 +8,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.containers.cut import Cut, cut
 from ckstore.errors import BadInput, CannotStore, StateChanged
 from ckstore.fs.tree import Entry, changed
 from ckstore.model.manifest.captured import Captured
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
 from ckstore.model.names import join_key
+from ckstore.ops.context import Context
 from ckstore.ops.save.gather import check_apart, check_one_checkpoint, gather, signs_of_incompleteness, step_in_name
-from ckstore.ops.save.save import save_captured
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
-    from ckstore.ops.save.save import Request
+from ckstore.ops.save.save import Request, save_captured
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """What the caller of `commit` may choose.
+    """What the caller of `commit` may choose."""
 
-    Attributes:
-        times: Keep modification times.
-        allow_incomplete: Take files that say of themselves that they are unfinished.
-    """
-
-    times: bool = False
-    allow_incomplete: bool = False
+    times: bool = False  # keep modification times
+    allow_incomplete: bool = False  # take files that say of themselves that they are unfinished
 
 
 def commit(context: Context, paths: Sequence[Path], request: Request, options: CommitOptions) -> CheckpointInfo:

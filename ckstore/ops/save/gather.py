@@ -25,10 +25,8 @@ _INDEX_MOST_BYTES = 64 * 2**20
 
 
 def gather(paths: Sequence[Path]) -> list[Entry]:
-    """Return everything that is to be committed: what is in one directory, or several paths under their own names.
-
-    A path that was named may be a symlink; below it none is followed.
-    """
+    """Return everything that is to be committed: what is in one directory, or several paths under their own names."""
+    # A path that was named may be a symlink; below it none is followed.
     if not paths:
         raise BadInput("commit takes at least one path, got none")
     roots = [_resolved(path) for path in paths]
@@ -61,17 +59,14 @@ def check_names(entries: Sequence[Entry]) -> None:
         except BadInput as error:
             raise CannotStore(entry.path, error.message, hint="rename it, then commit again") from error
         if entry.path in seen:
-            msg = f"two of the paths have the name {entry.path}"
-            raise BadInput(msg, hint="commit the directory that holds both")
+            raise BadInput(f"two of the paths have the name {entry.path}", hint="commit the directory that holds both")
         seen.add(entry.path)
 
 
 def step_in_name(paths: Sequence[Path]) -> int | None:
-    """Return the step in the name of a single path, as trainers write it: ``checkpoint-500``; None if there is none.
-
-    Known are also ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and ``epoch=1-step=500``
-    (Lightning), with or without a suffix.
-    """
+    """Return the step in the name of a single path, as trainers write it: ``checkpoint-500``; None if there is none."""
+    # Known are also ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and ``epoch=1-step=500``
+    # (Lightning), with or without a suffix.
     return _step_of(Path(os.path.abspath(paths[0])).name) if len(paths) == 1 else None
 
 
@@ -127,12 +122,10 @@ def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) ->
 
 
 def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """Return the signs that these files were not finished, as sentences; `names` are those of the paths.
-
-    Known are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
-    (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``), the hub (``.incomplete``), a distributed checkpoint without
-    ``.metadata``, and an index that names files which are not there.
-    """
+    """Return the signs that these files were not finished, as sentences; `names` are those of the paths."""
+    # Known are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
+    # (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``), the hub (``.incomplete``), a distributed checkpoint without
+    # ``.metadata``, and an index that names files which are not there.
     present = {entry.path for entry in entries}
     signs = []
     for path in (*names, *sorted(present)):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from ckstore.errors import BadInput
 from ckstore.model.names import check_step
+from ckstore.model.saver.messages import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -46,11 +47,7 @@ class SaveOptions(TypedDict, total=False):
 
 
 def check_options(method: Callable[..., Any], options: SaveOptions) -> None:
-    """Refuse what is no option, as Python does where the names stand in the signature.
-
-    Raises:
-        TypeError: Something is not.
-    """
+    """Refuse what is no option, as Python does where the names stand in the signature."""
     for word in options.keys() - SaveOptions.__annotations__.keys():
         from ckstore.ops.acts import message_for  # seldom needed
 
@@ -60,16 +57,8 @@ def check_options(method: Callable[..., Any], options: SaveOptions) -> None:
 def request_of(  # noqa: PLR0917 - as `Request` has them
     context: Context, run: str, step: int | None, options: SaveOptions, progress: Progress | None, ref: str = ""
 ) -> Request:
-    """Return what is to be done, checked as far as it can be without the filesystem.
-
-    Args:
-        context: The store.
-        run: Name of the run.
-        step: None: the next one.
-        options: What the caller said.
-        progress: Called now and then.
-        ref: The saver looks up this parent; empty: it is looked up here.
-    """
+    """Return what is to be done, checked as far as it can be without the filesystem."""
+    # `step`: None: the next one. `ref`: the saver looks up this parent; empty: it is looked up here.
     from ckstore.model.manifest.describe import describe
     from ckstore.ops.refs.find import find
     from ckstore.ops.save.save import Request
@@ -89,3 +78,18 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
         step = check_step(step)
     rule, force = options.get("if_exists", "error"), options.get("force", False)
     return Request(run, step, about, tuple(tags), rule, force=force, progress=progress)
+
+
+def order_of(request: Request, parent: str) -> Order:
+    """Return the order of a request, which is checked; its number and its state are still to come."""
+    request.check()
+    return Order(
+        number=0,
+        run=request.run,
+        step=request.step,
+        about=request.about,
+        tags=request.tags,
+        if_exists=request.if_exists,
+        force=request.force,
+        parent=parent,
+    )

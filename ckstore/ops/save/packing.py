@@ -39,7 +39,7 @@ ALIGNMENT = 64
 _FIRST_OFFSET_BYTES = GRAIN_BYTES
 """Room beyond the size of a pack for a piece of almost that size that begins at `ALIGNMENT`."""
 # No digest has it, so a key with a number is never taken for the name of a blob.
-_KEY_MARK = "#"
+KEY_MARK = "#"
 
 WriteBlob = Callable[[memoryview, bool], Callable[[], str]]
 """Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has.
@@ -68,10 +68,8 @@ class Packer:
         self._waiting: list[_Waiting] = []
 
     def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
-        """Add the bytes of a source, no more than a pack has, whose digest the key has.
-
-        `apart`: not at the start of a pack, so that the pack is not the piece itself.
-        """
+        """Add the bytes of a source, no more than a pack has, whose digest the key has."""
+        # `apart`: not at the start of a pack, so that the pack is not the piece itself.
         if self._entries and aligned(self._end) + source.nbytes > self._pack_bytes:
             self._flush()
         if self._pack is None:
@@ -82,7 +80,7 @@ class Packer:
         source.read_into(0, source.nbytes, piece)
         # Hashed where it lay, copied later: a tensor that changed in between would be stored under the digest of old
         # bytes.
-        if self._algorithm.digest(piece) != digest_of_key(key):
+        if self._algorithm.digest(piece) != key.partition(KEY_MARK)[0]:
             raise state_changed(source.name)
         # The buffer is used again: bytes of an earlier pack in the gap would change the digest of equal packs.
         self._pack[self._end : start] = bytes(start - self._end)
@@ -131,15 +129,11 @@ def place_small(
     recheck: Recheck,
     compare: bool = False,
 ) -> tuple[list[str], dict[str, PieceLocation], int]:
-    """Store the bytes of small sources as pieces.
-
-    `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
-    `compare`: equal digests do not prove equal bytes.
-
-    Returns:
-        The key of each source in order, where each piece is by its key, and how many bytes of pieces were written. A
-        key is the digest, or, of further bytes with the same digest, the digest and a number: `digest_of_key`.
-    """
+    """Store the bytes of small sources as pieces."""
+    # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
+    # `compare`: equal digests do not prove equal bytes. Returns: The key of each source in order, where each piece is
+    # by its key, and how many bytes of pieces were written. A key is the digest, or, of further bytes with the same
+    # digest, the digest, `KEY_MARK` and a number.
     packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
@@ -176,20 +170,13 @@ def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str
     for number in itertools.count(1):
         if key not in seen or _read_again(context, source, digest) == _read_again(context, seen[key], digest):
             break
-        key = f"{digest}{_KEY_MARK}{number}"
+        key = f"{digest}{KEY_MARK}{number}"
     return key
 
 
-def digest_of_key(key: str) -> str:
-    """Return the digest of the piece that `place_small` gave this key."""
-    return key.partition(_KEY_MARK)[0]
-
-
 def _pack_bytes_for(small_bytes: int) -> int:
-    """Return the size of new packs: not one for everything, since packs of one age are written again at one time.
-
-    A small sum of pieces is one pack, since each pack takes an fsync.
-    """
+    """Return the size of new packs: not one for everything, since packs of one age are written again at one time."""
+    # A small sum of pieces is one pack, since each pack takes an fsync.
     nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))
     return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
 
@@ -234,11 +221,9 @@ def state_changed(name: str) -> StateChanged:
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:
-    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
-
-    The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
-    """
-    found = {digest: place for digest in sizes if (place := context.known_pieces.get(digest)) is not None}
+    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be."""
+    # The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
+    found = {digest: place for digest in sizes if (place := context.known.pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()
     if unknown:
         try:
@@ -262,10 +247,8 @@ def _take_from_packs(
     recheck: Recheck,
     compare: bool,
 ) -> tuple[dict[str, PieceLocation], list[str]]:
-    """Claim the packs that are worth it, reading a share of them again.
-
-    Return the places of their pieces, and the pieces to be written again.
-    """
+    """Claim the packs that are worth it, reading a share of them again."""
+    # Return the places of their pieces, and the pieces to be written again.
     by_pack: dict[str, dict[str, PieceLocation]] = defaultdict(dict)
     for digest, (place, _) in hits.items():
         by_pack[place.blob][digest] = place
@@ -323,7 +306,7 @@ def _pieces_are_there(
     compare: bool,
 ) -> bool:
     """Whether a claimed pack holds the pieces where the catalog, which is only an index, says."""
-    unchecked = {d: place for d, place in pieces.items() if compare or context.known_pieces.get(d) != place}
+    unchecked = {d: place for d, place in pieces.items() if compare or context.known.pieces.get(d) != place}
     if not unchecked:
         return True
     size = next(iter(unchecked.values())).blob_nbytes

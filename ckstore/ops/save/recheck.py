@@ -38,20 +38,12 @@ _SHARE_OF_TIME = 1 / 4
 
 
 class Recheck:
-    """What one save reads again. Its methods may be called from several threads.
+    """What one save reads again. Its methods may be called from several threads."""
 
-    Args:
-        context: The store.
-        staging: The save.
-        run: That it belongs to.
-        state_bytes: Size of the state.
-        share: Of these bytes, to be read again; 0: nothing.
-
-    Attributes:
-        damaged: Digest of each blob that the save would have relied on and that is not what its name says, and why.
-    """
+    # `share`: of these bytes, to be read again; 0: nothing.
 
     def __init__(self, context: Context, staging: Staging, run: str, state_bytes: int, share: float) -> None:
+        # Digest of each blob that the save would have relied on and that is not what its name says, and why.
         self.damaged: dict[str, str] = {}
         self._context = context
         self._staging = staging
@@ -75,7 +67,7 @@ class Recheck:
         """Return what this save will mostly hit: the blobs of the last checkpoint of the run."""
         if not self._budget_bytes:
             return ()
-        run, readings = self._context.relied_on
+        run, readings = self._context.known.relied_on
         # Kept in this process by the save before: no question to the catalog while the trainer waits.
         if run == self._run:
             return readings
@@ -109,13 +101,9 @@ class Recheck:
     # ------------------------------------------------------------------------------------------- read
 
     def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview]) -> bool:
-        """Whether the staged blob can be relied on: nothing of it is due, or the disk has these bytes.
-
-        Args:
-            digest: The blob; the save has claimed it.
-            bytes_of: Gives the bytes that the blob should have from one offset to another. They may be those of a live
-                tensor: if they differ, the blob is compared with its name.
-        """
+        """Whether the staged blob can be relied on: nothing of it is due, or the disk has these bytes."""
+        # `digest`: the blob; the save has claimed it. `bytes_of`: Gives the bytes that the blob should have from one
+        # offset to another. They may be those of a live tensor: if they differ, the blob is compared with its name.
         part = self._due.get(digest)
         # Skipping is safe: what is not read now is older at the next save, and so comes first there.
         if part is None or not self._may_go_on():
@@ -169,10 +157,8 @@ class Recheck:
         return True
 
     def _may_go_on(self) -> bool:
-        """Whether reading may take more time: a disk that is slow gets less to do, never less than `LEAST_BYTES`.
-
-        A share of 1 is the wish that everything is read, however long it takes.
-        """
+        """Whether reading may take more time: a disk that is slow gets less to do, never less than `LEAST_BYTES`."""
+        # A share of 1 is the wish that everything is read, however long it takes.
         with self._mutex:
             allowed_s = _SHARE_OF_TIME * (time.monotonic() - self._began_s)
             return self._everything or self._read_bytes < LEAST_BYTES or self._spent_s <= allowed_s
@@ -209,13 +195,11 @@ class Recheck:
             known = self._read.get(digest) or self._known.get(digest) or Reading(digest, blob.nbytes)
             at = (now_ns, 0) if digest in self._staging.written else (known.read_ns, known.read_to)
             kept.append(Reading(digest, blob.nbytes, *at, digest in packs))
-        self._context.relied_on = (self._run, kept)
+        self._context.known.relied_on = (self._run, kept)
 
     def warnings(self) -> list[str]:
-        """Return a sentence for each damaged blob. Checkpoints with a blob that could not be healed are marked.
-
-        Call it when the save is committed; it raises nothing.
-        """
+        """Return a sentence for each damaged blob. Checkpoints with a blob that could not be healed are marked."""
+        # Call it when the save is committed; it raises nothing.
         return [self._warning(digest, problem) for digest, problem in self.damaged.items()]
 
     def _warning(self, digest: str, problem: str) -> str:

@@ -34,14 +34,7 @@ class RecordedChunk(NamedTuple):
 
 
 class RecordedSource:
-    """A storage as an earlier checkpoint has it; a `ByteSource` whose bytes nothing asks for.
-
-    Attributes:
-        name, nbytes: As in `ByteSource`.
-        chunks: Its pieces, one after another.
-        base: The checkpoint, as ``RUN@STEP``.
-        copied_in: The checkpoint for which the whole of it was copied last.
-    """
+    """A storage as an earlier checkpoint has it; a `ByteSource` whose bytes nothing asks for."""
 
     def __init__(
         self,
@@ -51,11 +44,12 @@ class RecordedSource:
         base: str,
         copied_in: str,
     ) -> None:
+        # `name` and `nbytes`: As in `ByteSource`.
         self.name = name
         self.nbytes = chunks[-1].stop
-        self.chunks = chunks
-        self.base = base
-        self.copied_in = copied_in
+        self.chunks = chunks  # its pieces, one after another
+        self.base = base  # the checkpoint, as ``RUN@STEP``
+        self.copied_in = copied_in  # the checkpoint for which the whole of it was copied last
         self._samples = samples
 
     def view(self, start: int, stop: int) -> memoryview | None:
@@ -72,11 +66,7 @@ class RecordedSource:
         return False
 
     def check(self, chunk: RecordedChunk, algorithm: Algorithm) -> None:
-        """Compare a chunk with what its bytes are now, if these are in hand.
-
-        Raises:
-            NotUnchanged: They are others.
-        """
+        """Compare a chunk with what its bytes are now, if these are in hand."""
         data = self._samples.get(chunk.start)
         # One chunk in 32 is in hand, another one each time, so 32 saves compare all (docs/explanation/async.md).
         if data is None or algorithm.digest(data) == chunk.piece:
@@ -109,14 +99,8 @@ def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Mani
 def recorded_sources(
     manifest: Manifest, order: Order, kept: Kept, in_hand: Mapping[int, Mapping[int, memoryview]]
 ) -> dict[int, RecordedSource]:
-    """Return the storages that an order takes from an earlier checkpoint, by their index.
-
-    Args:
-        manifest: Of that checkpoint.
-        order: What is to be saved.
-        kept: What of it is taken from there.
-        in_hand: For each of these storages bytes of it, by where they start.
-    """
+    """Return the storages that an order takes from an earlier checkpoint, by their index."""
+    # `kept`: what of it is taken from there. `in_hand`: for each of these storages bytes of it, by where they start.
     old = {leaf.name: leaf for leaf in manifest.leaves}
     same_form = set(kept.storages)
     for leaf in order.captured.leaves:

@@ -33,8 +33,7 @@ from ckstore.errors import (
 )
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
-from ckstore.model.manifest.counters import SaveCounters
-from ckstore.model.manifest.info import CheckpointInfo, Published
+from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters
 from ckstore.model.manifest.manifest import (
     MANIFEST_MAX_BYTES,
     NAMES_MOST_CHARS,
@@ -53,17 +52,17 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
-from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint, tell_not_durable
+from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint
 from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
 from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
+from ckstore.ops.notices import tell_not_durable
 from ckstore.ops.os_errors import describe_os_error, why_of
-from ckstore.ops.refs.hold import held
 from ckstore.ops.refs.pins import pin_again
-from ckstore.ops.refs.protection import check_unprotected
+from ckstore.ops.refs.protection import check_unprotected, held
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.packing import state_changed
@@ -83,8 +82,7 @@ if TYPE_CHECKING:
 CATALOG_TIMEOUT_S = 5.0
 # Each try is lost to another process that published a step; more than this is a loop that never ends, not a race.
 _AUTO_STEP_TRIES = 100
-_MARK_S = 8e-6
-"""What a look for a mark takes in one checkpoint."""
+_MARK_S = 8e-6  # what a look for a mark takes in one checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +105,7 @@ class Request:
         for tag in self.tags:
             check_tag(tag)
         if self.if_exists not in ("error", "replace", "keep"):
-            msg = f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}"
-            raise BadInput(msg)
+            raise BadInput(f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}")
 
 
 def save(context: Context, state: object, request: Request) -> CheckpointInfo:
@@ -165,22 +162,14 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What lies in a staging directory and is to be published.
+    """What lies in a staging directory and is to be published."""
 
-    Attributes:
-        draft: The manifest but for its step and its place in the sequence.
-        texts: The texts of its leaves and state.
-        readings: When what it uses was last read, for the catalog.
-        warnings: What the user should know of these readings.
-        by_others: What it says was chosen by others, so that it is to be read again as strictly as any.
-        kept_bytes: Bytes of it that were not read; None: that is not known, as of what several ranks staged.
-    """
-
-    draft: Manifest
-    texts: StateTexts
-    readings: Callable[[], dict[str, tuple[int, int]]] = dict
-    warnings: Callable[[], Sequence[str]] = tuple
-    by_others: bool = False
+    draft: Manifest  # the manifest but for its step and its place in the sequence
+    texts: StateTexts  # the texts of its leaves and state
+    readings: Callable[[], dict[str, tuple[int, int]]] = dict  # when what it uses was last read, for the catalog
+    warnings: Callable[[], Sequence[str]] = tuple  # what the user should know of these readings
+    by_others: bool = False  # what it says was chosen by others, so that it is to be read again as strictly as any
+    # Bytes of it that were not read; None: that is not known, as of what several ranks staged.
     kept_bytes: int | None = None
 
     def counters(self, staging: Staging, laps: Laps) -> SaveCounters | None:
@@ -199,23 +188,16 @@ class Staged:
 
 def save_staged(
     context: Context,
-    request: Request,
-    create: Callable[[], Staging],
+    request: Request,  # what the caller wants; it was checked
+    create: Callable[[], Staging],  # makes and locks the directory
     stage: Callable[[Staging, list[str]], Staged],
-    watch: SaveWatch | None = None,
+    watch: SaveWatch | None = None,  # called as the save goes on; None: that of the store
 ) -> CheckpointInfo:
-    """Make a staging directory, fill it with what `stage` puts there, publish it, and see to all that comes after.
-
-    Args:
-        context: The store.
-        request: What the caller wants; it was checked.
-        create: Makes and locks the directory.
-        stage: Called with the directory and the notes to the user, to which it may add.
-        watch: Called as the save goes on; None: that of the store.
-    """
+    """Make a staging directory, fill it with what `stage` puts there, publish it, and see to all that comes after."""
+    # `stage`: called with the directory and the notes to the user, to which it may add.
     watch = watch or context.watch
     # Before anything is written: the user learns it from the first save, not from the power cut.
-    tell_not_durable(context)
+    tell_not_durable(context.not_durable_because, context.settings)
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     laps = Laps()
@@ -244,7 +226,7 @@ def save_staged(
     if published is None:
         published = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
         # Else the next save would list the run again: 12 ms for 10,000 checkpoints.
-        context.directory_cache.changed((manifest.run, manifest.step), staging.inode, outcome.change)
+        context.known.directories.changed((manifest.run, manifest.step), staging.inode, outcome.change)
     elif published.manifest.content != manifest.content:
         notes.append(_kept(published.manifest))
     # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
@@ -284,7 +266,7 @@ def _follow_up(  # noqa: PLR0917
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old)
     notes += _without_parent(context, manifest)
-    context.last_parents[manifest.run] = manifest_id
+    context.known.last_parents[manifest.run] = manifest_id
     info = info_of(context, manifest, manifest_id, tags=tags)
     notes += staged.warnings()
     # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
@@ -307,8 +289,10 @@ def _stage_captured(
         context, staging, captured.sources, recheck, compare=bool(captured.files), progress=request.progress
     )
     # The look costs 4 to 8 µs a checkpoint, so in a large store it rests between saves (`DutyCycle`).
-    expected_s = context.directory_cache.known_count * _MARK_S
-    staging.heal_marked(context.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ())
+    expected_s = context.known.directories.known_count * _MARK_S
+    staging.heal_marked(
+        context.known.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ()
+    )
     # After the last byte was read: torch's counter of writes finds a tensor that changed between two of its chunks.
     changed = captured.first_changed()
     if changed is not None:
@@ -342,7 +326,7 @@ def _publish(  # noqa: PLR0917
         watch.syncing()
         staging.seal(data)
         # By its descriptor, before the rename: afterwards another process may have replaced the directory at that path.
-        context.manifest_cache.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
+        context.known.manifests.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
             # A step that the store chose never counts as the same save, equal content or not (docs/adr/0003).
             rule = "taken" if request.step is None else request.if_exists
@@ -353,7 +337,7 @@ def _publish(  # noqa: PLR0917
             return (
                 manifest,
                 manifest_id,
-                publishing.publish(context.layout, staging, manifest, if_there, context.synced_runs),
+                publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs),
             )
         except StepExists:
             if request.step is not None:
@@ -371,7 +355,7 @@ def _check_replaceable(context: Context, key: CheckpointKey, request: Request) -
 
 def _next_step(context: Context, run: str) -> int:
     # The highest step, not the newest: after a resume the newest may be an older number, and one more would collide.
-    known = context.directory_cache.look(context.layout).get(run)
+    known = context.known.directories.look(context.layout).get(run)
     return _step_after(max((step for _, step in known.published), default=-1) if known else -1, run)
 
 
@@ -417,13 +401,13 @@ def with_parent(context: Context, request: Request) -> Description:
     """Return what the caller says, with the checkpoint that this one continues."""
     if request.about.parent is not None:
         return request.about
-    parent = context.last_parents.get(request.run) or context.last_parents.get("") or None
+    parent = context.known.last_parents.get(request.run) or context.known.last_parents.get("") or None
     return replace(request.about, parent=parent)
 
 
 def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
     """Say if a checkpoint has no parent because a load was not finished."""
-    is_lost = context.last_parents.get(manifest.run, context.last_parents.get("")) == ""
+    is_lost = context.known.last_parents.get(manifest.run, context.known.last_parents.get("")) == ""
     if is_lost and manifest.description.parent is None:
         yield (
             f"{manifest.name} has no parent: a load before it failed when a part was in its target, "
@@ -434,10 +418,8 @@ def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
 def _tag(
     context: Context, published: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
 ) -> tuple[str, ...]:
-    """Point the tags to a published checkpoint as far as that works; return those that it has.
-
-    A tag that could not be made durable is not among those returned, and in `notes` with the reason.
-    """
+    """Point the tags to a published checkpoint as far as that works; return those that it has."""
+    # A tag that could not be made durable is not among those returned, and in `notes` with the reason.
     failed: set[str] = set()
     try:
         if tags:

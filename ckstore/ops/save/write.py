@@ -20,7 +20,7 @@ from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.save.packing import ALIGNMENT, bytes_of, digest_of_key, place_small, state_changed
+from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small, state_changed
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 # Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
 _LOOK_S = 0.1
-_PART_BYTES = 2 * 2**20
-"""What is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)."""
+_PART_BYTES = 2 * 2**20  # what is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)
 # Each further try means another blob that was made to collide: eight in a row are an attack, no accident.
 _MOST_SHIFTS = 8
 T = TypeVar("T")
@@ -44,28 +43,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where the storages of a state are.
+    """Where the storages of a state are."""
 
-    Attributes:
-        blobs, storages: As in the manifest.
-        logical_bytes: Sum of the sizes of the storages.
-        new_bytes: Sizes of the blobs that were written.
-        reused_bytes: Bytes of the storages that needed no writing.
-    """
-
+    # `blobs` and `storages`: As in the manifest.
     blobs: tuple[BlobRecord, ...]
     storages: tuple[StorageRecord, ...]
-    logical_bytes: int
-    new_bytes: int
-    reused_bytes: int
+    logical_bytes: int  # sum of the sizes of the storages
+    new_bytes: int  # sizes of the blobs that were written
+    reused_bytes: int  # bytes of the storages that needed no writing
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """A chunk, and where it is once it is stored: `blob` is another when that of its digest holds other bytes.
+    """A chunk, and where it is once it is stored: `blob` is another when that of its digest holds other bytes."""
 
-    `recorded`: where an earlier checkpoint has it, if its bytes are not in hand.
-    """
+    # `recorded`: where an earlier checkpoint has it, if its bytes are not in hand.
 
     source: ByteSource
     start: int
@@ -90,24 +82,16 @@ class _Chunk:
 
 def store_sources(
     context: Context,
-    staging: Staging,
-    sources: Sequence[ByteSource],
-    recheck: Recheck,
+    staging: Staging,  # where the save is prepared
+    sources: Sequence[ByteSource],  # the bytes
+    recheck: Recheck,  # what of the store is read again
     *,
     compare: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | None = None,  # called with the bytes that are stored and those to be stored
 ) -> Stored:
-    """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones.
-
-    Args:
-        context: The store.
-        staging: Where the save is prepared.
-        sources: The bytes.
-        recheck: What of the store is read again.
-        compare: Another person may have chosen the bytes: where the digest cannot rule that out, what the store has
-            is compared byte by byte before it is used.
-        progress: Called with the bytes that are stored and those to be stored.
-    """
+    """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones."""
+    # `compare`: another person may have chosen the bytes: where the digest cannot rule that out, what the store has is
+    # compared byte by byte before it is used.
     # For BLAKE3 equal digests do prove equal bytes, so a second reading of every hit would only cost time.
     compare = compare and not context.algorithm.collision_resistant
     writer = _ChunkWriter(context, staging, recheck, compare=compare)
@@ -142,7 +126,7 @@ def store_sources(
     writer.complete(blobs)
     recheck.remember(blobs, packs={place.blob for place in places.values()})
     # A key with a number is a piece whose digest belongs to other bytes as well: never a hit for a later save.
-    context.known_pieces = {digest: place for digest, place in places.items() if digest == digest_of_key(digest)}
+    context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
     return Stored(
@@ -177,7 +161,7 @@ def _records(
         if key is not None:
             place = places[key]
             blob = blob_index(place.blob, place.blob_nbytes)
-            extents = [Extent(digest_of_key(key), blob, place.offset, place.length)]
+            extents = [Extent(key.partition(KEY_MARK)[0], blob, place.offset, place.length)]
         else:
             extents = [chunk.extent(blob_index) for chunk in chunked.get(i, ())]
         storages.append(StorageRecord(source.nbytes, tuple(extents)))
@@ -247,21 +231,15 @@ class _ChunkWriter:
                 self._done_bytes += chunk.stop - chunk.start
 
     def start_blob(self, data: memoryview, last: bool) -> Callable[[], str]:  # noqa: FBT001 - as `WriteBlob` is called
-        """Begin to store private bytes as one blob; return a function that waits for its digest.
-
-        The caller would only wait for the last one, so its own thread stores that: to start another takes time.
-        """
+        """Begin to store private bytes as one blob; return a function that waits for its digest."""
+        # The caller would only wait for the last one, so its own thread stores that: to start another takes time.
         if not last:
             return self._submit(self._store_private, data).result
         digest = self._guarded(self._store_private, data)
         return lambda: digest
 
     def finish(self, progress: Progress | None, all_bytes: int) -> None:
-        """Wait for everything that was begun, and say how far it is.
-
-        Raises:
-            Exception: The first error of a thread.
-        """
+        """Wait for everything that was begun, and say how far it is."""
         look_s = None if progress is None else _LOOK_S
         while wait(self._futures, timeout=look_s, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
             if progress is not None:
@@ -272,13 +250,9 @@ class _ChunkWriter:
             progress(all_bytes, all_bytes)
 
     def complete(self, blobs: Sequence[BlobRecord]) -> None:
-        """Make the staging directory hold exactly these blobs.
-
-        One that a thread left to another, which then gave it up, is stored now.
-
-        Raises:
-            SaveFailed: A blob is not there; it must not be published so.
-        """
+        """Make the staging directory hold exactly these blobs."""
+        # One that a thread left to another, which then gave it up, is stored now. Raises SaveFailed: A blob is not
+        # there; it must not be published so.
         wanted = {blob.digest: blob.nbytes for blob in blobs}
         # N1: a claim that was left over must go as well, or the checkpoint would keep a blob alive that it does not
         # name.
@@ -359,11 +333,7 @@ class _ChunkWriter:
             self._unsure.append(chunk)
 
     def _claim_recorded(self, source: RecordedSource, chunk: RecordedChunk) -> None:
-        """Claim a chunk whose bytes are not in hand.
-
-        Raises:
-            NotUnchanged: They were, as a sample, and are others.
-        """
+        """Claim a chunk whose bytes are not in hand. Raises NotUnchanged: they were, as a sample, and are others."""
         # First: a sample that differs must fail the save even where another chunk has claimed the same blob.
         source.check(chunk, self._context.algorithm)
         self._context.watch.hashed(chunk.stop - chunk.start)
@@ -384,10 +354,8 @@ class _ChunkWriter:
                 self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
-        """Compare the chunks of which another of this save, or the store, had the digest; keep those that differ apart.
-
-        Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
-        """
+        """Compare the chunks whose digest another of this save, or the store, had; keep those that differ apart."""
+        # Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
         for chunk in self._unsure:
             data = self._copy_again(chunk)
             # Equal after all: the doubt was of a blob that another thread was writing at that moment.
@@ -424,10 +392,8 @@ class _ChunkWriter:
         return digest
 
     def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
-        """Whether the store has a blob that can be relied on; a share of these is read again.
-
-        `choose`: it has its chance to be read now if nothing foresaw it.
-        """
+        """Whether the store has a blob that can be relied on; a share of these is read again."""
+        # `choose`: it has its chance to be read now if nothing foresaw it.
         if not self._staging.claim(digest, len(data)):
             return False
         if choose and not self._recheck.foresaw(digest):
@@ -474,10 +440,8 @@ class _ChunkWriter:
             raise state_changed(chunk.source.name)
 
     def _copy(self, source: ByteSource, start: int, stop: int) -> tuple[memoryview, str]:
-        """Copy to private memory, valid until this thread's next copy; return it and its digest.
-
-        Each part is hashed while the processor's cache still has it.
-        """
+        """Copy to private memory, valid until this thread's next copy; return it and its digest."""
+        # Each part is hashed while the processor's cache still has it.
         if not hasattr(self._local, "buffer"):
             self._local.buffer = aligned_buffer(self._context.settings.chunk_bytes)
         copy: memoryview = self._local.buffer[: stop - start]

@@ -62,15 +62,7 @@ class Right:
 
 
 class Copies:
-    """Looks for right bytes; it walks each directory once.
-
-    Args:
-        context: The store.
-        sources: Other stores, or any directories.
-
-    Raises:
-        BadInput: A source is not a directory that can be read.
-    """
+    """Looks for right bytes; it walks each directory once."""
 
     def __init__(self, context: Context, sources: Iterable[Path]) -> None:
         self._layout = context.layout

@@ -59,12 +59,8 @@ def repair(
 ) -> Repaired:
     """Repair what a verification found.
 
-    Args:
-        context: The store, open for writing.
-        damage: By checkpoint.
-        sources: Other stores and directories with right bytes.
-        canonical: Blobs whose canonical name gives other bytes, of a copy that no checkpoint has.
-        right: Device and inode number of what is right under another name: only its name is wrong.
+    `canonical`: blobs whose canonical name gives other bytes, of a copy that no checkpoint has. `right`: device and
+    inode number of what is right under another name, so that only its name is wrong.
     """
     done = Repaired()
     copies = Copies(context, sources)

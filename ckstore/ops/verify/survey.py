@@ -94,7 +94,7 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
         message = f"{path.inner} is nested deeper than any directory of a store, and was skipped"
         yield StoreFinding("deep", message, path.inner)
     for info in misplaced(context):
-        yield StoreFinding("order", context.problems[order_problem(info)], info.name, harmful=True)
+        yield StoreFinding("order", context.notices.problems[order_problem(info)], info.name, harmful=True)
     yield from catalog_findings(context, checker, may_write=may_write, thorough=mode == "full")
     yield from file_findings(context)
 

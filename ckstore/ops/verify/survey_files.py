@@ -20,7 +20,7 @@ from ckstore.objects.trash import names_in
 from ckstore.ops.config_file import RETENTION, policy_of
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.index.facts import same_facts
-from ckstore.ops.refs.doubtful import doubtful_tags, way_out
+from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -34,14 +34,7 @@ _MAX_BYTES = 16 * 2**20
 
 
 def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, thorough: bool) -> Iterator[StoreFinding]:
-    """Compare the catalog with the directories that `checker` has looked at, and make it equal to them.
-
-    Args:
-        context: The store.
-        checker: Has looked at every checkpoint.
-        may_write: Whether to mend it.
-        thorough: Look for damage in the file, too.
-    """
+    """Compare the catalog with the directories that `checker` has looked at, and make it equal to them."""
     try:
         context.catalog.listing()  # raises here if it cannot be used at all
         problems = context.catalog.check() if thorough else []

@@ -49,9 +49,6 @@ class Options:
         repair: Put damaged blobs aside and right copies in their place.
         repair_from: Other stores and directories to take right bytes from.
         progress: Called now and then.
-
-    Raises:
-        BadInput: Some of them do not go together, or are out of range.
     """
 
     sample: float | None = None

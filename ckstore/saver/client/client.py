@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Order
     from ckstore.saver.client.process import SaverProcess
-    from ckstore.saver.client.terms import Terms
-    from ckstore.saver.client.unchanged import Unchanged
+    from ckstore.saver.client.queue import SaverLimits
+    from ckstore.saver.client.unchanged import UnchangedNames
 
 
 class Client:
@@ -63,18 +63,13 @@ class Client:
         self,
         state: object,
         order: Order,
-        terms: Terms,
+        limits: SaverLimits,
         last_parents: Mapping[str, str],
-        unchanged: Unchanged | None = None,
+        unchanged: UnchangedNames | None = None,
     ) -> PendingSave:
-        """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved.
-
-        Raises:
-            CkstoreError: An earlier save failed, and its error was not read; the state cannot be stored; there is no
-                memory for its snapshot; ``when_busy`` says so; or no saver can be started.
-        """
+        """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved."""
         with self._submitting:
-            return self._submit(state, order, terms, last_parents, unchanged)
+            return self._submit(state, order, limits, last_parents, unchanged)
 
     def call_failed(self, run: object) -> None:
         """A call that should have saved to a run raised: what the next one names as unchanged is so since that call."""
@@ -83,7 +78,12 @@ class Client:
                 self._queue.bases.not_saved(run, set())
 
     def _submit(
-        self, state: object, order: Order, terms: Terms, last_parents: Mapping[str, str], unchanged: Unchanged | None
+        self,
+        state: object,
+        order: Order,
+        limits: SaverLimits,
+        last_parents: Mapping[str, str],
+        unchanged: UnchangedNames | None,
     ) -> PendingSave:
         begun_at = time.monotonic()
         # First: the caller learns of a failed save before this one is copied, and the error is raised once.
@@ -93,7 +93,7 @@ class Client:
             captured = capture(state)
         names = set() if unchanged is None else unchanged.names_in(captured)
         # Before any memory is taken: with `max_in_flight` snapshots there is room for no other.
-        if not self._queue.make_way(terms):
+        if not self._queue.make_way(limits):
             with self._queue.changed:
                 self._queue.bases.not_saved(order.run, names)
             return PendingSave(order.run, order.step, 0, skipped=True)
@@ -119,14 +119,14 @@ class Client:
             pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
             pending.note("copied")
             with self._queue.changed:
-                self._queue.terms = terms
+                self._queue.limits = limits
                 # Before the save is in the queue: if no saver can be started, nothing is left there to be waited for.
                 self._keeper.start_if_needed()
                 self._number = order.number
                 self._queue.add(Save(order, snapshot, pending, copied_s=time.monotonic() - begun_at))
         except BaseException:
             # Also at Ctrl-C: gigabytes of shared memory that nothing refers to would stay until the process ends.
-            self._queue.give_back(snapshot, terms)
+            self._queue.give_back(snapshot, limits)
             raise
         with self._queue.changed:
             # Outside `try`: from here the save belongs to the queue, and a failure is one of its saver.
@@ -138,14 +138,14 @@ class Client:
         with python_gc_paused():
             return Snapshot.size_for(places_of(capture(state).sources)[1])
 
-    def prewarm(self, state: object | None, terms: Terms) -> None:
+    def prewarm(self, state: object | None, limits: SaverLimits) -> None:
         """Start the saver, and make the memory for a snapshot of this state."""
         with self._submitting:
             pool = self._queue.pool
             if state is not None:
-                pool.give(pool.take(self.staging_bytes(state)), self._queue.terms.max_in_flight)
+                pool.give(pool.take(self.staging_bytes(state)), self._queue.limits.max_in_flight)
             with self._queue.changed:
-                self._queue.terms = terms
+                self._queue.limits = limits
                 self._keeper.start_if_needed()
 
     def wait(self, timeout_s: float | None, run: str | None = None) -> bool:

@@ -45,14 +45,10 @@ class SaverKeeper:
         self._is_new = False
 
     def start_if_needed(self) -> None:
-        """Have a saver that takes orders.
-
-        Raises:
-            InUse: One that was closed does not end.
-        """
+        """Have a saver that takes orders."""
         while self._closing and self.process is not None:
             # With a deadline: a saver that a frozen disk holds never ends.
-            if not self._queue.changed.wait(self._queue.terms.timeout_s):
+            if not self._queue.changed.wait(self._queue.limits.timeout_s):
                 msg = "the saver that was closed has not ended yet"
                 raise InUse(msg, hint="wait for its saves: store.background.wait()")
         if self.process is None:
@@ -94,7 +90,7 @@ class SaverKeeper:
         self.process = process = self._watched()
         self._closing = False
         self._is_new = True
-        process.send(Open(self._path, self._catalog_path, self._queue.terms.nice))
+        process.send(Open(self._path, self._catalog_path, self._queue.limits.nice))
         self._queue.say(logging.INFO, f"started the saver {process.pid} of {self._path}")
 
     def _watched(self) -> SaverProcess:
@@ -161,7 +157,7 @@ class SaverKeeper:
                 said = (len(queue.saves), at and (at.state, at.progress))
                 idle_s = stall.idle_s(said, is_busy=at is not None or self._closing)
                 # Neither a word nor a tick of processor time: slow storage with a busy saver never comes here.
-                if idle_s > queue.terms.stall_timeout_s:
+                if idle_s > queue.limits.stall_timeout_s:
                     self._give_up(process, idle_s)
                     return False
 

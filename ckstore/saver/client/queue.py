@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from ckstore.errors import CkstoreError, InUse
+from ckstore.errors import BadInput, CkstoreError, InUse
 from ckstore.interpreter import log, log_notes
 from ckstore.saver.client.snapshot import SnapshotPool
-from ckstore.saver.client.terms import Terms
 from ckstore.saver.client.unchanged import Bases
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Parents:
-    """What a saver knows of `Context.last_parents` when it has made the saves that it was sent.
+    """What a saver knows of `Known.last_parents` when it has made the saves that it was sent.
 
     Each order carries what is new since the order before it. A saver that takes the place of another has not heard
     those orders, so its first one also carries what was settled by the saves that have ended.
@@ -55,6 +55,37 @@ class Parents:
         return {**self._settled, **news}
 
 
+@dataclass(frozen=True, slots=True)
+class SaverLimits:
+    """How many background saves there may be at a time, and for how long anything is waited for.
+
+    Attributes:
+        max_in_flight: So many snapshots there are at a time.
+        when_busy: ``wait``, ``skip`` or ``error``: what to do when there are so many.
+        timeout_s: How long ``wait`` waits.
+        stall_timeout_s: A saver that does nothing for so long is given up.
+        nice: Added to the niceness of a saver that is started now.
+    """
+
+    max_in_flight: int = 1
+    when_busy: str = "wait"
+    timeout_s: float = 600.0
+    stall_timeout_s: float = 120.0
+    nice: int = 0
+
+    def check(self) -> None:
+        """Raise if something cannot be meant."""
+        if self.max_in_flight < 1:
+            raise BadInput(f"max_in_flight must be at least 1, got {self.max_in_flight}")
+        if self.when_busy not in ("wait", "skip", "error"):
+            raise BadInput(f"when_busy must be 'wait', 'skip' or 'error', got {self.when_busy!r}")
+        if not (self.timeout_s >= 0 and self.stall_timeout_s > 0):
+            msg = f"timeout_s and stall_timeout_s are seconds, got {self.timeout_s!r} and {self.stall_timeout_s!r}"
+            raise BadInput(msg)
+        if not 0 <= self.nice <= 19:
+            raise BadInput(f"nice must be 0 to 19, got {self.nice}")
+
+
 class SaveQueue:
     """The saves of one client that have not ended.
 
@@ -64,7 +95,7 @@ class SaveQueue:
         pool: Memory of the snapshots that are not in use.
         parents: What savers have heard of the parents of the next checkpoints.
         bases: What unchanged tensors can be taken from.
-        terms: Those of the last save.
+        limits: Those of the last save.
     """
 
     def __init__(self, on_ended: Callable[[CheckpointInfo | CkstoreError], None]) -> None:
@@ -73,36 +104,36 @@ class SaveQueue:
         self.pool = SnapshotPool()
         self.parents = Parents()
         self.bases = Bases()
-        self.terms = Terms()
+        self.limits = SaverLimits()
         self._on_ended = on_ended
         self._ended: list[PendingSave] = []
         self._said: deque[tuple[int, str]] = deque()
         self._saved: deque[CheckpointInfo] = deque()
         self._logged: set[str] = set()
 
-    def make_way(self, terms: Terms) -> bool:
+    def make_way(self, limits: SaverLimits) -> bool:
         """Wait until there may be one more snapshot; False: this save is to be skipped.
 
         Raises:
-            InUse: It took too long, or `terms` do not let it wait.
+            InUse: It took too long, or `limits` do not let it wait.
         """
 
         def is_free() -> bool:
-            return len(self.saves) < terms.max_in_flight
+            return len(self.saves) < limits.max_in_flight
 
         with self.changed:
             if is_free():
                 return True
-            if terms.when_busy == "skip":
+            if limits.when_busy == "skip":
                 return False
             # Taken before the wait, so that the message names the save that was in the way.
             busy = self.saves[0].pending
-            if terms.when_busy == "wait":
+            if limits.when_busy == "wait":
                 # Now, not after: the stall of the save that is waited for is judged by what this caller allows.
-                self.terms = terms
-                if self.changed.wait_for(is_free, terms.timeout_s):
+                self.limits = limits
+                if self.changed.wait_for(is_free, limits.timeout_s):
                     return True
-            waited = f" after {terms.timeout_s} s" if terms.when_busy == "wait" else ""
+            waited = f" after {limits.timeout_s} s" if limits.when_busy == "wait" else ""
             msg = f"{len(self.saves)} saves are still under way{waited}: {busy.name} is {busy.state}"
             raise InUse(msg, hint="save less often, or give a longer timeout_s or a larger max_in_flight")
 
@@ -131,11 +162,11 @@ class SaveQueue:
         self.bases.ordered(save.order)
         self.saves.append(save)
 
-    def give_back(self, snapshot: Snapshot, terms: Terms) -> None:
+    def give_back(self, snapshot: Snapshot, limits: SaverLimits) -> None:
         """Keep a snapshot for the next, unless a save has it, as when Ctrl-C came right after `add`."""
         with self.changed:
             if all(save.snapshot is not snapshot for save in self.saves):
-                self.pool.give(snapshot, terms.max_in_flight)
+                self.pool.give(snapshot, limits.max_in_flight)
 
     def end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
         """It has ended; with the lock.
@@ -148,7 +179,7 @@ class SaveQueue:
         # First: threads that wait for room, or for its end, look at this list.
         self.saves.remove(save)
         if keep:
-            self.pool.give(save.snapshot, self.terms.max_in_flight)
+            self.pool.give(save.snapshot, self.limits.max_in_flight)
         else:
             # A stuck saver may still read it: its pages go when that process ends.
             save.snapshot.close()

@@ -150,11 +150,7 @@ class Snapshot:
             raise errors[0]
 
     def fill(self, sources: Sequence[ByteSource | SourcePart], places: Sequence[Place]) -> None:
-        """Copy every source that has a place to it, with two threads.
-
-        Raises:
-            StateChanged: The memory of a tensor was freed meanwhile.
-        """
+        """Copy every source that has a place to it, with two threads."""
         _in_parallel(_copies(sources, places, self._memory))
 
     def close(self) -> None:
@@ -180,11 +176,7 @@ class SnapshotPool:
         self._free: list[Snapshot] = []
 
     def take(self, nbytes: int) -> Snapshot:
-        """Return the smallest that has so many bytes, or a new one; the memory of those that are too small goes first.
-
-        Raises:
-            InsufficientSpace: There is no memory for it.
-        """
+        """Return the smallest that has so many bytes, or a new one, for which those that are too small go first."""
         with self._mutex:
             fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
             if fitting:
@@ -263,11 +255,7 @@ def _copies(
 
 
 def _in_parallel(work: list[Callable[[], None]]) -> None:
-    """Do all of it in this thread, and another if there can be one, and return when both are done.
-
-    Raises:
-        BaseException: The first error.
-    """
+    """Do all of it in this thread, and another if there can be one, and return when both are done."""
     errors = _errors_in_parallel(work)
     if errors:
         raise errors[0]

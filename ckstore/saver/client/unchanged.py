@@ -29,7 +29,7 @@ IN_SAVES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Unchanged:
+class UnchangedNames:
     """What the caller says.
 
     Attributes:
@@ -157,7 +157,7 @@ class Bases:
         self,
         captured: Captured,
         order: Order,
-        unchanged: Unchanged | None,
+        unchanged: UnchangedNames | None,
         names: set[str],
         last_parents: Mapping[str, str],
     ) -> SnapshotPlan:

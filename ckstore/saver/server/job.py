@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 
 
 def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
-    """Save what lies in the snapshot.
-
-    Args:
-        context: The store.
-        order: What to save, and how.
-        snapshot: Descriptor of the memory.
-    """
+    """Save what lies in the snapshot."""
     # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
-    context.last_parents.update(order.last_parents)
+    context.known.last_parents.update(order.last_parents)
     about = order.about
     if order.parent:
         from ckstore.ops.refs.find import find

@@ -25,33 +25,23 @@ METADATA_NAME = ".metadata"
 
 @dataclass(frozen=True, slots=True)
 class WrittenChunk:
-    """A value, or a chunk of a tensor, and where it lies.
+    """A value, or a chunk of a tensor, and where it lies."""
 
-    Attributes:
-        file: Name of its file.
-        start, nbytes: Where in it.
-        offsets, sizes: Of the chunk in its tensor; None: it is not a tensor.
-    """
-
-    file: str
+    file: str  # name of its file
+    # `start` and `nbytes`: Where in it.
     start: int
     nbytes: int
+    # `offsets` and `sizes`: Of the chunk in its tensor; None: it is not a tensor.
     offsets: tuple[int, ...] | None = None
     sizes: tuple[int, ...] | None = None
 
 
 def render_metadata(
-    paths: Mapping[str, tuple[str | int, ...]],
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    placed: Mapping[str, Sequence[WrittenChunk]],
+    paths: Mapping[str, tuple[str | int, ...]],  # name of each value -> its keys in the state
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],  # name of each tensor -> its dtype and shape
+    placed: Mapping[str, Sequence[WrittenChunk]],  # name of each value -> its chunks, or itself
 ) -> bytes:
-    """Return the content of the file.
-
-    Args:
-        paths: Name of each value -> its keys in the state.
-        tensors: Name of each tensor -> its dtype and shape.
-        placed: Name of each value -> its chunks, or itself.
-    """
+    """Return the content of the file."""
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     where: dict[MetadataIndex, _StorageInfo] = {}
     for name, chunks in placed.items():

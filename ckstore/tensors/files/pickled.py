@@ -7,38 +7,29 @@ import pickle  # a file of torch is one by definition; nothing of it is ever rea
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ckstore.errors import BadInput
 from ckstore.fs.mapping import reserve
-from ckstore.model.manifest.manifest import StorageRecord
+from ckstore.model.manifest.manifest import LeafRecord, StorageRecord
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.torch_leaves import bytes_in, empty_bytes
 
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord
-
-_PROTOCOL = 2
-"""The one that torch writes, and ``weights_only=True`` reads."""
+_PROTOCOL = 2  # the one that torch writes, and ``weights_only=True`` reads
 
 
 @dataclass(frozen=True, slots=True)
 class PickledState:
-    """A state as a pickle, and the storages that it names by their place in this list.
+    """A state as a pickle, and the storages that it names by their place in this list."""
 
-    Attributes:
-        data: The pickle.
-        storages: Each the number of a storage of the checkpoint, or bytes that are in no such storage.
-        unsafe_globals: What ``weights_only=True`` does not admit.
-    """
-
-    data: bytes
+    data: bytes  # the pickle
+    # Each the number of a storage of the checkpoint, or bytes that are in no such storage.
     storages: tuple[int | bytes, ...]
-    unsafe_globals: tuple[str, ...]
+    unsafe_globals: tuple[str, ...]  # what ``weights_only=True`` does not admit
 
 
 class Placeholders:
@@ -70,12 +61,8 @@ class Placeholders:
 
 
 def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | None]) -> PickledState:
-    """Pickle a state whose storages may be placeholders.
-
-    Args:
-        state: The state.
-        number: Gives the number of a storage that is one; None for those that hold their bytes.
-    """
+    """Pickle a state whose storages may be placeholders."""
+    # `number`: gives the number of a storage that is one; None for those that hold their bytes.
     keys: dict[int, int] = {}
     held: list[torch.UntypedStorage] = []
     named: dict[int, Any] = {}

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import plain
 from ckstore.tensors.walks import leaf_numbers, parts_in
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 
 _TENSORS = {
     *("Float8Tensor", "Int4Tensor", "Int4TilePackedTo4dTensor", "IntxUnpackedToInt8Tensor", "Int8Tensor"),
@@ -32,16 +30,11 @@ _HINT = "export as torch or dcp: format='torch' keeps it as it is; or select wha
 
 
 class QuantizedNames:
-    """How the quantized tensors of a checkpoint are written.
-
-    Attributes:
-        names: Leaf number of each of their parts -> its name in the file.
-        metadata: What torchao puts them together by; empty if there are none.
-    """
+    """How the quantized tensors of a checkpoint are written."""
 
     def __init__(self, manifest: Manifest, keep: Callable[[str], bool] | None, naming: Callable[[str], str]) -> None:
-        self.names: dict[int, str] = {}
-        self.metadata: dict[str, str] = {}
+        self.names: dict[int, str] = {}  # leaf number of each of their parts -> its name in the file
+        self.metadata: dict[str, str] = {}  # what torchao puts them together by; empty if there are none
         self._leaves = manifest.leaves
         for path, node in parts_in(manifest.state):
             numbers = list(leaf_numbers(node))
@@ -81,11 +74,8 @@ def _refused(name: str, reason: str) -> BadInput:
 
 
 def _encoded(node: Node) -> Any:
-    """Return a value of a context as torchao's encoder writes it.
-
-    Raises:
-        ValueError: It has no such form; the message says what it is.
-    """
+    """Return a value of a context as torchao's encoder writes it."""
+    # Raises ValueError: it has no such form; the message says what it is.
     if not isinstance(node, list):
         return node
     tag = node[0]

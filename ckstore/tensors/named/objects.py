@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput, CannotStore
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
 from ckstore.model.names import plain
 from ckstore.tensors.named import tensordicts
@@ -25,17 +27,10 @@ from ckstore.tensors.named.safe_classes import (
 from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import is_made_of_fields, type_name
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ckstore.model.manifest.manifest import Node
-
 
 def named_value(value: Any) -> Node | None:
-    """Return the node of a value that is only named: a member of an enumeration, an allowed class or function.
-
-    None if it is something else, or would not be found again.
-    """
+    """Return the node of a value that is only named: a member of an enumeration, an allowed class or function."""
+    # None if it is something else, or would not be found again.
     if isinstance(value, enum.Enum):
         name = value._name_  # "A|B" for flags that were joined, which are members of no name
         found = name in type(value).__members__ and is_findable_enum(type(value))

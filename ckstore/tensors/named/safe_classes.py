@@ -72,12 +72,7 @@ def is_allowed(kind: Any) -> bool:
 
 
 def find(name: str, path: str) -> Any:
-    """Return the allowed class or function of that name.
-
-    Args:
-        name: As `name_of` gives it.
-        path: Of the value that needs it, for the message.
-    """
+    """Return the allowed class or function of that name. `path`: of the value that needs it, for the message."""
     found = _found(name)
     if found is None:
         raise _not_allowed(name, path)
@@ -91,10 +86,8 @@ def is_findable_enum(kind: type[enum.Enum]) -> bool:
 
 
 def find_enum(name: str, path: str) -> type[enum.Enum]:
-    """Return the enumeration of that name, which is allowed, or in a module that this program has imported.
-
-    Its members exist already: one that was not allowed does no harm.
-    """
+    """Return the enumeration of that name, which is allowed, or in a module that this program has imported."""
+    # Its members exist already: one that was not allowed does no harm.
     found = _found(name) or _imported_enum(name)
     if isinstance(found, type) and issubclass(found, enum.Enum):
         return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
-from ckstore.tensors.stateful import is_module
+from ckstore.tensors.kinds import is_module
 from ckstore.tensors.targets.renames import front
 from ckstore.tensors.walks import DICTS
 
@@ -16,37 +16,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.tensors.targets.differences import Differences, LoadRules
+    from ckstore.tensors.targets.comparison import Differences, LoadRules
 
     _Renaming = tuple[list[str], dict[str, str], Differences]
 
-_SELECTED_MOST = 3
-"""So many parts are selected by name in a hint."""
-_ENTRIES_MOST = 4
-"""So many entries of a renaming are in a hint."""
+_SELECTED_MOST = 3  # so many parts are selected by name in a hint
+_ENTRIES_MOST = 4  # so many entries of a renaming are in a hint
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load whose target does not fit.
+    """A load whose target does not fit."""
 
-    Attributes:
-        manifest: What the checkpoint holds.
-        target: As it was given.
-        terms: What the caller allows.
-        strict: Whether everything has to fit.
-        found: The differences, by the names of the manifest.
-        fits_somewhere: Whether any value of the checkpoint has a place in the target.
-        compare: Gives the differences with other terms.
-    """
-
-    manifest: Manifest
-    target: object
-    terms: LoadRules
-    strict: bool
-    found: Differences
-    fits_somewhere: bool
-    compare: Callable[[LoadRules], Differences]
+    manifest: Manifest  # what the checkpoint holds
+    target: object  # as it was given
+    terms: LoadRules  # what the caller allows
+    strict: bool  # whether everything has to fit
+    found: Differences  # the differences, by the names of the manifest
+    fits_somewhere: bool  # whether any value of the checkpoint has a place in the target
+    compare: Callable[[LoadRules], Differences]  # gives the differences with other terms
 
 
 def advice(load: Load) -> list[str]:
@@ -72,10 +60,8 @@ def advice(load: Load) -> list[str]:
 
 
 def _renaming(load: Load) -> _Renaming:
-    """Return what to say of a renaming with which more names fit, if one is known, it, and the differences left then.
-
-    It was found for one module, and a renaming is used for all of them: so it is tried.
-    """
+    """Return what to say of a known renaming with which more names fit, it, and the differences left then."""
+    # It was found for one module, and a renaming is used for all of them: so it is tried.
     found = load.found
     if not found.rename:
         return [], {}, found

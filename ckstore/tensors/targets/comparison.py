@@ -3,24 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.targets.differences import Differences, LoadRules
 from ckstore.tensors.targets.fill import Filling
 from ckstore.tensors.targets.renames import renamed, suggest
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_parts, value_names
 
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
-    from ckstore.tensors.memory import StorageMemory
 
-Leaf = Callable[[int], object]
-"""Gives the value of a leaf by its number."""
+@dataclass(frozen=True, slots=True)
+class LoadRules:
+    """What the caller of a load into a target allows."""
+
+    keep: Callable[[str], bool] | None = None  # says by the checkpoint's name what is to be loaded; None: everything
+    # See `renames.renamed`; for the keys of tensors in dicts and in the states of modules.
+    rename: Mapping[str, str] = field(default_factory=dict)
+    cast: bool = False  # convert to the dtype of the target
+    assign: bool = False  # give memory to tensors of the target on the meta device
+    strict: bool = True  # whether all has to fit
+
+
+@dataclass(slots=True)
+class Differences:
+    """What a plan found, in the order of the target."""
+
+    # Each by its name in the target, what is unexpected by that in the checkpoint.
+    missing: list[str] = field(default_factory=list)  # in the target only
+    unexpected: list[str] = field(default_factory=list)  # in the checkpoint only
+    # Name -> ``shape [2] float32 wanted, found a dict``: another shape or kind.
+    mismatched: dict[str, str] = field(default_factory=dict)
+    # Name -> ``float32 wanted, found int64``, of tensors that agree in all else and are not converted.
+    dtypes: dict[str, str] = field(default_factory=dict)
+    # Name -> ``float32 to bfloat16``, of tensors that will be converted.
+    cast: dict[str, str] = field(default_factory=dict)
+    meta: list[str] = field(default_factory=list)  # tensors of the target without memory, which are not assigned
+    # Tensors of `mismatched` that the checkpoint's would replace if they were assigned.
+    replaceable: list[str] = field(default_factory=list)
+    # Tensor of a module -> its class, where the checkpoint has parts of it that the module does not take.
+    partial: dict[str, str] = field(default_factory=dict)
+    # Modules of which the checkpoint has names, and not one that fits.
+    strangers: list[str] = field(default_factory=list)
+    rename: dict[str, str] = field(default_factory=dict)  # A renaming with which more would fit
+    renaming: set[str] = field(default_factory=set)  # the keys of the caller's renaming that a name begins with, or has
+
+
+Leaf = Callable[[int], object]  # gives the value of a leaf by its number
 Make = Callable[[Leaf], object]
 RenamedDict = dict[Any, tuple[str, Any]]
 """What a dict of the checkpoint holds: key as `rename` makes it -> name in the checkpoint, node."""
@@ -53,13 +87,7 @@ class Trial(Protocol):
 
 
 class Comparison:
-    """Collects what fits and what does not, and the steps to be taken once all tensors are filled.
-
-    Attributes:
-        attempts: What is loaded before anything else is touched, and says then what does not fit.
-        guessed: Keys that one side alone has, where it is for an attempt to say what that means.
-        steps: What is done once all tensors are filled.
-    """
+    """Collects what fits and what does not, and the steps to be taken once all tensors are filled."""
 
     def __init__(
         self,
@@ -73,9 +101,10 @@ class Comparison:
         self.storages = storages
         self._read = read
         self.filling = Filling(leaves)
-        self.steps: list[Callable[[Leaf], object]] = []
+        self.steps: list[Callable[[Leaf], object]] = []  # what is done once all tensors are filled
+        # What is loaded before anything else is touched, and says then what does not fit.
         self.attempts: list[Trial] = []
-        self.guessed: list[str] = []
+        self.guessed: list[str] = []  # keys that one side alone has, where it is for an attempt to say what that means
         self.differences = Differences()
 
     def early(self, index: int) -> object:
@@ -121,10 +150,8 @@ class Comparison:
         return found
 
     def suggest_rename(self, node: Node, own: Iterable[object], *, rename_all: bool) -> None:
-        """Look for a renaming with which more of a dict of the checkpoint has the names `own`.
-
-        As `found_in`, it is for all keys, or those of tensors and arrays.
-        """
+        """Look for a renaming with which more of a dict of the checkpoint has the names `own`."""
+        # As `found_in`, it is for all keys, or those of tensors and arrays.
         keys = [decode_key(key) for key, item in node[1] if rename_all or self.is_tensor_leaf(item)]
         wanted = [key for key in own if isinstance(key, str)]
         self.differences.rename |= suggest([key for key in keys if isinstance(key, str)], wanted) or {}

@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.kinds import is_tensor
-from ckstore.tensors.layout import Region, row_major, span_elements
+from ckstore.tensors.layout import Region, StorageMemory, row_major, span_elements
 from ckstore.tensors.restore import LeafMaker, is_empty
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.tensors.memory import StorageMemory
 
 
 class Filling:
-    """What becomes of each leaf: the values of a tensor or array of the target, or a new value.
+    """What becomes of each leaf: the values of a tensor or array of the target, or a new value."""
 
-    Call `bind` and `make_new` for the leaves that are wanted, then `decide`, then fill what it says, then `finish`.
-    """
+    # Call `bind` and `make_new` for the leaves that are wanted, then `decide`, then fill what it says, then `finish`.
 
     def __init__(self, leaves: Sequence[LeafRecord]) -> None:
         self._leaves = leaves
@@ -63,12 +58,10 @@ class Filling:
         return sum(_elements_bytes(self._leaves[index]) for index in self._made)
 
     def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, memoryview], list[int], set[int]]:
-        """Return the memory of storages that go straight into the target, those to be copied, and those to be kept.
-
-        A storage goes straight to its place if one leaf covers it and the target's tensor lies in
-        memory as that leaf does, if all other leaves of it lie there too (tied tensors that are tied
-        in the target), and if no other storage goes to the same memory. Of one that is copied no new value is made.
-        """
+        """Return the memory of storages that go straight into the target, those to be copied, and those to be kept."""
+        # A storage goes straight to its place if one leaf covers it and the target's tensor lies in memory as that leaf
+        # does, if all other leaves of it lie there too (tied tensors that are tied in the target), and if no other
+        # storage goes to the same memory. Of one that is copied no new value is made.
         # Memory only now, when the plan is known to fit: a refused load must not take gigabytes first.
         for index, make in self._made.items():
             self.bind(make(), index, cast=True)

@@ -7,59 +7,44 @@ compared with the checkpoint in `into_module` and `into_optimizer`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import MAX_DEPTH, LeafRecord, Node, StorageRecord
 from ckstore.model.names import join_index
-from ckstore.tensors.kinds import is_array, is_tensor
+from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import Stateful, hand_over, is_module, is_optimizer, is_stateful
-from ckstore.tensors.targets.comparison import Comparison, Leaf, Make
-from ckstore.tensors.targets.differences import Differences, LoadRules
-from ckstore.tensors.targets.live import holds_live
+from ckstore.tensors.targets.comparison import Comparison, Differences, Leaf, LoadRules, Make
 from ckstore.tensors.walks import DICTS, name_below
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
-    from ckstore.tensors.memory import StorageMemory
 
 
 class IntoPlan:
-    """How a checkpoint will be read into a target. Nothing of it is touched before `fill` and `finish`.
+    """How a checkpoint will be read into a target. Nothing of it is touched before `fill` and `finish`."""
 
-    Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `fill`, or in parts to
-    `fill_part`, then call `finish`.
-
-    Attributes:
-        differences: What does not fit; it is left alone.
-        taken: Leaves that the target takes.
-        is_empty: Whether there is nothing to be loaded.
-        new_bytes: Memory that `prepare` takes, for tensors that have none.
-        kept_bytes: Memory that `attempt` takes, for what `undo` puts back.
-        attempted: The storages that `attempt` asks for, as it does.
-        direct: Storage -> memory of the target, to be filled with all bytes of that storage.
-        copied: Storages of which the target takes copies.
-        indirect: Storages to be read to fresh memory, which `finish` asks for.
-    """
+    # Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `fill`, or in parts to
+    # `fill_part`, then call `finish`.
 
     def __init__(self, comparison: Comparison) -> None:
-        self.differences = comparison.differences
-        self.taken = comparison.filling.wanted
+        self.differences = comparison.differences  # what does not fit; it is left alone
+        self.taken = comparison.filling.wanted  # leaves that the target takes
         # Both refer to the comparison, which must not refer to them: together they keep the target.
         self._attempts, comparison.attempts = comparison.attempts, []
         self._steps, comparison.steps = comparison.steps, []
         handed = [given for attempt in self._attempts for given in attempt.handed.values()]
-        self.is_empty = not self.taken and not self._steps and not any(handed)
+        self.is_empty = not self.taken and not self._steps and not any(handed)  # whether there is nothing to be loaded
+        # Memory that `attempt` takes, for what `undo` puts back.
         self.kept_bytes = sum(attempt.kept_bytes for attempt in self._attempts)
+        # The storages that `attempt` asks for, as it does.
         self.attempted = [storages for attempt in self._attempts for storages in attempt.storages()]
-        self.new_bytes = comparison.filling.later_bytes
+        self.new_bytes = comparison.filling.later_bytes  # memory that `prepare` takes, for tensors that have none
+        # Storage -> memory of the target, to be filled with all bytes of that storage.
         self.direct: dict[int, memoryview] = {}
-        self.copied: list[int] = []
-        self.indirect: set[int] = set()
+        self.copied: list[int] = []  # storages of which the target takes copies
+        self.indirect: set[int] = set()  # storages to be read to fresh memory, which `finish` asks for
         self._filling = comparison.filling
         self._guessed = comparison.guessed
 
@@ -69,22 +54,13 @@ class IntoPlan:
         return replace(self.differences, missing=[*self.differences.missing, *self._guessed])
 
     def prepare(self, storage_bytes: Sequence[int] | None = None) -> None:
-        """Decide which storages go where; take the memory for tensors that have none.
-
-        Args:
-            storage_bytes: Sizes of the storages; None: each ends with its last element.
-        """
+        """Decide which storages go where; take the memory for tensors that have none."""
+        # `storage_bytes`: sizes of the storages; None: each ends with its last element.
         self.direct, self.copied, self.indirect = self._filling.decide(storage_bytes)
 
     def attempt(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
-        """Let each part of a module that loads in a way of its own do so; what it reports is in `differences` then.
-
-        Args:
-            read: Gives storages in fresh memory.
-
-        Raises:
-            BadInput: One refuses its values. All parts are as they were.
-        """
+        """Let each part of a module that loads in a way of its own do so; what it reports is in `differences` then."""
+        # `read`: gives storages in fresh memory. Raises BadInput: One refuses its values. All parts are as they were.
         try:
             for attempt in self._attempts:
                 attempt.run(read)
@@ -111,14 +87,9 @@ class IntoPlan:
         self._filling.fill(storage, memory)
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> None:
-        """Bring the rest into the target: values are set and `load_state_dict` is called, in the order of the target.
-
-        Args:
-            memory: Gives the filled memory of a storage; asked once for each of `indirect`.
-
-        Raises:
-            BadInput: An object refuses its state; what came before it has been loaded.
-        """
+        """Bring the rest into the target, in its order: values are set and `load_state_dict` is called."""
+        # `memory`: gives the filled memory of a storage; asked once for each of `indirect`. Raises BadInput: an object
+        # refuses its state; what came before it has been loaded.
         leaf = self._filling.finish(memory)
         # After all tensors: `load_state_dict` of an optimizer may look at the parameters.
         for step in self._steps:
@@ -127,31 +98,21 @@ class IntoPlan:
 
 def plan_into(  # noqa: PLR0917 - the last ones are options
     target: object,
-    state: Node,
-    leaves: Sequence[LeafRecord],
-    terms: LoadRules | None = None,
+    state: Node,  # the root node
+    leaves: Sequence[LeafRecord],  # all leaves of the manifest
+    terms: LoadRules | None = None,  # what the caller allows
     storages: Sequence[StorageRecord] | None = None,
     read: Callable[[int], object] | None = None,
 ) -> IntoPlan:
-    """Plan to read a state into `target`.
-
-    In dicts and lists tensors and arrays are filled in place, and other values are replaced. An
-    empty dict takes all there is; a list without tensors or objects takes the new items. Modules and optimizers are
-    compared by name; parts of a module that load in a way of their own are given their values. Any other
-    `Stateful` object (`state_dict` and `load_state_dict`) is given its whole state; whether that fits is for it to say.
-
-    Args:
-        target: A dict, a list, a tensor or a `Stateful` object. Nothing in it is touched, and nothing of it is called.
-        state: The root node.
-        leaves: All leaves of the manifest.
-        terms: What the caller allows.
-        storages: All storages, by which the values of tied tensors are told apart; None: they are not.
-        read: Gives the value of a leaf at once, for the few that the plan depends on.
-
-    Raises:
-        BadInput: `target` is of another type, or contains itself; names are equal once they are renamed; a part of what
-            is loaded as a whole is selected.
-    """
+    """Plan to read a state into `target`."""
+    # In dicts and lists tensors and arrays are filled in place, and other values are replaced. An empty dict takes all
+    # there is; a list without tensors or objects takes the new items. Modules and optimizers are compared by name;
+    # parts of a module that load in a way of their own are given their values. Any other `Stateful` object
+    # (`state_dict` and `load_state_dict`) is given its whole state; whether that fits is for it to say. `target`: A
+    # dict, a list, a tensor or a `Stateful` object. Nothing in it is touched, and nothing of it is called. `storages`:
+    # all storages, by which the values of tied tensors are told apart; None: they are not. `read`: gives the value of a
+    # leaf at once, for the few that the plan depends on. Raises BadInput: `target` is of another type, or contains
+    # itself; names are equal once they are renamed; a part of what is loaded as a whole is selected.
     comparison = Comparison(leaves, terms or LoadRules(), storages, read)
     make = _TargetWalk(comparison).visit(target, state, "")
     if make is not None:
@@ -162,11 +123,10 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
 
 
 class _TargetWalk:
-    """Walks down the target and the nodes side by side.
+    """Walks down the target and the nodes side by side."""
 
-    `visit` returns how to make the value that the parent has to set, or None when the target itself
-    stays where it is.
-    """
+    # `visit` returns how to make the value that the parent has to set, or None when the target itself stays where it
+    # is.
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
@@ -181,13 +141,13 @@ class _TargetWalk:
             if tag in DICTS:
                 return self._dict(target, node, path)
         elif type(target) is list or type(target) is tuple:
-            if tag in ("list", "tuple") and holds_live(target, path):
+            if tag in ("list", "tuple") and _holds_live(target, path):
                 return self._items(target, node, path)
             if type(target) is list and (tag == "list" or self.comparison.is_numbers(node)):
                 return self._new_items(target, node) if self.comparison.wants(node, path) else None
         if not self.comparison.wants(node, path):
             return None
-        if holds_live(target, path):
+        if _holds_live(target, path):
             wanted = "a dict" if isinstance(target, dict) else f"a {type(target).__name__}"
             self.comparison.mismatch(path, wanted, self.comparison.described(node))
             return None
@@ -311,3 +271,15 @@ class _TargetWalk:
             target[key] = make(leaf)
 
         self.comparison.steps.append(put)
+
+
+def _holds_live(target: object, path: str, depth: int = 1) -> bool:
+    """Whether there is a tensor, an array or a `Stateful` object in `target`, at any depth."""
+    if is_tensor(target) or is_array(target) or is_stateful(target):
+        return True
+    if isinstance(target, dict | list | tuple):
+        if depth > MAX_DEPTH:
+            raise BadInput(f"{path}: the target contains itself or is nested deeper than {MAX_DEPTH}")
+        items = target.values() if isinstance(target, dict) else target
+        return any(_holds_live(item, path, depth + 1) for item in items)
+    return False

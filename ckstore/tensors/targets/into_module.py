@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.refusals import type_name
@@ -18,19 +20,12 @@ from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
 from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.walks import DICTS, leaf_numbers
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from ckstore.model.manifest.manifest import Node
-
 
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
-    """Plan to load a module: each parameter and buffer by its name, and what it loads in a way of its own.
-
-    Plain tensors are filled where they lie; those on the meta device are assigned: parameters stay parameters, with
-    their `requires_grad`, and tensors that were one stay one. Of all other values only the part that takes them knows
-    whether they fit: it is given them first of all, as `load_state_dict` of torch would give them.
-    """
+    """Plan to load a module: each parameter and buffer by its name, and what it loads in a way of its own."""
+    # Plain tensors are filled where they lie; those on the meta device are assigned: parameters stay parameters, with
+    # their `requires_grad`, and tensors that were one stay one. Of all other values only the part that takes them knows
+    # whether they fit: it is given them first of all, as `load_state_dict` of torch would give them.
     if not isinstance(node, list) or node[0] not in DICTS:
         if comparison.wants_some(node, path):
             comparison.mismatch(path, "the state of a module", comparison.described(node))
@@ -148,10 +143,8 @@ class _Module:
         return place is not None and _memory(place.value) in self._memories
 
     def _may_take(self, value: torch.Tensor, name: str, item: Node) -> bool:
-        """Whether a part may be given the value of one of its tensors; say why not.
-
-        Its shape is for the part to judge. Another dtype would be converted silently.
-        """
+        """Whether a part may be given the value of one of its tensors; say why not."""
+        # Its shape is for the part to judge. Another dtype would be converted silently.
         if torch.nn.parameter.is_lazy(value):
             return True
         # No memory: torch's `copy_` into it does nothing and says nothing.
@@ -275,5 +268,4 @@ def _above(key: str) -> Iterator[str]:
 
 
 def _no_leaf(index: int) -> object:
-    msg = f"leaf {index} is an attribute of a dict"
-    raise LookupError(msg)
+    raise LookupError(f"leaf {index} is an attribute of a dict")

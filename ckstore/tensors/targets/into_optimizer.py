@@ -5,22 +5,21 @@ A parameter has no name in an optimizer: it is found by its place, as torch does
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.nn.parameter import is_lazy
 
+from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import MAX_DEPTH, Node
 from ckstore.model.manifest.nodes import decode_key
-from ckstore.tensors.kinds import is_tensor
+from ckstore.model.names import join_index
+from ckstore.tensors.kinds import hand_over, is_stateful, is_tensor, state_of
 from ckstore.tensors.restore import build_with
-from ckstore.tensors.stateful import hand_over
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
-from ckstore.tensors.targets.live import tensors_in
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import Node
 
 _LIKE_THE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
@@ -35,10 +34,8 @@ _TELLING = {
 
 
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
-    """Plan to load an optimizer: whole, or not at all if its groups differ.
-
-    The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
-    """
+    """Plan to load an optimizer: whole, or not at all if its groups differ."""
+    # The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
     parts = {decode_key(own): item for own, item in node[1]} if isinstance(node, list) and node[0] in DICTS else {}
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
         comparison.mismatch(path, "the state of an optimizer", comparison.described(node))
@@ -135,7 +132,7 @@ class _Optimizer:
         inside = _below(node, "parts") | _below(node, "object")  # with shapes of their own
         parameter = self._parameters.get(key)
         held = {} if parameter is None else self._held.get(parameter, {})
-        live = dict(tensors_in(held, name_below(self.path, key)))
+        live = dict(_tensors_in(held, name_below(self.path, key)))
         misfits = [index for index in indexes if index not in inside and not self._fits(index, parameter, live)]
         if misfits:  # all of them are named
             return False
@@ -144,10 +141,8 @@ class _Optimizer:
         return True
 
     def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
-        """Return what gives leaves, those inside objects on the device of their parameter.
-
-        torch moves the tensors of a state there, but looks into no object.
-        """
+        """Return what gives leaves, those inside objects on the device of their parameter."""
+        # torch moves the tensors of a state there, but looks into no object.
         parameter, inside = self._parameters.get(key), _below(node, "object")
         if parameter is None or parameter.device.type == "cpu" or not inside:
             return leaf
@@ -191,3 +186,22 @@ class _Optimizer:
         if last != "step" and parameter.is_floating_point() and leaf.dtype != own_dtype:
             self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {own_dtype}"
         return True
+
+
+def _tensors_in(state: object, path: str, depth: int = 1) -> Iterator[tuple[str, Any]]:
+    """Give name and tensor of each plain tensor in the state of an object, named as `capture` does."""
+    if is_tensor(state):
+        from ckstore.tensors.targets import torch_targets
+
+        if torch_targets.can_be_filled(state):  # type: ignore[arg-type]
+            yield path, state
+    elif depth > MAX_DEPTH:
+        raise BadInput(f"{path}: the state of an object contains itself or is nested deeper than {MAX_DEPTH}")
+    elif is_stateful(state):
+        yield from _tensors_in(state_of(state, path), path, depth + 1)
+    elif isinstance(state, dict):
+        for key, item in state.items():
+            yield from _tensors_in(item, name_below(path, key), depth + 1)
+    elif isinstance(state, list | tuple):
+        for i, item in enumerate(state):
+            yield from _tensors_in(item, join_index(path, i), depth + 1)

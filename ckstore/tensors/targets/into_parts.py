@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 class How(Enum):
     """How a tensor takes its parts."""
 
-    FILLED = auto()
-    """They are bound to those that it has."""
-    COPIED = auto()
-    """A new tensor is made of them, from which it copies by itself; who asks plans for it."""
-    ASSIGNED = auto()
-    """A new tensor is made of them that takes its place."""
+    FILLED = auto()  # they are bound to those that it has
+    COPIED = auto()  # A new tensor is made of them, from which it copies by itself; who asks plans for it
+    ASSIGNED = auto()  # A new tensor is made of them that takes its place
 
 
 def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> How | None:
@@ -62,10 +59,9 @@ def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: s
 
 
 def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
-    """Say how a tensor is made up otherwise than the one of the checkpoint; empty if it is made up equally.
-
-    Nothing is compared by methods of foreign classes: what they say about themselves is compared as it would be stored.
-    """
+    """Say how a tensor is made up otherwise than the one of the checkpoint; empty if it is made up equally."""
+    # Nothing is compared by methods of foreign classes: what they say about themselves is compared as it would be
+    # stored.
     apart = torch_parts.take_apart(target.detach())  # as a state has it, for requires_grad may be part of the context
     if node[2] in SPARSE_KINDS or apart is None or apart.kind != node[2]:
         return ", which is of another class"

@@ -14,8 +14,8 @@ import torch
 
 from ckstore.errors import BadInput
 from ckstore.model.names import join_key
+from ckstore.tensors.kinds import naming_refusals, reported
 from ckstore.tensors.restore import LeafMaker, build_with, is_empty
-from ckstore.tensors.stateful import naming_refusals, reported
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.module_parts import overrides_load
 from ckstore.tensors.targets.snapshot import Snapshot, kept_bytes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ckstore.model.manifest.manifest import Node
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
     from ckstore.tensors.targets.comparison import Comparison
     from ckstore.tensors.targets.module_parts import Loader, Parts
 
@@ -36,31 +36,21 @@ _NOTHING_LOADED = "nothing was loaded; load(ref, select=…) returns the state t
 
 
 class Attempt:
-    """What is handed to the loaders of one module.
+    """What is handed to the loaders of one module."""
 
-    Args:
-        comparison: What is wanted, and what differs.
-        path: Its name.
-        parts: Its parts.
-        handed: What is handed to them; filled before `run`.
-        metadata: Gives the versions of modules that torch keeps with a state.
-        report: Called with the keys that are missing, and those that are not expected.
-
-    Attributes:
-        handed: Prefix of a loader -> key -> node.
-    """
+    # `report`: called with the keys that are missing, and those that are not expected.
 
     def __init__(
         self,
-        comparison: Comparison,
+        comparison: Comparison,  # what is wanted, and what differs
         path: str,
-        parts: Parts,
-        handed: dict[str, dict[str, Node]],
+        parts: Parts,  # its parts
+        handed: dict[str, dict[str, Node]],  # what is handed to them; filled before `run`
         *,
-        metadata: Callable[[], Any],
+        metadata: Callable[[], Any],  # gives the versions of modules that torch keeps with a state
         report: Callable[[list[str], list[str]], None],
     ) -> None:
-        self.handed = handed
+        self.handed = handed  # prefix of a loader -> key -> node
         self._comparison = comparison
         self._path = path
         self._parts = parts
@@ -78,11 +68,8 @@ class Attempt:
         return [self._storages(given.values()) for given in self.handed.values()]
 
     def run(self, read: Read) -> None:
-        """Load each loader in its own way; report the keys that are missing, and those that are not expected.
-
-        Raises:
-            BadInput: A loader refuses its values, for no reason that can be seen. `undo` is to be called.
-        """
+        """Load each loader in its own way; report the keys that are missing, and those that are not expected."""
+        # Raises BadInput: A loader refuses its values, for no reason that can be seen. `undo` is to be called.
         missing: list[str] = []
         unexpected: list[str] = []
         for prefix, loader in self._parts.loaders.items():

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ckstore.tensors.targets import torch_targets
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
 _PLAIN_LOAD = torch.nn.Module._load_from_state_dict  # noqa: SLF001 - the documented place for loading otherwise
 _NORM_LOADS = {_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict}  # noqa: SLF001
@@ -32,34 +30,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A part of a module that loads in a way of its own, which decides what fits.
+    """A part of a module that loads in a way of its own, which decides what fits."""
 
-    Attributes:
-        part: The module.
-        prefix: What its keys begin with: `layer.0.`.
-        whole: Whether it loads all that is below it, too, not only what is its own.
-    """
-
-    part: Any
-    prefix: str
-    whole: bool
+    part: Any  # the module
+    prefix: str  # what its keys begin with: `layer.0.`
+    whole: bool  # whether it loads all that is below it, too, not only what is its own
 
 
 @dataclass(slots=True)
 class Parts:
-    """A module as torch loads it.
+    """A module as torch loads it."""
 
-    Attributes:
-        places: Key -> where its value goes; also of what is in a loader.
-        loaders: Prefix -> loader, in the order of torch; none lies in one that loads all below it.
-        shared: The `id` of tensors that loaders load.
-        apart: Keys whose tensors are given as what they are made of.
-    """
-
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)  # key -> where its value goes; also of what is in a loader
+    # Prefix -> loader, in the order of torch; none lies in one that loads all below it.
     loaders: dict[str, Loader] = field(default_factory=dict)
-    shared: set[int] = field(default_factory=set)
-    apart: Collection[str] = ()
+    shared: set[int] = field(default_factory=set)  # the `id` of tensors that loaders load
+    apart: Collection[str] = ()  # keys whose tensors are given as what they are made of
 
     def loader_of(self, key: str) -> Loader | None:
         """Return which loader takes a key."""
@@ -75,13 +61,8 @@ class Parts:
 
 
 def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()) -> Parts:
-    """Return the parts of a module into which a state is to be loaded. Calls none of its code.
-
-    Args:
-        module: The module.
-        found: The keys of the state.
-        apart: Those whose tensors are given as what they are made of, which needs no loader.
-    """
+    """Return the parts of a module into which a state is to be loaded. Calls none of its code."""
+    # `apart`: those whose tensors are given as what they are made of, which needs no loader.
     if type(module).__module__.endswith("fabric.wrappers") and hasattr(module, "_original_module"):
         module = module._original_module  # noqa: SLF001 - to which Lightning Fabric's wrapper hands its state on
     parts = Parts(apart=apart)
@@ -106,15 +87,9 @@ def overrides_load(module: Any) -> bool:
 
 
 def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], *, inside: bool = False) -> None:
-    """Add a part and what is below it, in the order in which torch loads them.
-
-    Args:
-        parts: Where to.
-        part: The module.
-        prefix: What its keys begin with.
-        found: Prefix -> keys of the state that have it and no more dots.
-        inside: Whether it lies in a loader that loads all below it.
-    """
+    """Add a part and what is below it, in the order in which torch loads them."""
+    # `found`: prefix -> keys of the state that have it and no more dots. `inside`: whether it lies in a loader that
+    # loads all below it.
     own = _places(part, prefix)
     parts.places |= own
     # Its two hooks only take its own name out of keys: treated as a loader the whole model would be copied.

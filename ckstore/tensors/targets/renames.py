@@ -26,12 +26,10 @@ def check_rename(rename: object) -> Rename:
 
 
 def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
-    """Return a name of a state dict as `rename` makes it.
-
-    Of the keys that the name begins with, the longest is replaced; what follows may begin with another one, and each is
-    used once. The value of an empty key is put in front of names that begin with no other. Then keys that begin with
-    a dot are replaced wherever they stand, in their order. The keys that were replaced are added to `used`.
-    """
+    """Return a name of a state dict as `rename` makes it."""
+    # Of the keys that the name begins with, the longest is replaced; what follows may begin with another one, and each
+    # is used once. The value of an empty key is put in front of names that begin with no other. Then keys that begin
+    # with a dot are replaced wherever they stand, in their order. The keys that were replaced are added to `used`.
     done, rest = "", key
     met: set[str] = set()
     # The longest first: "module." must not take what "module._orig_mod." is for.
@@ -54,11 +52,9 @@ def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
 
 
 def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] | None:
-    """Return a `rename` with which more names of a checkpoint are those that a module wants; None if none is known.
-
-    It is tried on all names: no two of them become equal, and no name is lost that fits as it is. It has no entry
-    without which as many would fit.
-    """
+    """Return a `rename` with which more names of a checkpoint are those that a module wants; None if none is known."""
+    # It is tried on all names: no two of them become equal, and no name is lost that fits as it is. It has no entry
+    # without which as many would fit.
     wanted_names = set(wanted)
     best, best_count = None, len(wanted_names & set(found))
     for candidate in _candidates(list(found), list(wanted)):

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from ckstore.tensors.targets.module_parts import has_extra_state
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _CONTAINERS = {dict, OrderedDict, list, set}
 
 
 class Snapshot:
-    """What a part of a module held: values of tensors, attributes, extra state.
+    """What a part of a module held: values of tensors, attributes, extra state."""
 
-    Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.
-    """
+    # Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.
 
     def __init__(self, part: Any, *, whole: bool) -> None:
         # References first, then values: a loader may replace a buffer, or write into it, or both.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord
 
 _PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "float4_e2m1fn_x2")}
 """torch holds them and converts them badly or not at all."""
@@ -42,10 +39,8 @@ def takes(target: torch.Tensor, leaf: LeafRecord) -> bool:
 
 
 def casts(target: torch.Tensor, leaf: LeafRecord) -> bool:
-    """Whether the values of a leaf can be converted to the dtype of `target`, whose shape they have.
-
-    As `torch.can_cast`: to fewer bits, but never from complex to real numbers, nor from real ones to integers.
-    """
+    """Whether the values of a leaf can be converted to the dtype of `target`, whose shape they have."""
+    # As `torch.can_cast`: to fewer bits, but never from complex to real numbers, nor from real ones to integers.
     return leaf.kind == "torch" and tuple(target.shape) == leaf.shape and _can_cast(leaf.dtype, target.dtype)
 
 
@@ -84,15 +79,10 @@ def describe(target: torch.Tensor) -> str:
 
 
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
-    """Return where the elements of `target` lie, if they lie there as those of `leaf` do.
-
-    Args:
-        target: A tensor that can be filled, and takes the leaf.
-        leaf: It ends where a row-major leaf would end, so that nothing lies between its elements.
-
-    Returns:
-        None if they do not, or not on the CPU, or not as plain bits (conjugate views).
-    """
+    """Return where the elements of `target` lie, if they lie there as those of `leaf` do."""
+    # `target`: A tensor that can be filled, and takes the leaf. `leaf`: it ends where a row-major leaf would end, so
+    # that nothing lies between its elements. Returns: None if they do not, or not on the CPU, or not as plain bits
+    # (conjugate views).
     if not target.is_cpu or target.is_conj() or target.is_neg() or not target.numel():
         return None
     if leaf.strides is None:
@@ -179,8 +169,7 @@ def empty_like_meta(target: torch.Tensor) -> torch.Tensor:
     try:
         return torch.empty_strided(target.shape, strides, dtype=target.dtype, device="cpu")
     except RuntimeError as error:
-        msg = f"{describe(target)} could not be allocated"
-        raise MemoryError(msg) from error
+        raise MemoryError(f"{describe(target)} could not be allocated") from error
 
 
 def as_parameter_of(target: torch.Tensor, value: object) -> object:

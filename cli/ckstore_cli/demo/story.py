@@ -24,13 +24,8 @@ from ckstore_cli._format import columns
 RUN, REFERENCE_RUN, TUNED_RUN = "gpt", "uninterrupted", "lora"
 KEPT = 3
 DEADLINE_S = 900.0
-_LOOK_EVERY_S = 0.0005
-_DIE_WITHIN_S = 30.0
-_DIGITS_SHOWN = 32
-_READER = (
-    "import sys, ckstore; state = ckstore.Store(sys.argv[1]).load(sys.argv[2], mmap=True); "
-    "print('ready'); sys.stdin.read()"
-)
+_LOOK_EVERY_S, _DIE_WITHIN_S, _DIGITS_SHOWN = 0.0005, 30.0, 32
+_READER = "import sys, ckstore; a = ckstore.Store(sys.argv[1]).load(sys.argv[2], mmap=True); print(); sys.stdin.read()"
 
 
 class DemoFailed(CkstoreError):
@@ -38,18 +33,9 @@ class DemoFailed(CkstoreError):
 
 
 def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: FBT001 - click's
-    """Run the demo, print its story and return 0, the exit status; a failure is raised.
+    """Run the demo in a new or empty directory, or a temporary one, and return 0, the exit status.
 
-    No process is left, and no file unless it is to be kept.
-
-    Args:
-        directory: Where the store goes: a new or an empty directory, which is kept. None: a temporary one.
-        keep: Keep the temporary directory too.
-        quick: A smaller model and fewer steps.
-
-    Raises:
-        DemoFailed: The resumed run did not end with the state of the uninterrupted one, bit for bit; or a trainer
-            failed, or no save could be cut.
+    A failure is raised. No process is left, and no file unless it is to be kept.
     """
     begun_s = time.monotonic()
     with _place(directory, keep=keep) as place:
@@ -64,32 +50,30 @@ class Demo:
     """One telling, in the directory `place`."""
 
     def __init__(self, place: Path, *, steps: int, save_every: int, layers: int) -> None:
-        self.place = place
-        self.store = place / "store"
-        self.steps = steps
-        self.save_every = save_every
-        self.layers = layers
+        self.place, self.store = place, place / "store"
+        self.steps, self.save_every, self.layers = steps, save_every, layers
 
     def tell(self) -> None:
         """Tell everything."""
         with Store.init(self.store) as store:
             for warning in store.warnings:
                 say(f"note: {warning}")
-        heading(f"1. Train {self.steps} steps, save every {self.save_every}, kill -9 in the middle of a save")
+        saving = ("--save-every", str(self.save_every))
+        say(f"1. Train {self.steps} steps, save every {self.save_every}, kill -9 in the middle of a save", "-")
         step = self.train_until_cut()
-        heading("2. Open the store again: the checkpoint that was cut is not there, the others are whole")
+        say("2. Open the store again: the checkpoint that was cut is not there, the others are whole", "-")
         self.show_whole(step)
-        heading("3. Resume: the same command again")
-        resumed = self.train(RUN, "--save-every", str(self.save_every))
-        heading("4. The same training without interruption, saved once at its end")
+        say("3. Resume: the same command again", "-")
+        resumed = self.train(RUN, *saving)
+        say("4. The same training without interruption, saved once at its end", "-")
         reference = self.train(REFERENCE_RUN)
-        heading("5. Proof: is everything the same after the last step, bit for bit?")
+        say("5. Proof: is everything the same after the last step, bit for bit?", "-")
         self.prove(resumed, reference)
-        heading("6. Keep the last three and the best, while a process still reads an old one")
+        say("6. Keep the last three and the best, while a process still reads an old one", "-")
         self.rotate()
-        heading("7. Fine-tune with low-rank adapters: the base is stored once")
-        self.train(TUNED_RUN, "--base", f"{RUN}@{self.steps}", "--save-every", str(self.save_every))
-        heading("8. The log, and the fine-tuned model as safetensors")
+        say("7. Fine-tune with low-rank adapters: the base is stored once", "-")
+        self.train(TUNED_RUN, "--base", f"{RUN}@{self.steps}", *saving)
+        say("8. The log, and the fine-tuned model as safetensors", "-")
         say(self.ckstore("log"))
         say(self.ckstore("export", f"{TUNED_RUN}@latest", str(self.place / "exported"), "--select", "model"))
 
@@ -97,11 +81,9 @@ class Demo:
         """Run the trainer to its end; return the digests of what it then had in memory."""
         report = self.place / f"{run}.json"
         with self._trainer(run, *options, "--report", str(report)) as program:
-            status = program.wait(DEADLINE_S)
-        if status != 0:
-            raise DemoFailed(f"the trainer of run {run} should exit with 0, it exited with {status}")
-        found: dict[str, str] = json.loads(report.read_text(encoding="utf-8"))
-        return found
+            if status := program.wait(DEADLINE_S):
+                raise DemoFailed(f"the trainer of run {run} should exit with 0, it exited with {status}")
+        return dict(json.loads(report.read_text(encoding="utf-8")))
 
     def train_until_cut(self) -> int:
         """Start the trainer and kill it in a save; again, in a later save, if that came too late. Return the step."""
@@ -119,15 +101,13 @@ class Demo:
                 return step
             say(f"too late: step {done[-1]} was published before the kill; again, in a later save")
             saved = max(saved + 1, len(done))
-        hint = "try again when the machine is less busy"
-        raise DemoFailed("every save was published before the kill came, so none could be shown cut", hint=hint)
+        msg = "every save was published before the kill came, so none could be shown cut"
+        raise DemoFailed(msg, hint="try again when the machine is less busy")
 
     def show_whole(self, cut_step: int) -> None:
         """Open the store and load everything that it lists."""
         with Store.open(self.store) as store:
-            listed = sorted(info.step for info in store.checkpoints(run=RUN))
-            for step in listed:
-                store.load(f"{RUN}@{step}")
+            listed = sorted(info.step for info in store.checkpoints(run=RUN) if store.load(info.name))
         if cut_step in listed:
             raise DemoFailed(f"step {cut_step} should not be listed, since its save was cut")
         say(f"it lists and loads steps {' '.join(map(str, listed))}, every byte compared with its digest")
@@ -146,7 +126,6 @@ class Demo:
             rows.append((part, found[:_DIGITS_SHOWN], reference[part][:_DIGITS_SHOWN], verdict))
         say("\n".join(line.rstrip() for line in columns(rows, "<<<<")))
         if resumed != reference or stored != [resumed, reference]:
-            say(f"the store gives back both as they were in memory: {stored == [resumed, reference]}")
             raise DemoFailed("the resumed run should end like the uninterrupted one, and be stored so; it did not")
         say("\nThe store gives back both as they were. PROVEN: the kill cost nothing but time.")
 
@@ -156,10 +135,13 @@ class Demo:
             oldest, *others = store.checkpoints(run=RUN)[:-KEPT]
         best = min(others, key=lambda info: info.metrics["loss"])
         say(self.ckstore("pin", best.name, "--reason", "best of the early ones"))
-        with reading(self.store, oldest.name) as pid:
-            say(f"\nprocess {pid} has mapped {oldest.name}, the oldest, which is not kept:\n")
+        command = [sys.executable, "-uc", _READER, str(self.store), oldest.name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:  # ends with its input
+            if reader.stdout is None or not reader.stdout.readline():
+                raise DemoFailed(f"the reader of {oldest.name} should say when it has mapped it, and it ended")
+            say(f"\nprocess {reader.pid} has mapped {oldest.name}, the oldest, which is not kept:\n")
             say(self.ckstore("gc", "--keep-last", str(KEPT), status=HELD))
-        say(f"\nprocess {pid} is done:\n")
+        say(f"\nprocess {reader.pid} is done:\n")
         say(self.ckstore("gc"))
         with Store.open(self.store) as store:
             left = [info.step for info in store.checkpoints(run=RUN)]
@@ -170,8 +152,8 @@ class Demo:
     def ckstore(self, *arguments: str, status: int = 0) -> str:
         """Run the command line; return the command and what it printed, as on a terminal."""
         command = [sys.executable, "-m", "ckstore_cli", *arguments, "--store", str(self.store)]
-        environment = {**os.environ, "NO_COLOR": "1"}
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S, env=environment)
+        plain = {**os.environ, "NO_COLOR": "1"}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S, env=plain)
         shown = f"$ ckstore {shlex.join(arguments)}"
         if done.returncode != status:
             raise DemoFailed(f"{shown}: exit status {done.returncode}, wanted {status}\n{done.stdout}{done.stderr}")
@@ -190,34 +172,25 @@ class Demo:
         try:
             yield program
         finally:
-            if program.poll() is None:
-                program.kill()
-                program.wait(_DIE_WITHIN_S)
+            program.kill()  # nothing if it has ended
+            program.wait(_DIE_WITHIN_S)
 
 
 def kill_in_a_save(program: subprocess.Popen[bytes], store: Path, run: str, *, after_saves: int) -> bool:
     """Kill -9 `program`, and before it its saver, while a blob is written, once `run` has `after_saves` checkpoints.
 
-    If only the program were killed, its saver would finish the save. Whether the kill came before that save was
-    published has to be looked at afterwards: `saves_in_flight`.
-
-    Returns:
-        False if the program ended before it was killed.
-
-    Raises:
-        TimeoutError: It was not there within `DEADLINE_S`.
+    If only the program were killed, its saver would finish the save. False: the program ended before it was killed.
+    Whether the kill came before that save was published is looked at afterwards (`saves_in_flight`).
     """
     deadline_s = time.monotonic() + DEADLINE_S
     savers: list[int] = []
     while program.poll() is None:
         # In this order: a save seen in flight is then later than those that were counted.
         if len(published(store, run)) >= after_saves and saves_in_flight(store, unfinished=True):
-            for pid in (*savers, program.pid):
-                _kill(pid)
+            _kill(*savers, program.pid)
             killed = program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
             while left := _savers(store):  # also one that took the place of another before the program died
-                for pid in left:
-                    _kill(pid)
+                _kill(*left)
                 time.sleep(_LOOK_EVERY_S)
             return killed
         if time.monotonic() > deadline_s:
@@ -240,61 +213,36 @@ def saves_in_flight(store: Path, *, unfinished: bool = False) -> list[str]:
 
 def published(store: Path, run: str) -> list[int]:
     """Return the steps of `run` that are published, in their order."""
-    names = (path.name for path in _listed(store / "checkpoints" / run))
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-@contextmanager
-def reading(store: Path, ref: str) -> Iterator[int]:
-    """Let another process map the checkpoint `ref`; give its process id. It has ended after the block."""
-    command = [sys.executable, "-uc", _READER, str(store), ref]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        try:
-            said = program.stdout.readline().strip() if program.stdout is not None else ""
-            if said != "ready":
-                raise DemoFailed(f"the reader should say 'ready', it said {said!r}")
-            yield program.pid
-        finally:
-            try:
-                program.communicate(timeout=_DIE_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                program.kill()
+    return sorted(int(path.name) for path in _listed(store / "checkpoints" / run) if path.name.isdigit())
 
 
 @contextmanager
 def _place(directory: Path | None, *, keep: bool) -> Iterator[Path]:
-    if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            msg = f"the demo needs a new or empty directory, and {directory} is not empty"
-            raise BadInput(msg, hint="choose another one, or none for a temporary one")
-        yield directory.absolute()
-        return
-    temporary = Path(tempfile.mkdtemp(prefix="ckstore-demo-"))
+    place = Path(tempfile.mkdtemp(prefix="ckstore-demo-")) if directory is None else directory.absolute()
+    place.mkdir(parents=True, exist_ok=True)
+    if any(place.iterdir()):
+        msg = f"the demo needs a new or empty directory, and {directory} is not empty"
+        raise BadInput(msg, hint="choose another one, or none for a temporary one")
     try:
-        yield temporary
+        yield place
     finally:
-        if not keep:
-            shutil.rmtree(temporary)
+        if directory is None and not keep:
+            shutil.rmtree(place)
 
 
-def say(text: str) -> None:
-    """Print `text` at once: a trainer writes to the same place."""
-    print(text, flush=True)
+def say(text: str, underline: str = "") -> None:
+    """Print `text` at once, since a trainer writes to the same place; as a heading with a line below it."""
+    print(f"\n{text}\n{underline * len(text)}" if underline else text, flush=True)
 
 
-def heading(text: str) -> None:
-    """Print a line with a line below it."""
-    say(f"\n{text}\n{'-' * len(text)}")
+def _kill(*pids: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, signal.SIGKILL)
 
 
 def _savers(store: Path) -> list[int]:
     return [saver.pid for saver in savers_of(str(store.resolve()))]
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):  # it has ended
-        os.kill(pid, signal.SIGKILL)
 
 
 def _listed(directory: Path) -> Sequence[Path]:

@@ -1,9 +1,8 @@
 """The training program of the demo: `python -m ckstore_cli.demo.trainer --store DIR --run NAME --steps N`.
 
-Not different from any training loop: everything that decides about the next step is in one dict, `Store.save_async`
-takes it every few steps, and `Store.load_into` fills it again when the run has a checkpoint. It can be killed at any
-moment and started again with the same command. With `--base REF` it fine-tunes the weights of a checkpoint with
-low-rank adapters instead, on a base that stays as it is.
+An ordinary training loop: what decides about the next step is in one dict, which `Store.save_async` takes every few
+steps and `Store.load_into` fills again. It can be killed at any moment and started again with the same command. With
+`--base REF` it fine-tunes the weights of a checkpoint with low-rank adapters, on a base that stays as it is.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from ckstore.model.sizes import size_text
 
 WIDTH, CONTEXT, BATCH, RANK = 128, 128, 16, 4
 TEXT_BYTES, TEXT_LEAST_BYTES = 2**20, 2**16
-SEED = 20260301
-_SAVED_WITHIN_S = 300.0
+SEED, _SAVED_WITHIN_S = 20260301, 300.0
 
 
 class ByteGpt(nn.Module):
@@ -65,17 +63,13 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
-        out: Tensor = self.base(x) + self.up(self.down(x))
-        return out
+        return self.base(x) + self.up(self.down(x))  # type: ignore[no-any-return]
 
 
 def read_text() -> Tensor:
     """Return the beginning of the modules of Python's standard library, as bytes."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    text = bytearray()
-    for path in sorted(folder.glob("*.py")):
-        if len(text) < TEXT_BYTES:
-            text += path.read_bytes()
+    text = bytearray().join(path.read_bytes() for path in sorted(folder.glob("[a-h]*.py")))
     if len(text) < TEXT_LEAST_BYTES:
         msg = f"{folder} should hold the sources of the standard library, found {len(text)} bytes"
         raise BadInput(msg, hint="run the demo with a Python that has them, such as python.org's")
@@ -84,23 +78,19 @@ def read_text() -> Tensor:
 
 def digest(state: object) -> str:
     """Return a SHA-256 of names, types, shapes and bits, which owes nothing to the store."""
-    sha256 = hashlib.sha256()
+    return hashlib.sha256(_bytes_of(state)).hexdigest()
 
-    def feed(value: Any) -> None:
-        if isinstance(value, Tensor):
-            sha256.update(f"{value.dtype} {tuple(value.shape)};".encode())
-            sha256.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().data)
-        elif hasattr(value, "state_dict"):
-            feed(value.state_dict())
-        elif isinstance(value, dict | list | tuple):  # each is led by its size, so that no two feed the same bytes
-            sha256.update(f"{type(value).__name__ if isinstance(value, list) else 'items'} {len(value)};".encode())
-            for item in value.items() if isinstance(value, dict) else value:
-                feed(item)
-        else:  # repr() gives back every bit of a float
-            sha256.update(f"{type(value).__name__} {value!r};".encode())
 
-    feed(state)
-    return sha256.hexdigest()
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, Tensor):
+        bits = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype} {tuple(value.shape)};".encode() + bits
+    if hasattr(value, "state_dict"):
+        return _bytes_of(value.state_dict())
+    if isinstance(value, dict | list | tuple):  # each is led by its size, so that no two give the same bytes
+        head = f"{type(value).__name__ if isinstance(value, list) else 'items'} {len(value)};".encode()
+        return head + b"".join(map(_bytes_of, value.items() if isinstance(value, dict) else value))
+    return f"{type(value).__name__} {value!r};".encode()  # repr() gives back every bit of a float
 
 
 def train(options: argparse.Namespace) -> None:
@@ -115,17 +105,11 @@ def train(options: argparse.Namespace) -> None:
             store.load_into({"model": model}, parent, select="model")
             model.requires_grad_(requires_grad=False)
             model.head = Adapter(model.head)  # type: ignore[assignment]
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=1e-3)
+        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
-        state: dict[str, Any] = {
-            "model": model,
-            "optimizer": optimizer,
-            "schedule": schedule,
-            "generator": torch.get_rng_state(),
-        }
-        newest = store.latest()
-        if newest is not None:
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule}
+        state["generator"] = torch.get_rng_state()
+        if (newest := store.latest()) is not None:
             store.load_into(state, newest)
             torch.set_rng_state(state["generator"])
             print(f"resumed from {newest.name}, saved with loss {newest.metrics['loss']:.3f}", flush=True)
@@ -141,33 +125,28 @@ def train(options: argparse.Namespace) -> None:
                 state["generator"] = torch.get_rng_state()
                 begun_s = time.perf_counter()
                 pending = store.save_async(state, step=step, metrics={"loss": loss.item()}, parent=parent)
-                waited_s = time.perf_counter() - begun_s
+                waited = f"training waited {time.perf_counter() - begun_s:.2f} s"
                 info = pending.result(_SAVED_WITHIN_S)  # a loop that does not print would go on here
-                new, whole = size_text(info.new_bytes), size_text(info.logical_bytes)
-                said = f"loss {loss.item():.3f}   training waited {waited_s:.2f} s, {new:>8} of {whole} new"
-                print(f"step {step:>4}   {said}", flush=True)
+                new = f"{size_text(info.new_bytes):>8} of {size_text(info.logical_bytes)} new"
+                print(f"step {step:>4}   loss {loss.item():.3f}   {waited}, {new}", flush=True)
                 parent = None
         if options.report is not None:
             options.report.write_text(json.dumps({name: digest(part) for name, part in state.items()}))
 
 
-def main() -> int:
-    """Parse the command line and train; return the exit status."""
+def main() -> None:
+    """Train as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m ckstore_cli.demo.trainer", description=__doc__)
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--run", required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--save-every", type=int, default=0)
-    parser.add_argument("--base")
-    parser.add_argument("--report", type=Path)
+    for name, kind in {"--store": Path, "--run": str, "--steps": int, "--layers": int}.items():
+        parser.add_argument(name, type=kind, required=True)
+    for name, kind in {"--save-every": int, "--base": str, "--report": Path}.items():
+        parser.add_argument(name, type=kind)
     try:
         train(parser.parse_args())
     except CkstoreError as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_status
-    return 0
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -346,7 +346,7 @@ def test_until_then_a_checkpoint_can_be_put_back(one: Store, two: Store) -> None
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), True, "1h", 10**9])
-def test_a_grace_that_is_none_is_refused(one: Store, seconds: Any) -> None:
+def test_a_grace_that_is_no_time_is_refused(one: Store, seconds: Any) -> None:
     with pytest.raises(BadInput, match="grace_s must be seconds from 0 to a year"):
         one.config.grace_s = seconds
     assert one.config.grace_s == 3600

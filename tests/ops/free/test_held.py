@@ -115,6 +115,7 @@ def check_freed(store: Store, blob: Path, report: GcReport) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.crossed
 @pytest.mark.parametrize("how", HOWS)
 def test_a_held_blob_is_not_freed_its_holder_is_named_and_it_goes_after_release(place: Path, how: str) -> None:
     store, blob = fresh_store(place)

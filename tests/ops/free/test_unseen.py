@@ -43,7 +43,7 @@ def made(path: Path, catalog: str | None = None) -> Path:
         store.save({"w": np.arange(MIB, dtype=np.uint8) + 1}, step=2)
         (blob,) = (path / "checkpoints/main/1/blobs").iterdir()
         with holding("read", blob), pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ckstore.ops.free.exclusive.warn", lambda _: None)
+            patch.setattr("ckstore.ops.free.drop.warn", lambda _: None)
             store.delete(1)
     (left,) = path.rglob(f"blobs/*/{blob.name}")
     return left

@@ -205,7 +205,7 @@ def test_what_is_saved_is_loaded_whatever_the_index_says_of_pieces(
             assert all(np.array_equal(loaded[name], value) for name, value in whole.items())
 
 
-def test_a_place_counted_from_the_end_is_none(store: Store) -> None:
+def test_a_place_counted_from_the_end_is_not_used(store: Store) -> None:
     whole = {f"w{i}": np.full(30, i, dtype=np.int32) for i in range(6)}
     names = [f"w{i}" for i in range(5)]  # the last piece would end at 0, where nothing is
     store.save(whole, 1)

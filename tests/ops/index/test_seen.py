@@ -83,7 +83,7 @@ def test_memory_is_bounded_by_the_number_of_blobs(store: Store, monkeypatch: pyt
     monkeypatch.setattr(manifest_cache, "_MOST_BLOBS", 3 * (manifest_cache._AS_BLOBS + 1))
     infos = [store.save({"w": np.arange(10 + step)}, step) for step in range(6)]
 
-    known = store._context.manifest_cache._known
+    known = store._context.known.manifests._known
 
     assert len(known) == 3
     assert [why_not_valid(store._context, info) for info in infos] == [""] * 6
@@ -220,7 +220,7 @@ def test_a_list_says_all_of_new_names(store: Store, monkeypatch: pytest.MonkeyPa
 def test_marks_are_looked_for_again_after_this_process_found_damage(store: Store) -> None:
     state = {"w": np.arange(10)}
     store.save(state, 1)
-    store._context.marks_duty._rests_until_s = math.inf  # as after a look at very many
+    store._context.known.marks_duty._rests_until_s = math.inf  # as after a look at very many
     blob = next((directory_of(store, 1) / "blobs").iterdir())
     blob.unlink()
     assert not store.verify(1).ok

@@ -96,7 +96,7 @@ def test_opening_says_which_rows_it_wrote_again(store: Store) -> None:
     assert opened._context.catalog.check() == []
 
 
-def test_a_run_that_is_none_leaves_no_rows(store: Store) -> None:
+def test_a_run_of_an_invalid_name_leaves_no_rows(store: Store) -> None:
     expected = fill(store)
     change(store.path, "checkpoints", "run", "mbin", where="step = 2")
 

@@ -86,7 +86,7 @@ def test_a_storage_is_in_one_place_of_one_file(tmp_path: Path) -> None:
         ckstore.open_checkpoint(path)
 
 
-def test_a_text_that_is_none_is_damage_of_that_name(tmp_path: Path) -> None:
+def test_a_text_that_cannot_be_read_is_damage_of_that_name(tmp_path: Path) -> None:
     path = forge(tmp_path / "text", b"\xff" * 4096, leaves=[text("w", "str")])
 
     with ckstore.open_checkpoint(path) as checkpoint, pytest.raises(DamagedBlob, match="wanted UTF-8") as caught:

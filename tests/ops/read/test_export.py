@@ -316,7 +316,7 @@ def test_the_prefix_that_select_names_is_stripped(select: Any, names: set[str], 
 @pytest.mark.parametrize(
     "select", [None, ["a", "b"], "*", "m*", lambda name: name == "a"], ids=["none", "two", "star", "glob", "function"]
 )
-def test_a_prefix_that_is_none_is_refused(select: Any, store: Store, tmp_path: Path) -> None:
+def test_a_prefix_of_another_type_is_refused(select: Any, store: Store, tmp_path: Path) -> None:
     store.save({"a": np.zeros(1), "b": np.zeros(1), "model": {"c": np.zeros(1)}})
 
     with pytest.raises(BadInput, match="prefix"):
@@ -443,7 +443,7 @@ def test_committed_files_are_not_exported(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, "0", "5 apples", 1.5, True])
-def test_a_shard_size_that_is_none_is_refused(size: Any, store: Store, tmp_path: Path) -> None:
+def test_a_shard_size_that_cannot_be_read_is_refused(size: Any, store: Store, tmp_path: Path) -> None:
     store.save({"a": np.zeros(1)})
 
     with pytest.raises(BadInput, match=r"size"):

@@ -15,7 +15,7 @@ from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.objects.layout import Layout
 from ckstore.ops.free.retain import carry_out
-from ckstore.ops.refs.doubtful import doubtful_tags
+from ckstore.ops.refs.protection import doubtful_tags
 from tests.support.look import directory_of
 
 POLICY = RetentionPolicy(keep_last=1)

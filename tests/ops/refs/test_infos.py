@@ -15,7 +15,7 @@ import pytest
 from ckstore import CheckpointInfo, CkstoreWarning, RetentionPolicy, Store, open_checkpoint
 from ckstore.fs.host import own_folders
 from ckstore.model.doctor.place import PlaceFacts
-from ckstore.ops import context
+from ckstore.ops import notices
 from ckstore.ops.index import catalog_place
 from ckstore.ops.open import opening
 from ckstore.ops.read import open_checkpoint as opened
@@ -29,7 +29,7 @@ def facts(kind: str) -> object:
 @pytest.fixture(params=["tmpfs", "ext4"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     kind = str(request.param)
-    monkeypatch.setattr(context, "_warned_not_durable", set())
+    monkeypatch.setattr(notices, "_warned_not_durable", set())
     for module in (opening, catalog_place, opened):
         monkeypatch.setattr(module, "examine", facts(kind))
     return kind
@@ -135,6 +135,6 @@ def test_a_cache_that_cannot_be_used_costs_only_another_warning(
     store = Store.init(tmp_path / "s")
 
     for _ in range(2):
-        context._warned_not_durable.clear()
+        notices._warned_not_durable.clear()
         with pytest.warns(CkstoreWarning, match="a power cut may lose"):
             store.save(state())

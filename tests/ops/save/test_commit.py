@@ -349,7 +349,7 @@ def test_the_same_files_at_the_same_step_are_no_error_and_others_are(store: Stor
     assert store.commit(folder, if_exists="replace").id != first.id
 
 
-def test_a_file_that_looks_like_a_container_and_is_none_is_taken_with_a_warning(store: Store, tmp_path: Path) -> None:
+def test_a_file_that_only_looks_like_a_container_is_taken_with_a_warning(store: Store, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2**63) + b"{}")
 
     info = store.commit(tmp_path / "model.safetensors")

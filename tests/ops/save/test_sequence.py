@@ -114,7 +114,7 @@ def test_a_checkpoint_with_the_inode_of_the_one_before_it_is_looked_at(
         with locks.lock_exclusive(mine.path, timeout_s=1):  # so that the catalog stays behind
             last = other.save({"a": 3}, step=0)
         # As on a filesystem that gives the number of a directory that is gone to the next one.
-        seen = mine._context.directory_cache
+        seen = mine._context.known.directories
         seen.judged(seen.look(mine._context.layout), set())
 
         assert not last.catalogued

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.catalog import limits
+from ckstore.catalog import connection as connections
 
 _NORMAL, _FULL = 1, 2
 """Values of ``PRAGMA synchronous``."""
@@ -75,13 +75,13 @@ def test_the_commit_of_the_rows_of_a_save_is_not_synced_for_itself(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels: list[int] = []
-    real = limits.set_journal
+    real = connections.set_journal
 
-    def noted(connection: sqlite3.Connection, *, mapped: bool, durable: bool = True) -> None:
-        real(connection, mapped=mapped, durable=durable)
+    def noted(connection: sqlite3.Connection, *, may_map: bool, durable: bool = True) -> None:
+        real(connection, may_map=may_map, durable=durable)
         levels.append(connection.execute("PRAGMA synchronous").fetchall()[0][0])
 
-    monkeypatch.setattr(limits, "set_journal", noted)
+    monkeypatch.setattr(connections, "set_journal", noted)
     store.save(state(0), step=0)
     assert levels == [_NORMAL]
 

@@ -48,7 +48,7 @@ def test_a_disk_that_is_slower_than_the_rate_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
-def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+def test_a_rate_that_is_not_a_positive_number_is_refused(rate: float) -> None:
     with pytest.raises(BadInput, match="above 0"):
         RateLimiter(rate)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import files, inside
+from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
 from ckstore.ops.check.validity import why_not_valid
@@ -308,7 +308,7 @@ def test_what_fails_in_one_thread_leaves_nothing_open_by_the_others(
 ) -> None:
     """The others opened the directory of blobs when its lock had been released, and it stayed open."""
     store.save({str(number): np.full(2**19, number) for number in range(8)}, step=1)
-    opened, failed = inside.open_directory, threading.Event()
+    opened, failed = peek.open_directory, threading.Event()
 
     def failing(where: Inside) -> int:
         if where.name == "blobs" and "checkpoints" in str(where):

@@ -261,7 +261,7 @@ def test_the_one_read_longest_ago_comes_first_and_a_new_copy_is_unread(harmed: S
     assert harmed.verify(quick=True).unread_count == 1
 
 
-def test_what_is_gone_is_forgotten_and_a_memory_that_is_damaged_is_none(harmed: Store) -> None:
+def test_what_is_gone_is_forgotten_and_damaged_times_are_ignored(harmed: Store) -> None:
     for step in (1, 2):
         harmed.save(chunks(step, 2), step=step)
     harmed.verify()

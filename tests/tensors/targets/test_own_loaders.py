@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ckstore.errors import BadInput
-from ckstore.tensors.targets.differences import LoadRules
+from ckstore.tensors.targets.comparison import LoadRules
 from ckstore.tensors.targets.module_parts import parts_of
 from ckstore.tensors.targets.snapshot import Snapshot, kept_bytes
 from tests.support.captures import Saved, differences

@@ -5,28 +5,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.containers.torch_zip_write import VERSION_RECORD, ArchiveLayout, lay_out, small_records
+from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import Meter, WrittenPart, write_bytes
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of
 
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.objects.checkpoints import CheckpointDirectory
-
 
 @dataclass(frozen=True, slots=True)
 class LeafRows:
-    """Consecutive bytes of the storage of a tensor.
+    """Consecutive bytes of the storage of a tensor."""
 
-    Attributes:
-        leaf: The tensor.
-        start, stop: Which, from its first element on.
-    """
-
-    leaf: LeafRecord
+    leaf: LeafRecord  # the tensor
+    # `start` and `stop`: Which, from its first element on.
     start: int
     stop: int
 
@@ -36,11 +29,7 @@ Source = int | bytes | LeafRows
 
 
 class Archive:
-    """One archive that is to be written.
-
-    Attributes:
-        layout: Where everything goes, from its beginning.
-    """
+    """One archive that is to be written."""
 
     def __init__(self, directory: CheckpointDirectory, pickled: bytes, storages: Sequence[Source]) -> None:
         self._directory = directory
@@ -51,6 +40,7 @@ class Archive:
             VERSION_RECORD,
         ]
         sizes = [self._size(source) for _, source in self._records]
+        # Where everything goes, from its beginning.
         self.layout: ArchiveLayout = lay_out([name for name, _ in self._records], sizes)
 
     def write(self, fd: int, start: int, reader: RangeReader, meter: Meter) -> Iterator[WrittenPart]:
@@ -84,11 +74,11 @@ class Archive:
             yield source
             return
         if isinstance(source, int):
-            storage, low, high, what = source, 0, self._size(source), self._names.name(source)
+            storage, low, high, name = source, 0, self._size(source), self._names.name(source)
         else:
-            storage, what = source.leaf.storage, source.leaf.name
+            storage, name = source.leaf.storage, source.leaf.name
             low, high = source.leaf.offset + source.start, source.leaf.offset + source.stop
         if low == high:
             return
         reader.begin(storage)
-        yield from reader.parts(low, high, what)
+        yield from reader.parts(low, high, name)

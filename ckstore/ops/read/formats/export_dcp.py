@@ -18,7 +18,7 @@ from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.nodes import SPARSE_KINDS, decode_key, join
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
-from ckstore.ops.read.entries import Found, entries_of
+from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, read_back, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
@@ -40,26 +40,19 @@ if TYPE_CHECKING:
     from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
 CHUNK_MOST_BYTES = 256 * 2**20
-_ARCHIVE_BYTES = 2**10
-"""About what an archive takes beside its tensor."""
+_ARCHIVE_BYTES = 2**10  # about what an archive takes beside its tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What is written at once: a chunk of a tensor, or a value.
+    """What is written at once: a chunk of a tensor, or a value."""
 
-    Attributes:
-        name: Of the tensor or the value.
-        content: The value, or the bytes of the chunk.
-        shape, offsets: Of the chunk.
-        held_bytes: Of the parts of a value that is a tensor of several.
-    """
-
-    name: str
-    content: Found | LeafRows
+    name: str  # of the tensor or the value
+    content: StateValue | LeafRows  # the value, or the bytes of the chunk
+    # `shape` and `offsets`: Of the chunk.
     shape: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
-    held_bytes: int = 0
+    held_bytes: int = 0  # of the parts of a value that is a tensor of several
 
     @property
     def nbytes(self) -> int:
@@ -146,7 +139,7 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
     return plan
 
 
-def _refuse_parts_of_lists(entries: Mapping[str, Found], wanted: Mapping[str, Found]) -> None:
+def _refuse_parts_of_lists(entries: Mapping[str, StateValue], wanted: Mapping[str, StateValue]) -> None:
     """Raise if only some elements of a list are wanted: torch loads no list that has gaps."""
     elements = {found.path[: i + 1] for found in wanted.values() for i in _places_in_lists(found.path)}
     lists = {path[:-1] for path in elements}
@@ -177,7 +170,7 @@ def _with_attributes(node: Node, path: str) -> Iterator[str]:
             yield from _with_attributes(item, join(path, decode_key(own)))
 
 
-def _tensor(directory: CheckpointDirectory, found: Found) -> LeafRecord | None:
+def _tensor(directory: CheckpointDirectory, found: StateValue) -> LeafRecord | None:
     if not isinstance(found.node, list) or found.node[0] != "leaf":
         return None
     leaf = directory.manifest.leaves[found.node[1]]
@@ -207,11 +200,7 @@ def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
 
 
 class _Work(Work):
-    """Writes the files of one export, one after another.
-
-    Attributes:
-        placed: Where everything lies, by name.
-    """
+    """Writes the files of one export, one after another."""
 
     def __init__(
         self,
@@ -222,7 +211,7 @@ class _Work(Work):
         keep: Callable[[str], bool] | None,
     ) -> None:
         super().__init__(directory, tree, reader, meter)
-        self.placed: dict[str, list[WrittenChunk]] = {}
+        self.placed: dict[str, list[WrittenChunk]] = {}  # where everything lies, by name
         self._keep = keep
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:
@@ -232,7 +221,7 @@ class _Work(Work):
         with self._tree.create_file(name) as fd:
             parts, at = [], 0
             for item in items:
-                if isinstance(item.content, Found) and not item.held_bytes:
+                if isinstance(item.content, StateValue) and not item.held_bytes:
                     data = self._value(item.content)
                     parts.append(write_bytes(fd, at, data))
                     nbytes = len(data)
@@ -241,7 +230,7 @@ class _Work(Work):
                     archive = self._archive(item)
                     parts += archive.write(fd, at, self._reader, self._meter)
                     nbytes = archive.layout.nbytes
-                    whole = isinstance(item.content, Found)
+                    whole = isinstance(item.content, StateValue)
                     where = (
                         WrittenChunk(name, at, nbytes)
                         if whole
@@ -257,14 +246,14 @@ class _Work(Work):
         from ckstore.tensors.files.pickled import pickle_tensor
 
         rows = item.content
-        if isinstance(rows, Found):
+        if isinstance(rows, StateValue):
             held = [self._directory.manifest.leaves[i] for i in leaf_numbers(rows.node)]
             pickled = pickled_node(self._directory, rows.node, held, None)
             return Archive(self._directory, pickled.data, pickled.storages)
         nbytes = rows.stop - rows.start
         return Archive(self._directory, pickle_tensor(rows.leaf._replace(shape=item.shape), nbytes), [rows])
 
-    def _value(self, found: Found) -> bytes:
+    def _value(self, found: StateValue) -> bytes:
         from ckstore.tensors.files.pickled import saved
 
         def leaf(number: int) -> object:

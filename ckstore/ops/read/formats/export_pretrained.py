@@ -46,18 +46,12 @@ _READ_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What will be written.
+    """What will be written."""
 
-    Attributes:
-        copied: Committed files that are copied.
-        added: Files of the user.
-        left_out: What is not written, a sentence each.
-        weights: The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
-    """
-
-    copied: tuple[FileRecord, ...]
-    added: tuple[Added, ...]
-    left_out: tuple[str, ...]
+    copied: tuple[FileRecord, ...]  # committed files that are copied
+    added: tuple[Added, ...]  # files of the user
+    left_out: tuple[str, ...]  # what is not written, a sentence each
+    # The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
     weights: tuple[CheckpointDirectory, ExportPlan, tuple[Shard, ...]] | None
 
 
@@ -155,12 +149,12 @@ def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     deep = (
         leaf.name for leaf, tensor in zip(plan.leaves, plan.tensors, strict=True) if not is_one_key(leaf, tensor.name)
     )
-    what = others[0] if others else next(deep, None)
-    if what is None and plan.tensors:
+    path = others[0] if others else next(deep, None)
+    if path is None and plan.tensors:
         _check_names_of_peft(plan, form)
         return
     msg = f"{form.call} reads the state dict of a model"
-    msg += ", and there is no tensor" if what is None else f", and {plain(what) or 'the state'} is not a tensor of one"
+    msg += ", and there is no tensor" if path is None else f", and {plain(path) or 'the state'} is not a tensor of one"
     raise BadInput(msg, hint="select the state dict: select='model' for example")
 
 
@@ -186,8 +180,7 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
         paths += made
     for one in plan.added:
         if one.name in paths:
-            msg = f"{one.path} cannot be added: {name} has a {one.name} already"
-            raise BadInput(msg, hint="leave it out of add=")
+            raise BadInput(f"{one.path} cannot be added: {name} has a {one.name} already", hint="leave it out of add=")
     if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
         msg = f"{form.call} needs {form.config}, and {name} has none"
         raise BadInput(

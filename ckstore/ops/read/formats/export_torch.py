@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.tensors.files.pickled import PickledState
-    from ckstore.tensors.memory import StorageMemory
+    from ckstore.tensors.layout import StorageMemory
 
 VALUES_MOST_BYTES = 32 * 2**20
 """What lies in the pickle itself, as arrays of NumPy do, and the parts of sparse tensors, go through memory."""
-_NUMBERS_TIMES = 5
-"""A number in a list takes so much more memory than in the store."""
+_NUMBERS_TIMES = 5  # A number in a list takes so much more memory than in the store
 _SHOWN = 5
 
 
@@ -106,11 +105,7 @@ def _pickled(
 
 
 def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
-    """Raise if values that go through memory are too large for it.
-
-    Raises:
-        BadInput: They are; it names the largest.
-    """
+    """Raise if values that go through memory are too large for it. Raises BadInput: they are; it names the largest."""
     sizes = {
         leaf.name: leaf_bytes(manifest, leaf) * (_NUMBERS_TIMES if leaf.kind == "numbers" else 1) for leaf in leaves
     }

@@ -11,14 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CannotStore, NoSuchFile
 from ckstore.fs.tree import Entry, foreign, look_at
+from ckstore.model.manifest.manifest import FileRecord, Manifest
 from ckstore.ops.read.committed_file import file_record
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import FileRecord, Manifest
 
 _OF_TRAINERS = re.compile(
     r"""(?: optimizer(?:_\d+)?\.(?:pt|bin) | scheduler(?:_\d+)?\.(?:pt|bin) | scaler(?:_\d+)?\.(?:pt|bin)
@@ -33,25 +30,15 @@ _WEIGHTS = re.compile(r"[^/]*\.(?:safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|on
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """A kind of directory.
+    """A kind of directory."""
 
-    Attributes:
-        name: Of the format.
-        stem: How the name of its weights begins.
-        pickled_stem: The same where they are a pickle.
-        config: The file that has to be there.
-        call: What opens it.
-        other: The other kind.
-        is_cut: Whether its weights may be several files.
-    """
-
-    name: str
-    stem: str
-    pickled_stem: str
-    config: str
-    call: str
-    other: str
-    is_cut: bool
+    name: str  # of the format
+    stem: str  # how the name of its weights begins
+    pickled_stem: str  # the same where they are a pickle
+    config: str  # the file that has to be there
+    call: str  # what opens it
+    other: str  # the other kind
+    is_cut: bool  # whether its weights may be several files
 
     def is_weights(self, path: str) -> bool:
         """Whether a file holds the weights, or a part of them, or the list of the parts."""
@@ -73,17 +60,11 @@ PEFT = ModelForm(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is taken of committed files.
+    """What is taken of committed files."""
 
-    Attributes:
-        weights: The files of the weights, with their index.
-        beside: What else is taken.
-        left_out: Paths of what is not.
-    """
-
-    weights: tuple[FileRecord, ...]
-    beside: tuple[FileRecord, ...]
-    left_out: tuple[str, ...]
+    weights: tuple[FileRecord, ...]  # the files of the weights, with their index
+    beside: tuple[FileRecord, ...]  # what else is taken
+    left_out: tuple[str, ...]  # paths of what is not
 
 
 def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
@@ -127,33 +108,22 @@ def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A file of the user's that is put beside the weights.
+    """A file of the user's that is put beside the weights."""
 
-    Attributes:
-        name: In the export.
-        path: As it was given.
-        entry: The file that it leads to, as it was when it was looked at.
-    """
-
-    name: str
-    path: Path
-    entry: Entry
+    name: str  # in the export
+    path: Path  # as it was given
+    entry: Entry  # the file that it leads to, as it was when it was looked at
 
 
 def added_files(add: object) -> tuple[Added, ...]:
-    """Return the files that `add` names; of a directory those at its top that are no weights.
-
-    Raises:
-        BadInput: It is no list of paths, or one is neither a file nor a directory, or two have the same name.
-    """
+    """Return the files that `add` names; of a directory those at its top that are no weights."""
+    # Raises BadInput: it is no list of paths, or one is neither a file nor a directory, or two have the same name.
     if isinstance(add, (str, os.PathLike)) or not isinstance(add, Sequence):
-        msg = f"add must be a list of paths, got {add!r}"
-        raise BadInput(msg)
+        raise BadInput(f"add must be a list of paths, got {add!r}")
     found: dict[str, Added] = {}
     for one in _files_of(add):
         if one.name in found:
-            msg = f"two files to add are named {one.name}: {found[one.name].path} and {one.path}"
-            raise BadInput(msg)
+            raise BadInput(f"two files to add are named {one.name}: {found[one.name].path} and {one.path}")
         found[one.name] = one
     return tuple(found.values())
 
@@ -161,8 +131,7 @@ def added_files(add: object) -> tuple[Added, ...]:
 def _files_of(add: Iterable[object]) -> Iterator[Added]:
     for item in add:
         if not isinstance(item, (str, os.PathLike)):
-            msg = f"add must be a list of paths, got {item!r} in it"
-            raise BadInput(msg)
+            raise BadInput(f"add must be a list of paths, got {item!r} in it")
         name = os.fsdecode(item)
         if "\0" in name:
             msg = f"{name!r}, which is to be added, has a NUL in it, and no file has"
@@ -172,15 +141,13 @@ def _files_of(add: Iterable[object]) -> Iterator[Added]:
             yield from _files_at(path)
         except OSError as error:
             where = error.filename or path
-            msg = f"{where}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}"
-            raise BadInput(msg) from error
+            raise BadInput(f"{where}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error
 
 
 def _files_at(path: Path) -> Iterator[Added]:
     entry = _entry(path)
     if entry is None:
-        msg = f"{path}, which is to be added, is no file and no directory"
-        raise BadInput(msg)
+        raise BadInput(f"{path}, which is to be added, is no file and no directory")
     if entry.kind == "file":
         yield Added(path.name, path, entry)
         return

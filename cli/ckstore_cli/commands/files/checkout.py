@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 
@@ -22,9 +22,7 @@ from ckstore_cli._refs import complete_ref
     show_default=True,
     help="How the bytes get there; see above.",
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: str) -> None:
     """Write the files of the checkpoint REF to the new directory DEST.
 

@@ -10,7 +10,7 @@ import click
 from ckstore.errors import CkstoreError
 from ckstore.model.times import text_of_time
 from ckstore_cli._documents import to_json
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._metrics import metric_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
@@ -43,9 +43,7 @@ from ckstore_cli._refs import complete_run
     help="Seconds to wait for the other ranks.",
 )
 @click.option("--attempt", metavar="NAME", help="Names this start of the job. Default: of torchrun or Slurm.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def commit(
     frame: Frame,
     *,

@@ -9,7 +9,7 @@ import click
 
 from ckstore.model.reports import export_report
 from ckstore.model.sizes import parse_size
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 
@@ -53,9 +53,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     type=click.Path(path_type=Path),
     help="For pretrained and peft: a file to put beside the weights, such as config.json, or a directory of such.",
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def export(
     frame: Frame,
     ref: str,

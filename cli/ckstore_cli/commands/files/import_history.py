@@ -8,7 +8,7 @@ import click
 
 from ckstore.errors import CkstoreError
 from ckstore.model.words import printable
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
 
@@ -17,9 +17,7 @@ from ckstore_cli._refs import complete_run
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="The run.  [default: main]")
 @click.option("--delete-sources", is_flag=True, help="Delete each source when its copy was read back and verified.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def import_history(frame: Frame, *, folder: Path, run: str | None, delete_sources: bool) -> None:
     """Commit every checkpoint in FOLDER at its step, the oldest first.
 

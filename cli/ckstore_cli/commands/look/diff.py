@@ -12,7 +12,7 @@ from ckstore.model.reports.diff import summary, type_text, types_text, with_kind
 from ckstore.model.sizes import size_text
 from ckstore.model.words import named, number_text, printable
 from ckstore_cli._format import columns_with_names, cut
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
 
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     help="Compare what this committed file holds, with a saved state or with the file of the same path; "
     "given twice: a file of A with one of B.",
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def diff(frame: Frame, before: str, after: str, values: bool, files: tuple[str, ...]) -> None:  # noqa: FBT001 - click's
     """List the files, tensors and values that differ from checkpoint A to checkpoint B.
 

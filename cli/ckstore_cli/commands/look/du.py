@@ -7,15 +7,13 @@ import click
 from ckstore.model.reports.usage import summary
 from ckstore.model.sizes import size_text
 from ckstore_cli._format import columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 
 _HEAD = ("CHECKPOINT", "HOLDS", "FREES", "SHARES")
 
 
 @click.command()
-@store_option
-@json_option
-@pass_frame
+@framed
 def du(frame: Frame) -> None:
     """Show what each checkpoint takes on the disk, and what deleting it would free.
 

@@ -14,7 +14,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run, runs, steps
 
@@ -35,9 +35,7 @@ _ALIGN = "><<<>>"
 )
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
 @click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
-@store_option
-@json_option
-@pass_frame
+@framed
 @click.pass_context
 def log(ctx: click.Context, frame: Frame, count: int | None, run: str | None, oneline: bool) -> None:  # noqa: FBT001 - click's
     """List the checkpoints, the newest first.

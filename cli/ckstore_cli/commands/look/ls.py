@@ -13,7 +13,7 @@ from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
 from ckstore.model.words import named
 from ckstore_cli._format import columns_with_names
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("ref", default="latest", shell_complete=complete_ref)
 @click.argument("glob", required=False)
-@store_option
-@json_option
-@pass_frame
+@framed
 def ls(frame: Frame, ref: str, glob: str | None) -> None:
     """List the files, tensors and other leaves of REF (default: latest).
 

@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 import click
 
 from ckstore_cli._format import age_text, columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 
 _HEAD = ("RUN", "CHECKPOINTS", "NEWEST", "AGE")
 
 
 @click.command()
-@store_option
-@json_option
-@pass_frame
+@framed
 def runs(frame: Frame) -> None:
     """List the runs of the store, the one that saved last first.
 

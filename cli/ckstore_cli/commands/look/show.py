@@ -16,7 +16,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, share_text, time_text
 from ckstore_cli._documents import to_json
 from ckstore_cli._format import age_text
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ _LABEL_WIDTH = 11
 
 @click.command()
 @click.argument("ref", default="latest", shell_complete=complete_ref)
-@store_option
-@json_option
-@pass_frame
+@framed
 def show(frame: Frame, ref: str) -> None:
     """Show everything about the checkpoint REF (default: latest).
 

@@ -7,14 +7,12 @@ import click
 from ckstore.model.reports.usage import DEAD_PART
 from ckstore.model.words import named
 from ckstore_cli._format import columns_with_names
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 
 
 @click.command()
 @click.argument("blob")
-@store_option
-@json_option
-@pass_frame
+@framed
 def why(frame: Frame, blob: str) -> None:
     """List the checkpoints and tensors that use BLOB.
 

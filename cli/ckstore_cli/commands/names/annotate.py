@@ -6,7 +6,7 @@ import click
 
 from ckstore.model.words import printable
 from ckstore_cli._documents import to_json
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._metrics import metric_option
 from ckstore_cli._refs import complete_ref
 
@@ -15,9 +15,7 @@ from ckstore_cli._refs import complete_ref
 @click.argument("ref", shell_complete=complete_ref)
 @metric_option
 @click.option("--note", "-m", metavar="TEXT", help="Shown by ckstore show, after earlier notes.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def annotate(frame: Frame, ref: str, metrics: dict[str, float], note: str | None) -> None:
     """Add metrics and a note to the checkpoint REF.
 

@@ -9,7 +9,7 @@ import click
 
 from ckstore.model.words import printable
 from ckstore_cli._format import columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @click.option("--delete", "-d", is_flag=True, help="Remove the pin of that name, or all pins of the checkpoint REF.")
 @click.option("--reason", metavar="TEXT", help="Why; shown wherever the pin protects something.")
 @click.option("--expires", metavar="TIME", help="How long to protect it: 90m, 36h, 7d. Default: forever.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def pin(
     frame: Frame,
     ref: str | None,

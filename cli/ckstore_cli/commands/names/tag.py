@@ -7,7 +7,7 @@ import click
 from ckstore.errors import NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore_cli._format import columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref, complete_tag
 
@@ -16,9 +16,7 @@ from ckstore_cli._refs import complete_ref, complete_tag
 @click.argument("name", required=False, shell_complete=complete_tag)
 @click.argument("ref", required=False, shell_complete=complete_ref)
 @click.option("--delete", "-d", is_flag=True, help="Remove the tag NAME; its checkpoint stays.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None:  # noqa: FBT001 - click's
     """Name the checkpoint REF, show where NAME points, or list the tags.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import AmbiguousRef, BadInput, InUse, NoSuchRef
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 @click.command()
 @click.argument("refs", metavar="REF...", nargs=-1, required=True, shell_complete=complete_ref)
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def delete(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa: FBT001 - click's
     """Delete the checkpoints REF, and free what only they used.
 
@@ -69,11 +67,7 @@ def delete(frame: Frame, refs: tuple[str, ...], dry_run: bool) -> None:  # noqa:
 
 
 def _named(store: Store, ref: str) -> list[CheckpointInfo]:
-    """Return what a ref or a range names.
-
-    Raises:
-        AmbiguousRef: The ref fits several.
-    """
+    """Return what a ref or a range names."""
     found = _RANGE.fullmatch(ref)
     if found is None:
         _refuse_several(store, ref)
@@ -96,11 +90,7 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
 
 
 def _refuse_several(store: Store, ref: str) -> None:
-    """Raise if a bare step is one of several runs: what is deleted is not guessed.
-
-    Raises:
-        AmbiguousRef: It is.
-    """
+    """Raise if a bare step is one of several runs: what is deleted is not guessed."""
     if not ref.isdecimal():
         return
     names = [info.name for info in store.checkpoints() if str(info.step) == ref]

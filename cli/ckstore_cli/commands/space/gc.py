@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckstore.errors import BadInput
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._freed import print_freed
 from ckstore_cli._refs import complete_run
 from ckstore_cli._retention import policy_of, rule_options
@@ -18,9 +18,7 @@ from ckstore_cli._retention import policy_of, rule_options
 @click.option(
     "--exclusive", is_flag=True, help="On a shared filesystem, free at once: no other host is using the store."
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def gc(  # noqa: PLR0917 - one for each option
     frame: Frame,
     keep_last: int | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckstore.errors import BadInput
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._freed import print_freed
 from ckstore_cli._refs import complete_run
 from ckstore_cli._retention import policy_of, rule_options
@@ -17,9 +17,7 @@ from ckstore_cli._retention import policy_of, rule_options
     "--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: every run, each by itself."
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def prune(  # noqa: PLR0917 - one for each option
     frame: Frame,
     keep_last: int | None,

@@ -8,7 +8,7 @@ import click
 
 from ckstore.errors import BadInput
 from ckstore.model.times import duration_s
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._retention import options_of, policy_of, rule_options
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ _THREADS_HOW = "ckstore config threads --count 8"
 @click.option("--auto", "unset", is_flag=True, help="For shared and threads: as the filesystem, or the machine, is.")
 @click.option("--count", type=int, metavar="N", help="How many threads a save, a load or a verification uses.")
 @click.option("--time", "wait", metavar="TIME", help="How long what is dropped waits: 90s, 30m, 2h, 1d; 1h by default.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def config(  # noqa: PLR0917 - one for each option
     frame: Frame,
     setting: str | None,

@@ -13,7 +13,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 from ckstore_cli._errors import FAILED
 from ckstore_cli._format import columns, cut, wrap
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 
 if TYPE_CHECKING:
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Only list deleted files that still take space, and the processes that have them open.",
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
     """Check a store and its filesystem, and say what to do.
 

@@ -11,7 +11,7 @@ import click
 from ckstore.errors import CkstoreError
 from ckstore.model.sizes import parse_size, size_text
 from ckstore.model.words import printable
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._place import is_store, place_for_new
 
@@ -39,9 +39,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
     callback=_size,
     help="Size of a chunk, such as 16MiB, in whole MiB. It cannot be changed later.",
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | None) -> None:
     """Make an empty store at PATH.
 

@@ -7,15 +7,13 @@ import click
 from ckstore.errors import DamagedBlob
 from ckstore.model.reports.reindex_report import details, summary
 from ckstore.model.words import printable
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 
 
 @click.command()
 @click.option("--relink", is_flag=True, help="After a copy: make the files that hold the same blob one file again.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
     """Rebuild the catalog from the directories.
 

@@ -7,13 +7,11 @@ import time
 import click
 
 from ckstore_cli._format import columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 
 
 @click.command()
-@store_option
-@json_option
-@pass_frame
+@framed
 def savers(frame: Frame) -> None:
     """List the processes that save to the store in the background.
 

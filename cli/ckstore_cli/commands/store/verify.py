@@ -8,7 +8,7 @@ import click
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.reports.verify_report import details, summary
-from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, UserPath, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 
@@ -75,9 +75,7 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
     type=UserPath(exists=True, file_okay=False, path_type=Path),
     help="Also take intact copies from this store or directory. Repeatable.",
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def verify(
     frame: Frame,
     ref: str | None,

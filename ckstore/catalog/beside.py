@@ -1,0 +1,154 @@
+"""What a catalog and the files beside it must be before SQLite opens them (docs/adr/0002-catalog.md).
+
+SQLite plays back what lies beside a database, and deletes the *super-journal* that a rollback journal names at its end,
+wherever that file lies. ckstore never writes one, so a set of files that its own protocol would not have left is not
+opened at all, but put aside whole and rebuilt. Between this look and SQLite's opening a neighbour could swap a file
+only in a directory that they may write to, and no catalog lies in one: in a store of a group each user's is in a
+directory of their own.
+
+Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckstore.errors import CatalogProblem, CatalogUnavailable
+from ckstore.fs import files, peek
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_HINTS: dict[CatalogProblem, str] = {
+    "missing": "open the store for writing, or run: ckstore reindex",
+    "behind": "open the store for writing to bring it up to date",
+    "newer": "use the newer ckstore that wrote it",
+    "damaged": "rebuild it from the checkpoints: ckstore reindex",
+    "unreadable": "",
+}
+
+
+def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailable:
+    """Return the error that says what was found at `path`."""
+    return CatalogUnavailable(f"the catalog {path} {found}", why=why, hint=_HINTS[why])
+
+
+class Examined(NamedTuple):
+    """A catalog as it was before it was opened.
+
+    Attributes:
+        identity: Its device and inode number.
+        file_bytes: The size of the database and its log.
+        may_map: Whether a mapped page of a file beside it keeps its room once a byte of it was written.
+    """
+
+    identity: tuple[int, int]
+    file_bytes: int
+    may_map: bool
+
+
+def examine(path: Path, *, alone: bool) -> Examined:
+    """Look at the files of the catalog.
+
+    Args:
+        path: Of the database.
+        alone: No connection of this process is open: the database may be opened here, and closed, without the loss of
+            its locks.
+
+    Raises:
+        CatalogUnavailable: They are not what ckstore leaves, or cannot be looked at.
+    """
+    try:
+        database = path.lstat()  # a symlink there would have SQLite write to a file elsewhere
+        found, strange = _beside(path, database)
+        if not strange and alone and found.get("-journal") and _is_stray_journal(path):
+            strange = f"{path.name}-journal lies beside a database that uses a write-ahead log"
+        if not strange:
+            return Examined((database.st_dev, database.st_ino), found[""] + found.get("-wal", 0), may_be_mapped(path))
+    except FileNotFoundError as error:  # also renamed meanwhile: another process rebuilds it
+        raise unavailable(path, "is missing", "missing") from error
+    except OSError as error:
+        raise unavailable(path, f"cannot be examined: {error.strerror}", "unreadable") from error
+    raise unavailable(path, f"is not as ckstore leaves it: {strange}", "damaged")
+
+
+_SAFE_BLOCK_BYTES = 4096
+
+
+def may_be_mapped(path: Path) -> bool:
+    """Whether a mapped page of a file beside `path` keeps its room once a byte of it was written."""
+    if peek.free_space(path).block_bytes < _SAFE_BLOCK_BYTES:
+        return False
+    if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
+        return True
+    from ckstore.fs.host import statfs
+
+    return statfs.magic_number(path) != statfs.BTRFS
+
+
+SUFFIXES = ("-wal", "-shm", "-journal")
+"""What SQLite may put beside a database."""
+
+_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_PAGE_COUNT_AT = 16
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_LOG = b"\x02\x02"
+_VERSIONS_AT = 18
+
+
+def _beside(path: Path, database: os.stat_result) -> tuple[dict[str, int], str]:
+    """Return the size of the catalog and of what lies beside it, and why they are not what ckstore leaves, if so."""
+    sizes: dict[str, int] = {}
+    folder = path.parent.stat()
+    for suffix in ("", *SUFFIXES):
+        try:
+            found = database if not suffix else os.lstat(f"{path}{suffix}")
+        except FileNotFoundError:
+            continue
+        owners = {os.geteuid(), database.st_uid if suffix else folder.st_uid}
+        if problem := _why_strange_file(found, folder, owners):
+            return sizes, f"{path.name}{suffix} {problem}" if suffix else problem
+        if suffix == "-journal" and found.st_size and _names_another(path):
+            named = f"{path.name}{suffix} names a second journal"
+            return sizes, f"{named}, which SQLite would delete; ckstore never writes one"
+        sizes[suffix] = found.st_size
+    return sizes, ""
+
+
+def _why_strange_file(found: os.stat_result, folder: os.stat_result, owners: set[int]) -> str:
+    if not stat.S_ISREG(found.st_mode):
+        return "is not a regular file"
+    if found.st_nlink > 1:
+        return f"has {found.st_nlink} hard links; writing to it would change a file elsewhere"
+    if found.st_uid not in owners:
+        return f"belongs to uid {found.st_uid}"
+    if found.st_mode & _WRITABLE_BY_OTHERS and not folder.st_mode & _WRITABLE_BY_OTHERS:
+        return f"can be written by other users (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
+def _names_another(path: Path) -> bool:
+    """Whether a journal ends as one with the name of a super-journal does."""
+    # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
+    with files.opened_to_read(f"{path}-journal") as fd:
+        end = os.fstat(fd).st_size
+        # SQLite looks for the name at the end only, so only the end is looked at.
+        return os.pread(fd, len(_MAGIC), max(0, end - len(_MAGIC))) == _MAGIC
+
+
+def _is_stray_journal(path: Path) -> bool:
+    """Whether a rollback journal with something in it lies beside a database that has a log.
+
+    A process can die between the two while it makes a catalog: then the journal says that there was none before.
+    """
+    try:
+        with files.opened_to_read(f"{path}-journal") as fd:
+            head = os.pread(fd, _PAGE_COUNT_AT + 4, 0)
+    except FileNotFoundError:
+        return False
+    if not head.startswith(_MAGIC) or not int.from_bytes(head[_PAGE_COUNT_AT:], "big"):
+        return False
+    with files.opened_to_read(path) as fd:
+        return os.pread(fd, len(_LOG), _VERSIONS_AT) == _LOG

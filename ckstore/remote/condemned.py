@@ -1,0 +1,174 @@
+"""``condemned.json``: blobs on their way out, and which name of each counts. Source: docs/format/remote-v1.md."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckstore.errors import RemoteUnavailable
+from ckstore.model.canonical import canonical_json
+from ckstore.model.digest import is_digest
+from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.seal import read, to_write
+from ckstore.remote import keys
+from ckstore.remote.keys import BlobName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckstore.remote.objects import Listed, Objects
+
+_FORMAT = "ckstore-remote-condemned"
+_VERSION = 1
+MAX_BYTES = 64 * 2**20
+BATCH_NAMES = 1000
+_UUID = re.compile(r"[0-9a-f]{32}\Z")
+# Each try is lost to another client's change of the object; twenty in a row are no accident.
+TRIES = 20
+PAUSE_S = 0.05
+
+
+class Batch(NamedTuple):
+    """Names that one pruner removes.
+
+    Attributes:
+        names: At most `BATCH_NAMES`.
+        since: When it began, by the server's clock.
+    """
+
+    names: tuple[str, ...]
+    since: str
+
+
+@dataclass(slots=True)
+class Condemned:
+    """What the object says.
+
+    Attributes:
+        condemned: Name of a blob -> since when nothing named it.
+        deleting: Uuid -> a batch that a pruner removes.
+        burnt: Digest -> number of the first name that may be written.
+    """
+
+    condemned: dict[str, str] = field(default_factory=dict)
+    deleting: dict[str, Batch] = field(default_factory=dict)
+    burnt: dict[str, int] = field(default_factory=dict)
+
+    def name(self, digest: str) -> BlobName:
+        """Return the current name of a blob."""
+        return BlobName(digest, self.burnt.get(digest, 0))
+
+    def spare(self, digests: Iterable[str]) -> bool:
+        """Take the current names of blobs that are needed out of it, burn those that are being removed.
+
+        Returns:
+            Whether anything changed.
+        """
+        going = self.going()
+        changed = False
+        for digest in digests:
+            name = self.name(digest)
+            if str(name) in going:
+                self.burnt[digest] = name.number + 1
+                changed = True
+            changed = self.condemned.pop(str(name), None) is not None or changed
+        return changed
+
+    def going(self) -> set[str]:
+        """Return every name that a pruner removes, perhaps now."""
+        return {name for batch in self.deleting.values() for name in batch.names}
+
+    def burn(self, names: Iterable[str]) -> None:
+        """Let the blobs with these names go on under the next numbers, wherever a late removal may hit these."""
+        for name in names:
+            found = keys.blob_in(keys.blob(name))
+            if found is not None:
+                self.burnt[found.digest] = max(self.burnt.get(found.digest, 0), found.number + 1)
+
+    def render(self) -> bytes:
+        """Return the content of the object, without its digest."""
+        deleting = {uuid: {"names": list(batch.names), "since": batch.since} for uuid, batch in self.deleting.items()}
+        members = {"condemned": self.condemned, "deleting": deleting, "burnt": self.burnt}
+        return canonical_json({**members, "format": _FORMAT, "version": _VERSION}) + b"\n"
+
+
+def _parse(data: bytes, where: str) -> Condemned:
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), _VERSION, where)
+    condemned, deleting, burnt = (members.get(name) for name in ("condemned", "deleting", "burnt"))
+    if not isinstance(condemned, dict) or not all(_is_name(name) for name in condemned):
+        refuse(where, "condemned", "names with times", condemned)
+    for since in condemned.values():
+        check_created(since, where)
+    if not isinstance(deleting, dict):
+        refuse(where, "deleting", "batches of names", deleting)
+    if not isinstance(burnt, dict) or not all(
+        is_digest(digest) and isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**9
+        for digest, number in burnt.items()
+    ):
+        refuse(where, "burnt", "digests with numbers", burnt)
+    return Condemned(condemned, {uuid: _batch(uuid, one, where) for uuid, one in deleting.items()}, burnt)
+
+
+def _batch(uuid: str, value: Any, where: str) -> Batch:
+    names = value.get("names") if isinstance(value, dict) else None
+    if (
+        not _UUID.match(uuid)
+        or not isinstance(names, list)
+        or len(names) > BATCH_NAMES
+        or not all(map(_is_name, names))
+    ):
+        refuse(where, "deleting", f"batches of at most {BATCH_NAMES} names", value)
+    return Batch(tuple(names), check_created(value.get("since"), where))
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not is_digest(name.partition(".")[0]):
+        return False
+    return keys.blob_in(keys.blob(name)) is not None
+
+
+def read_condemned(objects: Objects) -> Condemned:
+    """Return what the remote says; one that cannot be read stops every push.
+
+    Raises:
+        CkstoreError: It cannot be read, or is damaged.
+    """
+    data = objects.get(keys.CONDEMNED, MAX_BYTES)
+    return Condemned() if data is None else read(data, _parse, keys.CONDEMNED)
+
+
+def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
+    """Keep a pruner from removing these blobs, whose intent is written; return which names of them count.
+
+    Raises:
+        RemoteUnavailable: Other clients changed the object again and again.
+    """
+    digests = list(digests)
+    for _ in range(TRIES):
+        found, version = read_versioned(objects)
+        # Without compare-and-swap no pruner works beside pushes, so nothing can be on its way out.
+        if not cas or version is None or not found.spare(digests) or swap(objects, found, version):
+            return found
+        time.sleep(PAUSE_S)
+    msg = f"{keys.CONDEMNED} was changed by other clients {TRIES} times while this push looked at it"
+    raise RemoteUnavailable(msg, hint="push again")
+
+
+def read_versioned(objects: Objects) -> tuple[Condemned, Listed | None]:
+    """Return what the remote says, and a version for `swap`; None: there was no such object."""
+    # The version before the content: if another client writes in between, the swap fails and all is read again.
+    version = objects.head(keys.CONDEMNED)
+    return read_condemned(objects), version
+
+
+def swap(objects: Objects, new: Condemned, version: Listed | None) -> bool:
+    """Write it over the version that was read, or where there was none; False: another client was faster."""
+    data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)
+    if version is None:
+        return objects.create(keys.CONDEMNED, data)
+    return objects.update(keys.CONDEMNED, data, version) is not None

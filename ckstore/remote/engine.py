@@ -1,0 +1,382 @@
+"""`Objects` on object storage, by obstore (the extra ``ckstore[remote]``); its habits are in docs/adr/0019-remotes.md.
+
+Nothing is verified here: the caller hashes. Every error is translated, and never chained: the engine's own texts can
+show signatures.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ckstore.errors import BadInput, RemoteError, RemoteUnavailable
+from ckstore.remote.calls import Workers, check_process
+from ckstore.remote.failures import has_lost_condition, is_missing, translated
+from ckstore.remote.objects import Listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ckstore.remote.abilities import Abilities
+    from ckstore.remote.target import Target
+
+T = TypeVar("T")
+# The whole request, its body too: a blob of 2 GiB at 4 MB/s. A connection that stands still is given up far sooner.
+_CLIENT_OPTIONS = {"timeout": "10m", "read_timeout": "30s", "connect_timeout": "10s"}
+_RETRIES = 5
+_RETRY_S = 60
+# Creates, updates and removals are sent once by the engine, since its own repetition hides whether an answer was lost.
+_TRIES = 6
+_FIRST_PAUSE_S = 0.1
+# One request above this: a multipart upload has neither conditions nor one checksum. Services take 5 GiB at once.
+_MULTIPART_BYTES = 256 * 2**20
+_PART_BYTES = 64 * 2**20
+_PARTS_AT_ONCE = 2
+_READ_BYTES = 2**20
+_BATCH = 1000  # what S3 removes by one request
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+_EMULATOR_ACCOUNT = "devstoreaccount1"
+
+_memory: dict[str, Any] = {}
+"""The objects of ``memory://NAME``, which are this process's: for tests."""
+
+
+class ServiceObjects:
+    """Objects of one target; see `Objects`. Threads may share it; a forked child may not use it.
+
+    Args:
+        target: A URL.
+        abilities: What a probe saw; None: the service is taken to do what S3 documents.
+    """
+
+    def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
+        check_process()
+        self._target = target
+        self._store, self._once = _stores(target)
+        self._ranges = abilities is None or abilities.ranges
+        self._unquoted = abilities is not None and abilities.cas == "unquoted"
+        self._workers = Workers()
+
+    def __repr__(self) -> str:
+        return f"<objects of {self._target}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The engine's own pickles hold the keys of the account.
+        raise RemoteError(f"objects of {self._target} cannot be pickled", hint="pickle the target, and open it there")
+
+    def close(self) -> None:
+        """End the waits of all threads, and refuse further calls."""
+        self._workers.stop()
+
+    def get(self, key: str, max_bytes: int) -> bytes | None:
+        """Return a whole small object; see `Objects`."""
+        import obstore
+
+        def read() -> bytes:
+            found = obstore.get(self._store, self._path(key))
+            if found.meta["size"] > max_bytes:
+                raise RemoteError(f"{key} at {self._target} has {found.meta['size']} bytes, more than {max_bytes}")
+            return bytes(found.bytes())
+
+        return self._unless_missing(read, f"reading {key}")
+
+    def read_into(self, key: str, offset: int, into: memoryview) -> bool:
+        """Fill `into` from an object; see `Objects`."""
+        import obstore
+
+        into = into.cast("B")
+        if not len(into):
+            return self.head(key) is not None
+        skip = 0 if self._ranges else offset
+        options: Any = {"range": (offset, offset + len(into))} if self._ranges else {}
+
+        def begin() -> Iterator[Any]:
+            return iter(obstore.get(self._store, self._path(key), options=options).stream(_READ_BYTES))
+
+        stream = self._unless_missing(begin, f"reading {key}")
+        if stream is None:
+            return False
+        filled = 0
+        # Copied by this thread, chunk by chunk: a worker that was left behind must not write into the caller's memory.
+        while filled < len(into):
+            chunk = self._call(lambda: next(stream, None), f"reading {key}")
+            if chunk is None:
+                break
+            part = memoryview(chunk).cast("B")
+            part, skip = part[skip:], max(0, skip - len(part))
+            part = part[: len(into) - filled]
+            into[filled : filled + len(part)] = part
+            filled += len(part)
+        if filled < len(into):
+            msg = f"{key} at {self._target} ends {len(into) - filled} bytes before what was to be read from it"
+            raise RemoteError(msg)
+        return True
+
+    def put(self, key: str, data: bytes | memoryview) -> Listed:
+        """Write an object; see `Objects`."""
+        return self._listed(key, data, self._call(lambda: self._send(self._store, key, data, None), f"writing {key}"))
+
+    def create(self, key: str, data: bytes | memoryview) -> bool:
+        """Write an object that is not there; see `Objects`."""
+        what = f"creating {key}"
+
+        def attempt() -> bool | None:
+            _, error = self._try(lambda: self._send(self._once, key, data, "create"))
+            if error is None:
+                return True
+            # The answer to this or an earlier try may be lost, and a refusal may be the echo of our own success.
+            failure = None if has_lost_condition(error) else translated(error, what, self._target)
+            if failure is not None and not isinstance(failure, RemoteUnavailable):
+                raise failure
+            found = self._same(key, data)
+            if found is None and failure is not None:
+                raise failure
+            return found
+
+        return self._tried(attempt, what)
+
+    def update(self, key: str, data: bytes | memoryview, expected: Listed) -> Listed | None:
+        """Write an object over one version of it; see `Objects`. Bytes that are there already count as written."""
+        what = f"updating {key}"
+
+        def attempt() -> Listed | bool:
+            condition = self._condition(key, expected)
+            if condition is None:
+                return False
+            result, error = self._try(lambda: self._send(self._once, key, data, condition))
+            if result is not None:
+                return self._listed(key, data, result)
+            lost = has_lost_condition(error) or is_missing(error)
+            failure = None if lost else translated(error, what, self._target)
+            if failure is not None and not isinstance(failure, RemoteUnavailable):
+                raise failure
+            now = self.head(key)
+            if now is not None and self._same(key, data):
+                return now  # our own write, whose answer was lost
+            if failure is not None and now is not None and now.tag == expected.tag:
+                raise failure  # still as expected: the write did not arrive
+            return False
+
+        found = self._tried(attempt, what)
+        return found if isinstance(found, Listed) else None
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        """Yield objects by their keys; see `Objects`."""
+        import obstore
+
+        # The engine lists by whole names between slashes; what is left of the prefix is compared here.
+        folder, _, rest = self._path(prefix).rpartition("/")
+        offset = self._path(prefix) if rest else None
+        what = f"listing {prefix or 'all'}"
+        stream = self._call(
+            lambda: iter(obstore.list(self._store, prefix=folder or None, offset=offset, chunk_size=_BATCH)), what
+        )
+        while (found := self._call(lambda: next(stream, None), what)) is not None:
+            for meta in found:
+                key = meta["path"].removeprefix(self._target.prefix)
+                if key.startswith(prefix) and meta["path"].startswith(self._target.prefix):
+                    yield _of(key, meta)
+                elif rest and key > prefix:
+                    return  # keys come in their order, so no other one begins with the prefix
+
+    def head(self, key: str) -> Listed | None:
+        """Return what the service says of an object; see `Objects`."""
+        import obstore
+
+        meta = self._unless_missing(lambda: obstore.head(self._store, self._path(key)), f"looking at {key}")
+        return None if meta is None else _of(key, meta)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects, each by one request that is not repeated; see `Objects`."""
+        import obstore
+
+        paths = [self._path(key) for key in keys]
+        for start in range(0, len(paths), _BATCH):
+            batch = paths[start : start + _BATCH]
+            what = f"removing {len(batch)} objects"
+            _, error = self._try(partial(obstore.delete, self._once, batch))
+            if is_missing(error):  # the service stops at the first missing one of a batch (Azure)
+                for path in batch:
+                    self._unless_missing(partial(obstore.delete, self._once, path), what)
+            elif error is not None:
+                raise translated(error, what, self._target)
+
+    def _path(self, key: str) -> str:
+        return self._target.prefix + key
+
+    def _send(self, store: Any, key: str, data: bytes | memoryview, mode: Any) -> Mapping[str, Any]:
+        import obstore
+
+        view = memoryview(data).cast("B")  # the engine takes bytes alone
+        large = mode is None and len(view) > _MULTIPART_BYTES
+        return obstore.put(
+            store,
+            self._path(key),
+            view,
+            mode=mode,
+            use_multipart=large,
+            chunk_size=_PART_BYTES,
+            max_concurrency=_PARTS_AT_ONCE,
+        )
+
+    def _listed(self, key: str, data: bytes | memoryview, result: Mapping[str, Any]) -> Listed:
+        """Return what was just written: its time is the server's, its mark that of this write."""
+        found = self.head(key)
+        if found is None:
+            msg = f"{key} at {self._target} is missing just after it was written"
+            raise RemoteUnavailable(
+                msg, hint="another client removed it, or the service does not show each write at once"
+            )
+        # Multipart uploads have no mark in their answer at some services. Else another client's later write must not
+        # pass for ours: a compare-and-swap would then overwrite it.
+        tag = result.get("e_tag") or found.tag
+        return found._replace(tag=tag, nbytes=memoryview(data).nbytes)
+
+    def _condition(self, key: str, expected: Listed) -> dict[str, str] | None:
+        if self._target.scheme == "gs":  # by generation, which a listing does not give
+            import obstore
+
+            meta = self._unless_missing(lambda: obstore.head(self._store, self._path(key)), f"looking at {key}")
+            if meta is None or meta["e_tag"] != expected.tag:
+                return None
+            return {"e_tag": expected.tag, "version": str(meta["version"])}
+        # Without "version": None, which is a TypeError. Ceph takes the mark only without its quotes.
+        return {"e_tag": expected.tag.strip('"') if self._unquoted else expected.tag}
+
+    def _same(self, key: str, data: bytes | memoryview) -> bool | None:
+        """Return whether an object holds these bytes; None if it is missing."""
+        import obstore
+
+        view = memoryview(data).cast("B")
+
+        def compare() -> bool:
+            found = obstore.get(self._store, self._path(key))
+            return found.meta["size"] == len(view) and memoryview(found.bytes()).cast("B") == view
+
+        return self._unless_missing(compare, f"reading {key}")
+
+    def _tried(self, attempt: Callable[[], T | None], what: str) -> T:
+        """Return what the first decisive try gives: one that returns something."""
+        pause_s, failure = _FIRST_PAUSE_S, RemoteUnavailable(f"{what} at {self._target} was refused {_TRIES} times")
+        for left in reversed(range(_TRIES)):
+            try:
+                found = attempt()
+            except RemoteUnavailable as error:
+                failure = error
+            else:
+                if found is not None:
+                    return found
+            if not left:
+                break
+            time.sleep(pause_s)
+            pause_s *= 2
+        raise failure
+
+    def _unless_missing(self, function: Callable[[], T], what: str) -> T | None:
+        result, error = self._try(function)
+        if error is not None and not is_missing(error):
+            raise translated(error, what, self._target)
+        return result
+
+    def _call(self, function: Callable[[], T], what: str) -> T:
+        result, error = self._try(function)
+        if error is not None:
+            raise translated(error, what, self._target)
+        return result  # type: ignore[return-value]  # of a call without an error
+
+    def _try(self, function: Callable[[], T]) -> tuple[T | None, Exception | None]:
+        """Make a call of the engine in a worker; return what it gives, or its error.
+
+        As a value, since an error that is raised while another one is handled carries it along, and shows it.
+        """
+        try:
+            return self._workers.call(function), None
+        except Exception as error:  # noqa: BLE001 - handed to the caller, who translates it
+            return None, error
+
+
+def _of(key: str, meta: Mapping[str, Any]) -> Listed:
+    return Listed(key, meta["size"], meta["last_modified"], meta["e_tag"] or "")
+
+
+def _stores(target: Target) -> tuple[Any, Any]:
+    """Return two clients of a target: one that repeats requests by itself, and one that sends each once."""
+    if target.kind != "url":
+        raise BadInput(f"{target} is a directory, not object storage")
+    try:
+        import obstore.store  # noqa: F401 - whether it is installed
+    except ImportError as error:
+        msg = f"{target} needs the package obstore, which is not installed"
+        raise RemoteError(msg, hint="pip install 'ckstore[remote]'") from error
+    if target.scheme == "memory":
+        from obstore.store import MemoryStore
+
+        store = _memory.setdefault(target.bucket, MemoryStore())
+        return store, store
+    failure: RemoteError | None = None
+    try:
+        return _client(target, _RETRIES), _client(target, 0)
+    except Exception as error:  # noqa: BLE001 - the engine's errors have no common base for wrong settings
+        failure = translated(error, "opening", target)
+    raise failure  # outside the handler, so that the engine's error is not shown with it
+
+
+def _client(target: Target, retries: int) -> Any:
+    from datetime import timedelta
+
+    from obstore import store as services
+
+    options: Any = {**_CLIENT_OPTIONS, "allow_http": target.endpoint.startswith("http://")}
+    if not target.endpoint:
+        # An endpoint of the environment may be one on loopback; the user who set it decides about TLS.
+        options["allow_http"] = any(
+            os.environ.get(name, "").startswith("http://")
+            for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
+        )
+    common: Any = {
+        "client_options": options,
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_S)},
+    }
+    if target.scheme == "s3":
+        return services.S3Store(target.bucket, config=_s3_config(target), **_s3_credentials(), **common)
+    if target.scheme == "gs":
+        return services.GCSStore(target.bucket, **common)
+    return services.AzureStore(target.bucket, config=_azure_config(target), **common)
+
+
+def _s3_config(target: Target) -> Any:
+    config: dict[str, Any] = {}
+    endpoint = target.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3", "")
+    if endpoint:
+        config["endpoint"] = endpoint
+    region = target.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region:
+        config["region"] = region
+    elif endpoint:
+        config["region"] = "us-east-1"  # what services other than AWS expect in a signature
+    return config
+
+
+def _s3_credentials() -> dict[str, Any]:
+    """Return the provider that knows profiles and single sign-on, where it is installed and asked for."""
+    if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+        return {}
+    profile = os.environ.get("AWS_PROFILE") or os.path.exists(os.path.expanduser("~/.aws"))  # noqa: PTH110, PTH111
+    if not profile:
+        return {}
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        return {}
+    return {"credential_provider": Boto3CredentialProvider()}
+
+
+def _azure_config(target: Target) -> Any:
+    if not target.endpoint:
+        return {}
+    if f"/{_EMULATOR_ACCOUNT}" in target.endpoint or target.endpoint.startswith("http://127.0.0.1"):
+        return {"use_emulator": "true", "account_name": _EMULATOR_ACCOUNT}
+    return {"endpoint": target.endpoint}

@@ -1,0 +1,81 @@
+"""What the engine raises becomes errors of ckstore, without what must not be shown."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
+from ckstore.model.words import printable
+
+if TYPE_CHECKING:
+    from ckstore.remote.target import Target
+
+_SHOWN = 300
+# The engine adds a dump of its own structures below its message, and the body of the answer before it.
+_AFTER = re.compile(r"\s*(?:Debug source:|<\?xml|<!doctype|<html).*", re.DOTALL | re.IGNORECASE)
+# Signatures and shared access tokens travel in the query of a URL, user and password before its host.
+_QUERY = re.compile(r"\?[^\s\"')]*")
+_USER = re.compile(r"(?<=://)[^/\s@]+@")
+_STATUS = re.compile(r"\b(?:status code|HTTP error)?:? ?([45][0-9]{2}) [A-Z]")
+_CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
+_SECRET_VARIABLE = re.compile(
+    r"(?:AWS|AZURE|GOOGLE|GCP|GCS).*(?:SECRET|TOKEN|KEY|PASSWORD|SAS|SIGNATURE|CREDENTIAL)|.*SECRET_ACCESS_KEY",
+    re.IGNORECASE,
+)
+_SHORTEST_SECRET = 8
+# Answers that the same request gets again.
+_FINAL = ("400", "404", "405", "411", "413", "414", "416", "501")
+_CREDENTIALS_HINT = (
+    "check the credentials of this process: environment, profile or role; `ckstore remote probe` tries them"
+)
+
+
+def scrubbed(text: str) -> str:
+    """Return a text of the engine as far as it may be shown: one line, without queries, users and secrets."""
+    code = _CODE.search(text)
+    text = _USER.sub("", _QUERY.sub("", _AFTER.sub("", text)))
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST_SECRET and _SECRET_VARIABLE.match(name):
+            text = text.replace(value, "***")
+    text = printable(" ".join(text.split()))
+    if code is not None and code[1] not in text:
+        text = f"{text} ({code[1]})"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def is_missing(error: BaseException | None) -> bool:
+    """Whether an error of the engine says that there is no such object."""
+    return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
+
+
+def has_lost_condition(error: BaseException | None) -> bool:
+    """Whether an error of the engine says that the condition of a write did not hold; that may be a late echo."""
+    return type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
+
+
+def translated(error: BaseException | None, what: str, target: Target) -> RemoteError:
+    """Return what to raise for an error of the engine.
+
+    Args:
+        error: It; not to be chained, since its text and its own causes may show secrets.
+        what: What was being done, ``writing blobs/ab/…``.
+        target: Where.
+    """
+    if isinstance(error, RemoteError):
+        return error
+    said, name = scrubbed(str(error)), type(error).__name__
+    where = f"{what} at {target}"
+    status = _STATUS.search(str(error))
+    number = status[1] if status else ""
+    if name in ("PermissionDeniedError", "UnauthenticatedError") or number in ("401", "403"):
+        return RemoteDenied(f"{where} was refused: {said}", hint=_CREDENTIALS_HINT)
+    if is_missing(error):
+        return RemoteError(f"{where} failed, since it does not exist: {said}", hint="check that the bucket exists")
+    if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError") or number in _FINAL:
+        return RemoteError(f"{where} failed: {said}")
+    if name == "TypeError" or isinstance(error, ValueError):
+        return RemoteError(f"{where} failed: {said}", hint="check the address of the remote")
+    hint = "check the network and the address; the same command may succeed later"
+    return RemoteUnavailable(f"{where} failed: {said}", hint=hint)

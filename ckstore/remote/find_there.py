@@ -1,0 +1,108 @@
+"""A ref becomes a checkpoint of a source, by the rules of refs in a store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.errors import AmbiguousRef, CkstoreError, NoSuchRef, RemoteError
+from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.parse import parse_facts
+from ckstore.ops.call_threads import for_each
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ckstore.remote.keys import Place
+    from ckstore.remote.source import Source
+
+# Each waits for an answer most of its time.
+_THREADS = 8
+
+
+def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
+    """Return the checkpoint that a ref names at a source.
+
+    Args:
+        source: Where to look.
+        text: Any ref; ``latest-valid`` is the latest there: what is read from it is verified, or the reading fails.
+        run: Where the ref names none; None: as in a store.
+        hash_prefix: Of the digests that the reader takes.
+
+    Raises:
+        NoSuchRef, AmbiguousRef: It does not name one checkpoint there.
+        RemoteError: A manifest that has to be looked at is damaged.
+    """
+    ref = parse_ref(text)
+    tags = source.tags() if ref.kind == "tag" else {}
+    if ref.kind == "tag" and ref.value in tags:
+        return _of_tag(source, ref, tags[ref.value])
+    if ref.kind in ("latest", "latest-valid"):
+        ref = Ref(ref.run or run, "latest", "latest")
+        return _newest(source, source.places("" if ref.run is None else f"{ref.run}/"), ref, hash_prefix)
+    if ref.kind == "step" and ref.run is None:
+        ref = Ref(run, ref.kind, ref.value)
+    places = source.places()
+    named = resolve(ref, [_stub(place) for place in places], {})
+    same = [place for place in places if place.key == named.key]
+    if ref.kind == "id" or len(same) == 1:
+        return next(place for place in same if place.id == named.id)
+    return _newest(source, same, ref, hash_prefix)
+
+
+def _of_tag(source: Source, ref: Ref, place: Place) -> Place:
+    if ref.run not in (None, place.run):
+        msg = f"{ref}: the tag {ref.value!r} names {place.name}, which is in another run"
+        raise NoSuchRef(msg, hint=f"write {ref.value}")
+    if place not in source.places(f"{place.run}/{place.step}/{place.id}/"):
+        msg = f"{ref}: the tag {ref.value!r} names {place.name} with id {place.id}, which is not at {source.name}"
+        raise NoSuchRef(msg)
+    return place
+
+
+def _newest(source: Source, places: Sequence[Place], ref: Ref, hash_prefix: str) -> Place:
+    """Return the newest of some checkpoints, by the order of commits; that needs their manifests."""
+    runs = sorted({place.run for place in places})
+    if ref.run is None and len(runs) > 1:
+        msg = f"{ref}: {source.name} has {len(runs)} runs: {', '.join(runs[:5])}"
+        raise AmbiguousRef(msg, hint=f"write {runs[0]}@{ref.value}")
+    if not places:
+        of_run = "" if ref.run is None else f" of the run {ref.run!r}"
+        raise NoSuchRef(f"{ref}: {source.name} has no checkpoint{of_run}")
+    if len(places) == 1:
+        return places[0]
+    found = facts_of(source, places, hash_prefix)
+    if not found:
+        raise NoSuchRef(f"{ref}: the checkpoints at {source.name} were removed meanwhile")
+    return max(found, key=lambda place: found[place].order)
+
+
+def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[Place, CheckpointInfo]:
+    """Return what the manifests of checkpoints say; those that are gone meanwhile are left out.
+
+    Raises:
+        RemoteError: A manifest is damaged, or is not that of its place.
+    """
+    found: dict[Place, CheckpointInfo] = {}
+
+    def look(place: Place) -> None:
+        data = source.manifest(place)
+        if data is None:
+            return
+        where = f"the manifest of {place.name} at {source.name}"
+        try:
+            info = parse_facts(data, where=where, hash_prefix=hash_prefix)
+        except CkstoreError as error:
+            raise RemoteError(error.message, hint=error.hint) from error
+        if (info.run, info.step, info.id) != tuple(place):
+            msg = f"{where} says {info.name} with id {info.id}, wanted id {place.id}"
+            raise RemoteError(msg)
+        found[place] = info
+
+    for_each(look, places, threads=_THREADS)
+    return found
+
+
+def _stub(place: Place) -> CheckpointInfo:
+    # Steps stand in for the order of commits: it only chooses which neighbours a message names.
+    return CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "")

@@ -1,0 +1,96 @@
+"""``remote.json``: what a remote is. Source: docs/format/remote-v1.md."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, RemoteError
+from ckstore.model.canonical import canonical_json
+from ckstore.model.digest import algorithm_named
+from ckstore.model.document import check_created, check_requires, check_version, parse_object, refuse
+from ckstore.model.seal import read, seal
+from ckstore.model.settings.settings import check_chunk_bytes
+from ckstore.remote import keys
+
+if TYPE_CHECKING:
+    from ckstore.model.settings.settings import StoreSettings
+    from ckstore.remote.objects import Objects
+
+_FORMAT = "ckstore-remote"
+_VERSION = 1
+_MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteInfo:
+    """What a remote is.
+
+    Attributes:
+        uuid: Its own.
+        store: Uuid of the store that made it.
+        hash, chunk_bytes: As of that store.
+        created: UTC, as in a manifest.
+    """
+
+    uuid: str
+    store: str
+    hash: str
+    chunk_bytes: int
+    created: str
+
+    @classmethod
+    def of(cls, settings: StoreSettings, created: str) -> RemoteInfo:
+        """Return what a new remote of a store is."""
+        return cls(str(uuid.uuid4()), settings.uuid, settings.hash, settings.chunk_bytes, created)
+
+    def render(self) -> bytes:
+        """Return the content of the object."""
+        members = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "uuid": self.uuid,
+            "store": self.store,
+            "hash": self.hash,
+            "chunk_bytes": self.chunk_bytes,
+            "created": self.created,
+        }
+        return seal(canonical_json(members) + b"\n")
+
+
+def _parse(data: bytes, where: str) -> RemoteInfo:
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), _VERSION, where)
+    check_requires(members.get("requires", []), (), where)
+    wanted = ("uuid", "store", "hash", "chunk_bytes", "created")
+    for name in ("uuid", "store"):
+        if not isinstance(members.get(name), str):
+            refuse(where, name, "a uuid", members.get(name))
+    algorithm_named(members.get("hash"))
+    check_chunk_bytes(members.get("chunk_bytes"))
+    check_created(members.get("created"), where)
+    return RemoteInfo(**{name: members[name] for name in wanted})
+
+
+def read_info(objects: Objects, name: str) -> RemoteInfo:
+    """Return what a remote is.
+
+    Raises:
+        RemoteError: There is none at that place.
+        CkstoreError: It cannot be read, or a newer ckstore made it.
+    """
+    data = objects.get(keys.INFO, _MAX_BYTES)
+    if data is None:
+        msg = f"there is no remote at {name}: {keys.INFO} is missing"
+        raise RemoteError(msg, hint=f"make one: ckstore remote add {name} URL")
+    return read(data, _parse, f"{keys.INFO} of {name}")
+
+
+def check_hash(info: RemoteInfo, settings: StoreSettings, name: str) -> None:
+    """Raise if a store and a remote name their blobs by different algorithms."""
+    if info.hash != settings.hash:
+        msg = f"{name} has blobs that are named by {info.hash}, and this store names them by {settings.hash}"
+        raise BadInput(msg, hint="a store and its remote have the same hash: make another remote, or another store")

@@ -1,0 +1,126 @@
+"""The keys of a remote, and what they name. Source: docs/format/remote-v1.md.
+
+Keys name content, so that a key that is there holds what its maker meant, whoever wrote it. What a listing says is
+checked in form here, before it becomes a value.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ckstore.model.checkpoint.pins import file_name, pin_name
+from ckstore.model.digest import fan_out, is_digest
+from ckstore.model.names import CheckpointKey, is_run, is_tag, step_of
+
+BLOBS = "blobs/"
+CHECKPOINTS = "checkpoints/"
+TAGS = "refs/"
+PINS = "pins/"
+INTENTS = "intents/"
+CONDEMNED = "condemned.json"
+INFO = "remote.json"
+_MANIFEST = "manifest.json"
+_ANNOTATIONS = "annotations.json"
+_DROPPED = "dropped"
+_SUFFIX = ".json"
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
+
+
+class Place(NamedTuple):
+    """Where a checkpoint lies at a remote: several of one run and step differ by their ids."""
+
+    run: str
+    step: int
+    id: str
+
+    @property
+    def key(self) -> CheckpointKey:
+        """Run and step."""
+        return self.run, self.step
+
+    @property
+    def name(self) -> str:
+        """``RUN@STEP``."""
+        return f"{self.run}@{self.step}"
+
+    @property
+    def manifest(self) -> str:
+        """The key of its manifest, which is written last."""
+        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_MANIFEST}"
+
+    @property
+    def annotations(self) -> str:
+        """The key of what was added to it later."""
+        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_ANNOTATIONS}"
+
+    @property
+    def dropped(self) -> str:
+        """The key of the object that says that it was removed."""
+        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_DROPPED}"
+
+
+def blob(name: str) -> str:
+    """Return the key of a blob by its name: its digest, or that with a number."""
+    return f"{BLOBS}{fan_out(name.partition('.')[0])}/{name}"
+
+
+class BlobName(NamedTuple):
+    """A name of a blob: number 0 is the bare digest, further ones come after it was burnt."""
+
+    digest: str
+    number: int
+
+    def __str__(self) -> str:
+        return self.digest if not self.number else f"{self.digest}.{self.number}"
+
+
+def blob_in(key: str) -> BlobName | None:
+    """Return the name of the blob with this key; None if it is not the key of a blob."""
+    name = key.rpartition("/")[2]
+    digest, point, number = name.partition(".")
+    if not is_digest(digest) or key != blob(name) or (point and not _NUMBER.match(number)):
+        return None
+    return BlobName(digest, int(number) if point else 0)
+
+
+def place_in(key: str, last: str = _MANIFEST) -> Place | None:
+    """Return the checkpoint whose manifest, or another object of it, has this key; None: it has another form."""
+    parts = key.split("/")
+    if len(parts) != 5 or parts[0] != CHECKPOINTS[:-1] or parts[4] != last:
+        return None
+    step = step_of(parts[2])
+    if not is_run(parts[1]) or step is None or not is_digest(parts[3]):
+        return None
+    return Place(parts[1], step, parts[3])
+
+
+def dropped_in(key: str) -> Place | None:
+    """Return the checkpoint that an object with this key says was removed."""
+    return place_in(key, _DROPPED)
+
+
+def annotated_in(key: str) -> Place | None:
+    """Return the checkpoint whose annotations have this key."""
+    return place_in(key, _ANNOTATIONS)
+
+
+def tag(name: str) -> str:
+    """Return the key of a tag."""
+    return f"{TAGS}{name}{_SUFFIX}"
+
+
+def tag_in(key: str) -> str | None:
+    """Return the tag with this key; None if it is not the key of a tag."""
+    name = key.removeprefix(TAGS).removesuffix(_SUFFIX)
+    return name if is_tag(name) and key == tag(name) else None
+
+
+def pin(name: str) -> str:
+    """Return the key of a pin."""
+    return f"{PINS}{file_name(name)}"
+
+
+def pin_in(key: str) -> str | None:
+    """Return the name of the pin with this key; None if it is not the key of a pin."""
+    return pin_name(key.removeprefix(PINS)) if key.startswith(PINS) else None

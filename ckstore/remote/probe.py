@@ -1,0 +1,134 @@
+"""What a service really does, tried with a few small objects under ``probe/``; what it documents counts for nothing."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ckstore.errors import RemoteDenied, RemoteError
+from ckstore.remote.abilities import Abilities
+from ckstore.remote.engine import ServiceObjects
+from ckstore.remote.wrong_body import refuses_wrong_body
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ckstore.remote.abilities import Cas
+    from ckstore.remote.objects import Listed, Objects
+    from ckstore.remote.target import Target
+
+# No service gives an object of one byte this mark.
+_WRONG_TAG = '"00000000000000000000000000000001"'
+_RACERS, _LAPS = 3, 4
+_MOST_TRIES = 60
+_BYTES = bytes(range(64))
+
+
+def probe(target: Target) -> tuple[Abilities, datetime | None]:
+    """Return what the service of a target does, and its time; None where nothing can be written.
+
+    Raises:
+        RemoteError: It cannot be reached, or neither reads nor writes with these credentials.
+    """
+    folder = f"probe/{uuid.uuid4().hex}"
+    objects = ServiceObjects(target)
+    try:
+        written = objects.put(f"{folder}-list", b"1")
+    except RemoteDenied:
+        next(iter(objects.list("remote.json")), None)  # who may not even list is refused
+        return Abilities(writes=False, create=False, cas="no", lists_writes=False), None
+    try:
+        found = Abilities(
+            create=_creates_once(objects, f"{folder}-create"),
+            cas=_cas(target, f"{folder}-cas"),
+            ranges=_reads_ranges(objects, f"{folder}-range"),
+            lists_writes=_lists_writes(objects, f"{folder}-list"),
+            checks_bodies=refuses_wrong_body(target, f"{folder}-body"),
+        )
+    finally:
+        # Leftovers are harmless, and removed by a pruner; the first error is the one that counts.
+        with suppress(RemoteError):
+            objects.delete([f"{folder}-{what}" for what in ("create", "cas", "race", "range", "list", "body")])
+        objects.close()
+    return found, written.modified
+
+
+def _creates_once(objects: Objects, key: str) -> bool:
+    try:
+        return objects.create(key, b"first") and not objects.create(key, b"other") and objects.get(key, 10) == b"first"
+    except RemoteError:
+        return False  # StorageGRID answers 501
+
+
+def _cas(target: Target, key: str) -> Cas:
+    """Return in which way an object is changed in one version alone."""
+    for way in ("yes", "unquoted"):
+        objects = ServiceObjects(target, Abilities(cas=way))
+        try:
+            if _updates_one_version(objects, key) and _loses_no_update(objects, key.replace("-cas", "-race")):
+                return way
+        except RemoteError:
+            continue  # conditions are not known there
+        finally:
+            objects.close()
+    return "no"
+
+
+def _updates_one_version(objects: Objects, key: str) -> bool:
+    first = objects.put(key, b"1")
+    if objects.update(key, b"2", first._replace(tag=_WRONG_TAG)) is not None or objects.get(key, 10) != b"1":
+        return False
+    if objects.update(key, b"3", first) is None or objects.get(key, 10) != b"3":
+        return False
+    return objects.update(key, b"4", first) is None and objects.get(key, 10) == b"3"
+
+
+def _loses_no_update(objects: Objects, key: str) -> bool:
+    """Whether racing clients lose no update that was acknowledged: one that only compares first can lose some."""
+    objects.put(key, b"0")
+    done: list[int] = []
+    failures: list[RemoteError] = []
+
+    def count(racer: int) -> None:
+        try:
+            done.append(sum(_counted(objects, key, racer) for _ in range(_LAPS)))
+        except RemoteError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=count, args=(racer,), daemon=True) for racer in range(_RACERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return int((objects.get(key, 100) or b"0").split()[0]) == sum(done)
+
+
+def _counted(objects: Objects, key: str, racer: int) -> bool:
+    """Add one to a counter; False: others were faster each time."""
+    for _ in range(_MOST_TRIES):
+        version: Listed | None = objects.head(key)
+        value = int((objects.get(key, 100) or b"0").split()[0])
+        # With the racer's number: equal bytes of another one would count as this one's own.
+        if version is not None and objects.update(key, b"%d %d" % (value + 1, racer), version) is not None:
+            return True
+    return False
+
+
+def _reads_ranges(objects: Objects, key: str) -> bool:
+    objects.put(key, _BYTES)
+    into = bytearray(10)
+    try:
+        return objects.read_into(key, 20, memoryview(into)) and bytes(into) == _BYTES[20:30]
+    except RemoteError:
+        return False
+
+
+def _lists_writes(objects: Objects, key: str) -> bool:
+    if key not in [one.key for one in objects.list("probe/")]:
+        return False
+    objects.delete([key])
+    return key not in [one.key for one in objects.list("probe/")]

@@ -1,0 +1,282 @@
+"""Pull: bring checkpoints of a source into the store, by the protocol of every save.
+
+The manifest is read first, with the bounds of every manifest. Missing blobs are read into memory, compared with their
+digest there, and written from there; the checkpoint appears by the one rename. It keeps its id, and its place in the
+order of commits. What was fetched before a pull failed stays under its digest until the next gc, so that the next pull
+goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, InsufficientSpace, RemoteError, UnknownOutcome
+from ckstore.fs import files, peek
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
+from ckstore.model.digest import algorithm_of
+from ckstore.model.reports.transfer import TransferPlan, TransferReport
+from ckstore.model.seal import read, seal
+from ckstore.model.settings.free_space import Amount
+from ckstore.objects import publish as publishing
+from ckstore.objects.checkpoints import look
+from ckstore.objects.documents.annotations import add_annotations, read_annotations
+from ckstore.objects.layout import ANNOTATIONS
+from ckstore.objects.staging import Staging
+from ckstore.ops.call_threads import for_each
+from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops.context import info_of
+from ckstore.ops.free import reclaim
+from ckstore.ops.free.make_room import how_to_free
+from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.os_errors import why_of
+from ckstore.ops.pace import RateLimiter
+from ckstore.ops.refs.pins import pin_again
+from ckstore.ops.refs.protection import check_unprotected, held
+from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
+from ckstore.remote.beside import merged, take_names
+from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.find_there import facts_of
+from ckstore.remote.source import read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.manifest.manifest import BlobRecord, Manifest
+    from ckstore.objects.publish import IfExists, Outcome
+    from ckstore.ops.context import Context
+    from ckstore.remote.keys import Place
+    from ckstore.remote.push import Manner
+    from ckstore.remote.source import Source
+
+# One reading may meet a cut connection or a flipped bit; a blob that is wrong so often is wrong at the remote.
+_READS = 3
+_PAUSE_S = 0.5
+_PUSH_AGAIN = "push that checkpoint again from where it is whole"
+# What a blob takes beside its bytes: an inode, and names in two directories.
+_BESIDE_BYTES = 4096
+
+
+def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> TransferPlan:
+    """Say what a pull would fetch now."""
+    wanted: dict[str, int] = {}
+    missing: dict[str, int] = {}
+    facts = facts_of(source, places, context.layout.hash_prefix)
+    new = [place for place in facts if not is_here(context, place)]
+    for place in facts:
+        found = read_manifest(source, place, context.layout.hash_prefix)
+        for blob in () if found is None else found[0].blobs:
+            wanted[blob.digest] = blob.nbytes
+            if place in new and not peek.exists(context.layout.blob(blob.digest)):
+                missing[blob.digest] = blob.nbytes
+    infos = tuple(facts[place] for place in facts)
+    new_infos = tuple(facts[place] for place in new)
+    return TransferPlan("pull", source.name, infos, new_infos, tuple(sorted(missing.items())), sum(wanted.values()))
+
+
+def is_here(context: Context, place: Place) -> bool:
+    """Whether the store has this very checkpoint, whole."""
+    published = look(context.layout, place.run, place.step).published
+    return published is not None and published.manifest_id == place.id
+
+
+@dataclass
+class Pull:
+    """A pull under way.
+
+    Attributes:
+        context: The store that checkpoints are brought to.
+        source: Where they come from.
+        manner: How fast.
+        if_exists: What to do where another checkpoint has the run and step.
+        warnings: What the user should know.
+    """
+
+    context: Context
+    source: Source
+    manner: Manner
+    if_exists: IfExists = "error"
+    warnings: list[str] = field(default_factory=list)
+    _moved_bytes: int = 0
+    _moved_count: int = 0
+    _all_bytes: int = 0
+    _expected_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._budget = MemoryBudget()
+        self._limiter = None if self.manner.bytes_s is None else RateLimiter(self.manner.bytes_s)
+
+    def bring(self, places: Sequence[Place]) -> TransferReport:
+        """Bring checkpoints, one after another."""
+        self.context.check_writable()
+        begun_s = time.monotonic()
+        infos = []
+        new_count = 0
+        for place in places:
+            info, is_new = self._bring_one(place)
+            infos.append(info)
+            new_count += is_new
+        take_names(self.context, self.source, infos, self.warnings)
+        return TransferReport(
+            "pull",
+            self.source.name,
+            tuple(infos),
+            new_count,
+            self._moved_count,
+            self._moved_bytes,
+            max(0, self._all_bytes - self._moved_bytes),
+            time.monotonic() - begun_s,
+            tuple(self.warnings),
+        )
+
+    def _bring_one(self, place: Place) -> tuple[CheckpointInfo, bool]:
+        found = read_manifest(self.source, place, self.context.layout.hash_prefix)
+        if found is None:
+            msg = f"{place.name} is no longer at {self.source.name}"
+            raise RemoteError(msg, hint="it was removed there meanwhile")
+        manifest, manifest_id, data = found
+        self._all_bytes += sum(blob.nbytes for blob in manifest.blobs)
+        annotations = self._annotations(place)
+        if is_here(self.context, place):
+            info = info_of(self.context, manifest, manifest_id)
+            self._annotate(info, annotations)
+            return info_of(self.context, manifest, manifest_id), False
+        with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
+            return self._publish(place, manifest, data, annotations), True
+
+    def _annotations(self, place: Place) -> Annotations | None:
+        data = self.source.annotations(place)
+        if data is None:
+            return None
+        where = f"the annotations of {place.name} at {self.source.name}"
+        try:
+            return read(data, parse_annotations, where)
+        except CkstoreError as error:  # the state itself is whole, and worth more than what was noted of it
+            self.warnings.append(f"ignored {error.message}")
+            return None
+
+    def _annotate(self, info: CheckpointInfo, other: Annotations | None) -> None:
+        """Add what was said at the source to what is said here."""
+        if other is None:
+            return
+        with held(self.context, info) as lock:
+            own = read_annotations(lock.inside) or Annotations()
+            both = merged(own, other)
+            notes = tuple(note for note in both.notes if note not in own.notes)
+            metrics = {name: value for name, value in both.metrics.items() if name not in own.metrics}
+            if notes or metrics:
+                add_annotations(self.context.layout, lock, Annotations(metrics, notes))
+
+    def _publish(
+        self, place: Place, manifest: Manifest, data: bytes, annotations: Annotations | None
+    ) -> CheckpointInfo:
+        context = self.context
+        read_back = save_checks_or_all(context.layout).read_back
+        staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
+        try:
+            self._fill(place, manifest, staging)
+            if annotations is not None:
+                # Into the staging directory: the one rename shows it together with the state.
+                path = staging.lock.inside / ANNOTATIONS
+                files.create_file(path, seal(annotations.render()), mode=0o600)
+            staging.seal(data)
+            check = partial(check_unprotected, context, place.key, replacing=True)
+            if_there = publishing.IfThere(self.if_exists, check)
+            outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
+        except UnknownOutcome as error:
+            context.writes_disabled_because = error.message
+            staging.lock.release()
+            raise
+        except BaseException as error:
+            # What was fetched stays under its digest until the next gc, for the next try; not where the disk is full.
+            if not reclaim.is_full(error):
+                staging.written.clear()
+            reclaim.discard(context, staging, error)
+            raise
+        return self._follow_up(staging, manifest, place, outcome)
+
+    def _follow_up(self, staging: Staging, manifest: Manifest, place: Place, outcome: Outcome) -> CheckpointInfo:
+        """Do what comes after the commit; what fails becomes a warning."""
+        context = self.context
+        if outcome.existing is not None:
+            reclaim.discard(context, staging)
+            kept = outcome.existing
+            if kept.manifest.content != manifest.content:
+                self.warnings.append(f"{place.name} of this store holds something else, and was kept")
+            return info_of(context, kept.manifest, kept.manifest_id)
+        try:
+            if outcome.old is not None:
+                pin_again(context, place.key, place.id)
+            # The number of its place in the order of commits came from elsewhere: it is looked at with the run, and is
+            # not taken as one that this process gave.
+            reconcile_one(context, place.key, timeout_s=CATALOG_TIMEOUT_S)
+        except (CkstoreError, OSError) as error:
+            self.warnings.append(f"{place.name} is here, and not in the catalog yet: {why_of(error)}")
+        finally:
+            staging.lock.release()
+        if outcome.old is not None:
+            reclaim.discard_path(context, outcome.old)
+        return info_of(context, manifest, place.id)
+
+    def _fill(self, place: Place, manifest: Manifest, staging: Staging) -> None:
+        # Claimed before the rest is fetched: what the store has must not be freed meanwhile.
+        missing = [blob for blob in manifest.blobs if not staging.claim(blob.digest, blob.nbytes)]
+        self._check_room(place, missing)
+        self._expected_bytes = self._moved_bytes + sum(blob.nbytes for blob in missing)
+        missing.sort(key=lambda blob: blob.nbytes, reverse=True)
+        fetch = partial(self._fetch, place, staging)
+        for_each(fetch, missing, threads=self.manner.threads, say=self._say, stopping=self._budget.end)
+        self._say()
+
+    def _check_room(self, place: Place, missing: Sequence[BlobRecord]) -> None:
+        new = Amount(sum(blob.nbytes + _BESIDE_BYTES for blob in missing), 2 * len(missing) + 4)
+        need = self.context.measure(new)
+        if not need.fits:
+            msg = f"pulling {place.name} needs {need} on the filesystem of {self.context.layout.root}"
+            raise InsufficientSpace(f"{msg}; nothing was fetched", hint=how_to_free(self.context, need.missing))
+
+    def _fetch(self, place: Place, staging: Staging, blob: BlobRecord) -> None:
+        with self._budget.taking(blob.nbytes):
+            # Aligned, so that it is written past the page cache as a save writes.
+            buffer = aligned_buffer(-(-blob.nbytes // GRAIN_BYTES) * GRAIN_BYTES)[: blob.nbytes]
+            fetch_checked(self.source, place, blob, buffer, self._limiter)
+            staging.put(blob.digest, buffer)
+        self._moved_bytes += blob.nbytes
+        self._moved_count += 1
+
+    def _say(self) -> None:
+        if self.manner.progress is not None:
+            self.manner.progress(self._moved_bytes, max(self._expected_bytes, self._moved_bytes))
+
+
+def fetch_checked(
+    source: Source, place: Place, blob: BlobRecord, buffer: memoryview, limiter: RateLimiter | None = None
+) -> None:
+    """Fill memory with a blob of a checkpoint at a source; when this returns, it has its digest.
+
+    Raises:
+        RemoteError: The blob is missing there, or damaged.
+    """
+    algorithm = algorithm_of(blob.digest)
+    for attempt in range(_READS):
+        time.sleep(_PAUSE_S * attempt)
+        if limiter is not None:
+            limiter.wait(blob.nbytes)
+        try:
+            there = source.read_into(place, blob.digest, 0, buffer)
+        except RemoteError:
+            # A connection that was cut: what has come so far counts for nothing.
+            if attempt + 1 == _READS:
+                raise
+            continue
+        if not there:
+            msg = f"blob {blob.digest} of {place.name} is missing at {source.name}"
+            raise RemoteError(msg, hint=_PUSH_AGAIN)
+        if algorithm.digest(buffer) == blob.digest:
+            return
+    msg = f"blob {blob.digest} of {place.name} at {source.name} is damaged: other bytes came {_READS} times"
+    raise RemoteError(msg, hint=_PUSH_AGAIN)

@@ -1,0 +1,316 @@
+"""Push: bring checkpoints to a remote on object storage. Source: docs/format/remote-v1.md, "Push".
+
+What is missing is found by digest, so a push that was cut off anywhere is repeated as it is. The manifest of a
+checkpoint is its last object. Bytes are read into memory, compared with their digest there, and sent from there: what
+is damaged here never gets a name elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
+from ckstore.fs import files, mapping
+from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.reports.transfer import TransferPlan, TransferReport
+from ckstore.model.times import text_of_time
+from ckstore.objects.layout import MANIFEST
+from ckstore.ops.call_threads import for_each
+from ckstore.ops.pace import RateLimiter
+from ckstore.ops.refs.find import open_directory
+from ckstore.remote import keys, record
+from ckstore.remote.beside import Beside
+from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.condemned import spare
+from ckstore.remote.info import check_hash, read_info
+from ckstore.remote.intents import Intent, Voided
+from ckstore.remote.keys import Place
+from ckstore.remote.source import ObjectSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.reports.progress import Progress
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.ops.context import Context
+    from ckstore.remote.objects import Listed, Remote
+
+# Eight at once filled a link in the measurement; memory is bounded apart from that.
+THREADS = 8
+# Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
+_BATCH = 16
+# Asking for so many names costs about as much as a listing of a thousand.
+_ASKED_MOST = 12
+# A push begins again when a pruner took its intent, or it slept: more often than this is no accident.
+_BEGINNINGS = 5
+# The engine repeats what a service refuses for a moment; this is for an answer that was lost, or a body cut on the way.
+_SENDS = 3
+_PAUSE_S = 0.5
+# A larger blob is sent from its mapping instead of from memory.
+_MAPPED_FROM_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a transfer goes.
+
+    Attributes:
+        bytes_s: At most so many bytes a second; None: as fast as it goes.
+        progress: Called now and then with the bytes that were moved and those to be moved.
+        threads: So many blobs are on their way at once, as far as memory allows.
+        clock: Seconds that also pass while the machine sleeps.
+    """
+
+    bytes_s: float | None = None
+    progress: Progress | None = None
+    threads: int = THREADS
+    clock: Callable[[], float] = field(default=lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+
+
+def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
+    """Say what a push would send now."""
+    check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
+    there = set(ObjectSource(remote.objects, remote.name).places())
+    sizes = _sizes_there(remote)
+    wanted: dict[str, int] = {}
+    for info in infos:
+        with open_directory(context, info) as directory:
+            wanted.update((blob.digest, blob.nbytes) for blob in directory.manifest.blobs)
+    missing = tuple(
+        (digest, nbytes) for digest, nbytes in sorted(wanted.items()) if nbytes not in sizes.get(digest, ())
+    )
+    new = tuple(info for info in infos if place_of(info) not in there)
+    return TransferPlan("push", remote.name, tuple(infos), new, missing, sum(wanted.values()))
+
+
+def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, manner: Manner) -> TransferReport:
+    """Bring checkpoints to a remote, the newest first.
+
+    Raises:
+        DamagedBlob: Bytes of a checkpoint are damaged here; checkpoints before it are there.
+        RemoteError: The remote did not take something; the push can be repeated, and goes on where it ended.
+    """
+    begun_s = time.monotonic()
+    plan = plan_push(context, infos, remote)
+    work = _Push(context, remote, manner, plan)
+    try:
+        work.send_all()
+        work.beside()
+    finally:
+        # Also after an error: what was seen there need not be sent or read again.
+        work.keep_record()
+    moved = work.sent_bytes
+    return TransferReport(
+        "push",
+        remote.name,
+        plan.checkpoints,
+        len(plan.new),
+        work.sent_count,
+        moved,
+        max(0, plan.all_bytes - moved),
+        time.monotonic() - begun_s,
+        tuple(work.warnings),
+    )
+
+
+def place_of(info: CheckpointInfo) -> Place:
+    """Return where a checkpoint lies at any remote."""
+    return Place(info.run, info.step, info.id)
+
+
+def _sizes_there(remote: Remote) -> dict[str, set[int]]:
+    """Return the sizes that a remote lists for the names of each digest."""
+    sizes: dict[str, set[int]] = {}
+    for listed in remote.objects.list(keys.BLOBS):
+        if (name := keys.blob_in(listed.key)) is not None:
+            sizes.setdefault(name.digest, set()).add(listed.nbytes)
+    return sizes
+
+
+class _Push:
+    """A push under way."""
+
+    def __init__(self, context: Context, remote: Remote, manner: Manner, plan: TransferPlan) -> None:
+        self.sent_bytes = self.sent_count = 0
+        self.warnings: list[str] = []
+        self._context, self._remote, self._manner, self._plan = context, remote, manner, plan
+        self._record = record.read_record(context.layout, remote.name)
+        self._before = self._record.render()
+        self._limiter = None if manner.bytes_s is None else RateLimiter(manner.bytes_s)
+        self._budget = MemoryBudget()
+
+    def send_all(self) -> None:
+        """Send what the plan says, in batches."""
+        missing = {digest for digest, _ in self._plan.missing}
+        new = {info.id for info in self._plan.new}
+        # Newest first: if the machine dies in the middle, the latest state is the one that is there.
+        todo = sorted(self._plan.checkpoints, key=lambda info: info.order, reverse=True)
+        batch: list[CheckpointInfo] = []
+        for info in todo:
+            if info.id in new or self._lacks(info, missing):
+                batch.append(info)
+            if len(batch) == _BATCH:
+                self._send(batch)
+                batch = []
+        self._send(batch)
+        self._say()
+
+    def _lacks(self, info: CheckpointInfo, missing: set[str]) -> bool:
+        if not missing:
+            return False
+        with open_directory(self._context, info) as directory:
+            return any(blob.digest in missing for blob in directory.manifest.blobs)
+
+    def _send(self, batch: Sequence[CheckpointInfo]) -> None:
+        if not batch:
+            return
+        with ExitStack() as opened:
+            # Open until their manifests are there: what is being pushed is not dropped here meanwhile (rule L).
+            directories = [opened.enter_context(open_directory(self._context, info)) for info in batch]
+            for _ in range(_BEGINNINGS):
+                intents = [self._intent(directory) for directory in directories]
+                try:
+                    self._send_under(directories, intents)
+                except Voided:
+                    continue
+                else:
+                    return
+                finally:
+                    # Best effort: one that stays goes stale, and a pruner takes it away.
+                    with suppress(RemoteError):
+                        self._remote.objects.delete([intent.key for intent in intents])
+        msg = f"the push to {self._remote.name} was overtaken by a pruner {_BEGINNINGS} times"
+        raise RemoteError(msg, hint="was this machine asleep? push again")
+
+    def _intent(self, directory: CheckpointDirectory) -> Intent:
+        manifest = directory.manifest
+        place = Place(manifest.run, manifest.step, directory.manifest_id)
+        return Intent.of(place, (blob.digest for blob in manifest.blobs), self._manner.clock)
+
+    def _send_under(self, directories: Sequence[CheckpointDirectory], intents: Sequence[Intent]) -> None:
+        objects = self._remote.objects
+        for intent in intents:
+            intent.write(objects)
+        wanted = {blob.digest: (blob, directory) for directory in directories for blob in directory.manifest.blobs}
+        # After the intents: a pruner that has not seen them finds its own list changed, or is found in it here.
+        condemned = spare(objects, wanted, cas=self._remote.cas)
+        names = {digest: str(condemned.name(digest)) for digest in wanted}
+        there = self._look(names, wanted)
+        lacking = [digest for digest in wanted if digest not in there]
+        # The largest first, or one thread sends it long after the others have ended.
+        lacking.sort(key=lambda digest: wanted[digest][0].nbytes, reverse=True)
+        tags: dict[str, str] = {}
+
+        def send(digest: str) -> None:
+            for intent in intents:
+                intent.renew(objects, cas=self._remote.cas)
+            blob, directory = wanted[digest]
+            tags[digest] = self._send_blob(directory, blob, keys.blob(names[digest])).tag
+
+        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._budget.end)
+        there = self._look(names, wanted) if lacking else there
+        gone = [digest for digest in wanted if digest not in there]
+        if gone:
+            msg = f"{len(gone)} blobs are not at {self._remote.name} after they were sent, such as {gone[0]}"
+            raise RemoteError(msg, hint="does another program remove objects there? push again")
+        for directory, intent in zip(directories, intents, strict=True):
+            self._publish(directory, intent)
+        for digest, tag in tags.items():
+            # Of this push's own write, by its mark: another client may have written the same name since.
+            if there[digest].tag == tag:
+                self._record.blobs[digest] = record.seen(there[digest], "sent")
+
+    def _look(
+        self, names: Mapping[str, str], wanted: Mapping[str, tuple[BlobRecord, CheckpointDirectory]]
+    ) -> dict[str, Listed]:
+        """Return the blobs whose current names are there with their sizes."""
+        objects = self._remote.objects
+        if len(names) <= _ASKED_MOST:
+            asked = {digest: objects.head(keys.blob(name)) for digest, name in names.items()}
+            found = {digest: listed for digest, listed in asked.items() if listed is not None}
+        else:
+            listing = {listed.key: listed for listed in objects.list(keys.BLOBS)}
+            by_key = {digest: listing.get(keys.blob(name)) for digest, name in names.items()}
+            found = {digest: listed for digest, listed in by_key.items() if listed is not None}
+        return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest][0].nbytes}
+
+    def _send_blob(self, directory: CheckpointDirectory, blob: BlobRecord, key: str) -> Listed:
+        with self._budget.taking(blob.nbytes):
+            data = _read_checked(directory, blob)
+            if self._limiter is not None:
+                self._limiter.wait(blob.nbytes)
+            written = self._put(key, data)
+        self.sent_bytes += blob.nbytes
+        self.sent_count += 1
+        return written
+
+    def _put(self, key: str, data: memoryview | bytes) -> Listed:
+        for attempt in range(_SENDS):
+            try:
+                written = self._remote.objects.put(key, data)
+            except RemoteError:
+                # A lost answer is no failure: the same bytes are written again, which changes nothing.
+                if attempt + 1 == _SENDS:
+                    raise
+            else:
+                if written.nbytes == len(data):
+                    return written
+            time.sleep(_PAUSE_S * attempt)
+        msg = f"{key} at {self._remote.name} has another size than was sent, {_SENDS} times"
+        raise RemoteError(msg)
+
+    def _publish(self, directory: CheckpointDirectory, intent: Intent) -> None:
+        objects = self._remote.objects
+        data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
+        # After all blobs were seen: from here the checkpoint exists whatever becomes of this process.
+        if self._remote.cas:
+            intent.commit(objects, data)
+        place = intent.place
+        if objects.head(place.dropped) is not None:
+            objects.delete([place.dropped])
+        written = self._put(place.manifest, data)
+        self._record.checkpoints[place.id] = text_of_time(written.modified)
+
+    def beside(self) -> None:
+        """Bring what was said about the checkpoints later, and their tags and pins."""
+        Beside(self._context, self._remote, self._record).push(self._plan.checkpoints)
+
+    def keep_record(self) -> None:
+        """Keep what was seen, as far as this process may write: a push from a store that is only read is one, too."""
+        if self._record.render() == self._before or self._context.readonly:
+            return
+        try:
+            record.write_record(self._context.layout, self._remote.name, self._record)
+        except (CkstoreError, OSError) as error:
+            self.warnings.append(f"what was seen at {self._remote.name} could not be noted: {error}")
+
+    def _say(self) -> None:
+        if self._manner.progress is not None:
+            self._manner.progress(self.sent_bytes, max(self._plan.missing_bytes, self.sent_bytes))
+
+
+def _read_checked(directory: CheckpointDirectory, blob: BlobRecord) -> memoryview:
+    """Return the bytes of a blob, which have its digest."""
+    what = f"the push of {directory.manifest.name}"
+    with directory.reporting_damage():
+        fd = directory.open_blob(blob, what, whole=True)
+    try:
+        if blob.nbytes > _MAPPED_FROM_BYTES:
+            data = mapping.map_file(fd, blob.nbytes)
+        else:
+            data = memoryview(bytearray(blob.nbytes))
+            files.read_into(fd, 0, data, f"{directory.path}: blob {blob.digest}")
+    finally:
+        os.close(fd)
+    found = algorithm_of(blob.digest).digest(data)
+    if found != blob.digest:
+        msg = f"{directory.path}: blob {blob.digest} is damaged: its bytes have the digest {found}; it was not sent"
+        raise DamagedBlob(msg, hint="ckstore verify --repair heals what has a right copy", blob=blob.digest)
+    return data

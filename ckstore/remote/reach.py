@@ -1,0 +1,83 @@
+"""Which place a caller means by the name of a remote: object storage, or another store in a directory."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.ops.open.opening import open_context
+from ckstore.remote.abilities import Abilities
+from ckstore.remote.objects import Remote
+from ckstore.remote.other_store import StoreSource
+from ckstore.remote.remotes import check_takes_pushes, entry_named, open_objects
+from ckstore.remote.source import ObjectSource, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckstore.ops.context import Context
+
+
+@dataclass(frozen=True, slots=True)
+class OtherStore:
+    """A store in another directory.
+
+    Attributes:
+        name: What users call it.
+        context: It, open.
+    """
+
+    name: str
+    context: Context
+
+
+RemoteLike = str | os.PathLike[str]
+"""Name of a remote, or the directory of another store."""
+
+
+def reach(context: Context, remote: RemoteLike | None, *, writing: bool = False) -> Remote | OtherStore:
+    """Return the remote that a caller names; None: the only one that the store has.
+
+    Raises:
+        RemoteError: There is none of that name.
+        BadInput: It is this store itself.
+    """
+    if remote is not None and (not isinstance(remote, str) or os.sep in remote):
+        return _other_store(context, Path(os.path.realpath(remote)), os.fspath(remote), writing=writing)
+    return open_remote(context, remote or "", writing=writing)
+
+
+def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote | OtherStore:
+    """Return the remote that the settings of the store have under a name; "": the only one."""
+    entry = entry_named(context.layout, name)
+    if entry.target.kind == "store":
+        return _other_store(context, Path(os.path.realpath(entry.target.path)), entry.name, writing=writing)
+    if writing:
+        check_takes_pushes(entry)
+    # Entered by a probe; a service that was never tried is taken to compare nothing.
+    seen = entry.abilities or Abilities(cas="no", checks_bodies=None)
+    return Remote(entry.name, open_objects(entry), cas=seen.cas != "no", checks_bodies=seen.checks_bodies is True)
+
+
+def _other_store(context: Context, path: Path, name: str, *, writing: bool) -> OtherStore:
+    opened, _ = open_context(path, readonly=not writing, recover=writing, catalog_path=None)
+    if opened.settings.uuid == context.settings.uuid and path.samefile(context.layout.path):
+        raise BadInput(f"{name} is this store itself", hint="name another store, or a remote")
+    if opened.settings.hash != context.settings.hash:
+        msg = f"{name} names its blobs by {opened.settings.hash}, and this store by {context.settings.hash}"
+        raise BadInput(msg, hint="a store takes checkpoints of stores with the same hash")
+    return OtherStore(name, opened)
+
+
+@contextmanager
+def source_of(remote: Remote | OtherStore) -> Iterator[Source]:
+    """Read from a remote for the time of a block."""
+    if isinstance(remote, Remote):
+        yield ObjectSource(remote.objects, remote.name)
+        return
+    with StoreSource(remote.name, remote.context) as source:
+        yield source

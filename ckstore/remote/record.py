@@ -1,0 +1,142 @@
+"""What a remote was seen to have, kept in the store: ``remotes/<name>.json``. Source: docs/format/v1.md, "remotes/".
+
+It saves requests and says what an eviction need not read back. It decides nothing that destroys: whoever lets bytes go
+lists the remote then, and believes an entry only if the remote still has the very version that was seen.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import files, links
+from ckstore.model.canonical import canonical_json
+from ckstore.model.digest import is_digest
+from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.seal import read, to_write
+from ckstore.objects.documents import atomic_file
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.layout import Layout
+    from ckstore.remote.objects import Listed
+
+FOLDER = "remotes"
+_FORMAT = "ckstore-remote-seen"
+_VERSION = 1
+_MAX_BYTES = 512 * 2**20
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
+
+How = Literal["sent", "read"]
+"""``sent``: this store sent the bytes. ``read``: they were read back, and had their digest."""
+
+
+class Seen(NamedTuple):
+    """A version of an object that was seen.
+
+    Attributes:
+        nbytes, modified, tag: As the remote listed it.
+        how: How it is known what it holds.
+    """
+
+    nbytes: int
+    modified: str
+    tag: str
+    how: How
+
+    def is_still(self, listed: Listed) -> bool:
+        """Whether a remote lists this very version."""
+        return (self.nbytes, self.modified, self.tag) == (listed.nbytes, listed.modified.isoformat(), listed.tag)
+
+
+def seen(listed: Listed, how: How) -> Seen:
+    """Return what is to be kept of an object."""
+    return Seen(listed.nbytes, listed.modified.isoformat(), listed.tag, how)
+
+
+@dataclass(slots=True)
+class Record:
+    """What one remote was seen to have.
+
+    Attributes:
+        blobs: Digest -> the version whose bytes are known.
+        documents: Key of a small document -> digest of the bytes that it was given, and the version that came of it.
+        checkpoints: Ids of the checkpoints of which every blob was seen there after the manifest was written.
+    """
+
+    blobs: dict[str, Seen] = field(default_factory=dict)
+    documents: dict[str, tuple[str, str]] = field(default_factory=dict)
+    checkpoints: dict[str, str] = field(default_factory=dict)
+
+    def render(self) -> bytes:
+        """Return the content of the file."""
+        members = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "blobs": {digest: list(one) for digest, one in self.blobs.items()},
+            "documents": {key: list(one) for key, one in self.documents.items()},
+            "checkpoints": self.checkpoints,
+        }
+        return canonical_json(members) + b"\n"
+
+
+def _parse(data: bytes, where: str) -> Record:
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), _VERSION, where)
+    blobs, documents, checkpoints = (members.get(name, {}) for name in ("blobs", "documents", "checkpoints"))
+    for name, value in (("blobs", blobs), ("documents", documents), ("checkpoints", checkpoints)):
+        if not isinstance(value, dict):
+            refuse(where, name, "an object", value)
+    return Record(
+        {digest: _seen(one, where) for digest, one in blobs.items() if is_digest(digest)},
+        {key: _pair(one, where) for key, one in documents.items()},
+        {id: _time(when, where) for id, when in checkpoints.items() if is_digest(id)},
+    )
+
+
+def _seen(value: Any, where: str) -> Seen:
+    is_form = isinstance(value, list) and len(value) == 4 and isinstance(value[0], int)
+    if not is_form or value[3] not in ("sent", "read"):
+        refuse(where, "blobs", "[size, time, tag, sent or read]", value)
+    return Seen(value[0], _time(value[1], where), str(value[2]), value[3])
+
+
+def _pair(value: Any, where: str) -> tuple[str, str]:
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(one, str) for one in value):
+        refuse(where, "documents", "[digest, tag]", value)
+    return value[0], value[1]
+
+
+def _time(value: Any, where: str) -> str:
+    try:
+        datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        refuse(where, "a time", "as ISO 8601 has it", value)
+    return str(value)
+
+
+def _place(layout: Layout, name: str) -> Inside:
+    return layout.root / FOLDER / f"{name if _NAME.match(name) and not name.startswith('.') else 'other'}.json"
+
+
+def read_record(layout: Layout, name: str) -> Record:
+    """Return what is known of a remote; nothing if there is no file, or one that cannot be read: it saves work only."""
+    path = _place(layout, name)
+    try:
+        return read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))
+    except (FileNotFoundError, NotADirectoryError, CkstoreError):
+        return Record()
+
+
+def write_record(layout: Layout, name: str, record: Record) -> None:
+    """Keep what is known of a remote, durably."""
+    path = _place(layout, name)
+    data = to_write(record, _parse, most_bytes=_MAX_BYTES, where=str(path))
+    links.make_directory(layout.root / FOLDER)
+    with atomic_file.changing(layout) as lock, files.opened_directory(layout.root / FOLDER) as fd:
+        atomic_file.replace_file(layout, lock, fd, path.name, data)

@@ -1,0 +1,105 @@
+"""Small objects of a remote that may change: tags, pins, annotations. Source: docs/format/remote-v1.md."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, CkstoreError, RemoteError
+from ckstore.model.canonical import canonical_json
+from ckstore.model.digest import is_digest
+from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.names import check_run, check_step
+from ckstore.model.seal import read, seal
+from ckstore.remote import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckstore.remote.objects import Listed, Objects, Remote
+
+_FORMAT = "ckstore-remote-tag"
+_VERSION = 1
+TAG_MAX_BYTES = 2**20
+# Each try is lost to another client that wrote the same small object in the same moment.
+_TRIES = 10
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteTag:
+    """What a tag at a remote names."""
+
+    run: str
+    step: int
+    id: str
+
+    def render(self) -> bytes:
+        """Return the content of the object."""
+        members = {"format": _FORMAT, "version": _VERSION, "run": self.run, "step": self.step, "id": self.id}
+        return seal(canonical_json(members) + b"\n")
+
+
+def parse_tag(data: bytes, where: str) -> RemoteTag:
+    """Return what the object of a tag says."""
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), _VERSION, where)
+    try:
+        run, step = check_run(members.get("run")), check_step(members.get("step"))
+    except BadInput as error:
+        raise BadInput(f"{where}: {error.message}") from error
+    if not is_digest(members.get("id")):
+        refuse(where, "id", "an id", members.get("id"))
+    return RemoteTag(run, step, members["id"])
+
+
+def read_tags(objects: Objects) -> dict[str, RemoteTag]:
+    """Return every tag; those that cannot be read are left out."""
+    found = {name: listed.key for listed in objects.list(keys.TAGS) if (name := keys.tag_in(listed.key))}
+    tags: dict[str, RemoteTag] = {}
+    for name, key in found.items():
+        data = objects.get(key, TAG_MAX_BYTES)
+        try:
+            if data is not None:
+                tags[name] = read(data, parse_tag, key)
+        except CkstoreError:  # a tag of another checkpoint must not keep this one from being found
+            continue
+    return tags
+
+
+def change(remote: Remote, key: str, make: Callable[[bytes | None], bytes | None], *, most_bytes: int) -> Listed | None:
+    """Give a small object the content that `make` returns for what is there, by compare-and-swap where it works.
+
+    Args:
+        remote: Where.
+        key: Which object.
+        make: Called with what is there, None if nothing is, perhaps several times; None: leave it.
+        most_bytes: More is refused.
+
+    Returns:
+        The version that is there now; None: nothing is there.
+
+    Raises:
+        RemoteError: Others changed it again and again.
+    """
+    objects = remote.objects
+    for _ in range(_TRIES):
+        # The version first: what is read is that or a newer one, and then the swap fails.
+        version = objects.head(key)
+        present = None if version is None else objects.get(key, most_bytes)
+        wanted = make(present)
+        if wanted is None or wanted == present:
+            return version
+        if not remote.cas:
+            return objects.put(key, wanted)
+        if version is not None:
+            written = objects.update(key, wanted, version)
+        else:
+            written = objects.head(key) if objects.create(key, wanted) else None
+        if written is not None:
+            return written
+        time.sleep(_PAUSE_S)
+    raise RemoteError(f"{key} at {remote.name} was changed by other clients {_TRIES} times", hint="push again")

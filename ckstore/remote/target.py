@@ -1,0 +1,149 @@
+"""Where a remote is: another store in a directory, or a prefix of object storage. A value; nothing is opened here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from ckstore.errors import BadInput
+from ckstore.model.document import refuse
+from ckstore.model.names import expanded
+
+if TYPE_CHECKING:
+    import os
+
+Kind = Literal["store", "url"]
+SCHEMES: Final = ("s3", "gs", "az", "memory")
+"""``memory`` is for tests: objects of this process."""
+
+# What services take as the name of a bucket, account or container; it becomes a part of URLs.
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
+_SEGMENT = re.compile(r"[A-Za-z0-9._=+-]{1,255}\Z")
+_REGION = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
+_URL_HOW = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+_NO_SECRETS = "give credentials by the environment, a profile or a role: they are never kept in a store"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a remote is.
+
+    Attributes:
+        kind: ``store``: a directory that holds a ckstore store. ``url``: object storage.
+        address: The absolute path of the directory, or the URL without a slash at its end.
+        endpoint: URL of an S3-compatible service, or of an emulator; "": that of the environment, or the provider's.
+        region: Of an S3 bucket; "": what the environment says.
+    """
+
+    kind: Kind
+    address: str
+    endpoint: str = ""
+    region: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind == "store":
+            _check_directory(self)
+        else:
+            _check_url(self.address)
+            _check_endpoint(self.endpoint)
+        if self.region and _REGION.match(self.region) is None:
+            raise BadInput(f"a region has letters, digits and dashes, got {self.region!r}")
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.endpoint})" if self.endpoint else self.address
+
+    @property
+    def scheme(self) -> str:
+        """``s3``, ``gs``, ``az`` or ``memory``; "" for a directory."""
+        return self.address.partition("://")[0] if self.kind == "url" else ""
+
+    @property
+    def bucket(self) -> str:
+        """The bucket or container; "" for a directory."""
+        return urlsplit(self.address).netloc if self.kind == "url" else ""
+
+    @property
+    def prefix(self) -> str:
+        """The keys of a remote begin with this: "", or with a slash at its end."""
+        path = urlsplit(self.address).path.strip("/") if self.kind == "url" else ""
+        return f"{path}/" if path else ""
+
+    @property
+    def path(self) -> Path:
+        """The directory of a store.
+
+        Raises:
+            BadInput: It is a URL.
+        """
+        if self.kind != "store":
+            raise BadInput(f"{self.address} is not a directory")
+        return Path(self.address)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``config.json`` keeps of it."""
+        more = {"endpoint": self.endpoint, "region": self.region}
+        return {"kind": self.kind, "address": self.address, **{name: value for name, value in more.items() if value}}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> Target:
+        """Return what ``config.json`` says; `where` is for messages."""
+        if not isinstance(value, dict) or value.get("kind") not in ("store", "url"):
+            refuse(where, "target", "an object with a kind, store or url", value)
+        texts = [value.get("address"), value.get("endpoint", ""), value.get("region", "")]
+        if not all(isinstance(text, str) for text in texts):
+            refuse(where, "target", "texts", value)
+        try:
+            return cls(value["kind"], *texts)
+        except BadInput as error:
+            raise BadInput(f"{where}: {error.message}", hint=error.hint) from error
+
+
+def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None) -> Target:
+    """Return what a user means: a URL, or the directory of a store.
+
+    Raises:
+        BadInput: It is neither, or it contains credentials.
+    """
+    if isinstance(text, str) and "://" in text:
+        # A slash at the end, and two of them, would make other keys of the same place.
+        head, _, rest = text.partition("://")
+        bucket, *folders = rest.split("/")
+        address = f"{head}://{'/'.join([bucket, *filter(None, folders)])}"
+        return Target("url", address, (endpoint or "").rstrip("/"), region or "")
+    if endpoint or region:
+        raise BadInput("a directory has neither an endpoint nor a region", hint=f"give a URL: {_URL_HOW}")
+    return Target("store", str(expanded(text).absolute()))
+
+
+def _check_directory(target: Target) -> None:
+    if not target.address.startswith("/") or "\0" in target.address:
+        raise BadInput(f"the directory of a store is an absolute path, got {target.address!r}")
+    if target.endpoint or target.region:
+        raise BadInput("a directory has neither an endpoint nor a region", hint=f"give a URL: {_URL_HOW}")
+
+
+def _check_url(address: str) -> None:
+    # Before anything of it is put into a message: it may hold a password.
+    if "@" in address or "?" in address or "#" in address:
+        raise BadInput("the address of a remote has no user, password, query or fragment", hint=_NO_SECRETS)
+    parts = urlsplit(address)
+    if parts.scheme not in SCHEMES:
+        raise BadInput(f"a remote is a directory or {_URL_HOW}, got {address!r}")
+    if _BUCKET.match(parts.netloc) is None:
+        raise BadInput(f"{address!r} does not name a bucket", hint=f"for example {_URL_HOW}")
+    segments = [part for part in parts.path.strip("/").split("/") if part]
+    if any(_SEGMENT.match(part) is None or part in (".", "..") for part in segments):
+        raise BadInput(f"a prefix has the characters A-Z a-z 0-9 . _ = + - between slashes, got {address!r}")
+
+
+def _check_endpoint(endpoint: str) -> None:
+    if not endpoint:
+        return
+    if "@" in endpoint or "?" in endpoint or "#" in endpoint:
+        raise BadInput("an endpoint has no user, password, query or fragment", hint=_NO_SECRETS)
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise BadInput(f"an endpoint is a URL such as https://s3.example.org, got {endpoint!r}")

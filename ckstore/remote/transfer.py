@@ -1,0 +1,105 @@
+"""Push and pull as callers mean them: which checkpoints, where to, how fast."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.sizes import parse_size
+from ckstore.ops.refs.find import text_of
+from ckstore.remote import pull as pulling
+from ckstore.remote import push as pushing
+from ckstore.remote.find_there import find_there
+from ckstore.remote.objects import Remote
+from ckstore.remote.other_store import StoreSource
+from ckstore.remote.pull import Pull
+from ckstore.remote.push import Manner, place_of
+from ckstore.remote.reach import RemoteLike, reach, source_of
+
+if TYPE_CHECKING:
+    from ckstore.model.reports.progress import Progress
+    from ckstore.model.reports.transfer import TransferPlan, TransferReport
+    from ckstore.objects.publish import IfExists
+    from ckstore.ops.context import Context
+    from ckstore.remote.choice import Choice
+    from ckstore.remote.keys import Place
+    from ckstore.remote.source import Source
+
+
+def manner(bwlimit: int | str | None, progress: Progress | None) -> Manner:
+    """Return how a transfer goes; `bwlimit` is a number of bytes a second, or a size.
+
+    Raises:
+        BadInput: It is not above 0.
+    """
+    bytes_s = parse_size(bwlimit) if isinstance(bwlimit, str) else bwlimit
+    if bytes_s is not None and bytes_s <= 0:
+        raise BadInput(f"bwlimit is a number of bytes a second above 0, got {bwlimit!r}")
+    return Manner(bytes_s, progress)
+
+
+def plan_push(context: Context, choice: Choice, remote: RemoteLike | None) -> TransferPlan:
+    """See `ckstore.Store.plan_push`."""
+    infos = choice.of(context)
+    there = reach(context, remote)
+    if isinstance(there, Remote):
+        return pushing.plan_push(context, infos, there)
+    with StoreSource(str(context.layout.path), context) as source:
+        plan = pulling.plan_pull(there.context, source, [place_of(info) for info in infos])
+    return replace(plan, direction="push", remote=there.name)
+
+
+def push(
+    context: Context,
+    choice: Choice,
+    remote: RemoteLike | None,
+    *,
+    bwlimit: int | str | None = None,
+    progress: Progress | None = None,
+) -> TransferReport:
+    """See `ckstore.Store.push`."""
+    how = manner(bwlimit, progress)
+    infos = choice.of(context)
+    there = reach(context, remote, writing=True)
+    if isinstance(there, Remote):
+        return pushing.push(context, infos, there, how)
+    # The other store takes them by its own protocol, as it takes those of any source.
+    newest_first = sorted(infos, key=lambda info: info.order, reverse=True)
+    with StoreSource(str(context.layout.path), context) as source:
+        report = Pull(there.context, source, how).bring([place_of(info) for info in newest_first])
+    return replace(report, direction="push", remote=there.name)
+
+
+def plan_pull(context: Context, choice: Choice, remote: RemoteLike | None) -> TransferPlan:
+    """See `ckstore.Store.plan_pull`."""
+    with source_of(reach(context, remote)) as source:
+        return pulling.plan_pull(context, source, _places(context, source, choice))
+
+
+def pull(  # noqa: PLR0917
+    context: Context,
+    choice: Choice,
+    remote: RemoteLike | None,
+    if_exists: IfExists,
+    bwlimit: int | str | None,
+    progress: Progress | None,
+) -> TransferReport:
+    """See `ckstore.Store.pull`."""
+    how = manner(bwlimit, progress)
+    context.check_writable()
+    with source_of(reach(context, remote)) as source:
+        return Pull(context, source, how, if_exists).bring(_places(context, source, choice))
+
+
+def _places(context: Context, source: Source, choice: Choice) -> list[Place]:
+    """Return the checkpoints of a source that a caller names."""
+    if choice.by_rule():
+        run = choice.run if choice.run is not None else context.run
+        places = source.places("" if run is None else f"{run}/")
+        tagged = {*source.tags().values()} if choice.tagged else set()
+        return [place for place in places if not choice.tagged or place in tagged]
+    found = [ref.id if isinstance(ref, CheckpointInfo) else text_of(ref) for ref in choice.several()]
+    prefix = context.layout.hash_prefix
+    return [*dict.fromkeys(find_there(source, ref, run=context.run, hash_prefix=prefix) for ref in found)]

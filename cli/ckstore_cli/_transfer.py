@@ -1,0 +1,53 @@
+"""What push and pull have in common: which checkpoints, where, how fast, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ckstore.model.words import printable
+from ckstore_cli._refs import complete_run
+
+if TYPE_CHECKING:
+    from ckstore.model.reports.transfer import TransferPlan, TransferReport
+    from ckstore_cli._output import Output
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def transfer_options(function: F) -> F:
+    """Add the options that say what is moved, and how."""
+    for option in reversed(
+        (
+            click.option("--all", "all_of_them", is_flag=True, help="Every checkpoint."),
+            click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag."),
+            click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run."),
+            click.option(
+                "--remote",
+                metavar="NAME",
+                help="A remote, or the directory of another store. Default: the only remote.",
+            ),
+            click.option("--bwlimit", metavar="SIZE", help="At most this much a second, such as 50MiB."),
+            click.option("--dry-run", is_flag=True, help="Only say what would be moved."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def print_plan(out: Output, plan: TransferPlan) -> None:
+    """Print what would be moved."""
+    out.document(plan)
+    for info in plan.new:
+        out.line(printable(f"new  {info}"))
+    out.line(str(plan))
+
+
+def print_report(out: Output, report: TransferReport) -> None:
+    """Print what was moved."""
+    out.document(report)
+    for text in report.warnings:
+        out.warning(printable(text))
+    out.line(str(report))

@@ -1,0 +1,1 @@
+"""Commands that move checkpoints to remotes and back."""

@@ -1,0 +1,78 @@
+"""``ckstore pull``: bring checkpoints of a remote into the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._progress import Progress
+from ckstore_cli._transfer import print_plan, print_report, transfer_options
+
+if TYPE_CHECKING:
+    from ckstore.objects.publish import IfExists
+
+
+@click.command()
+@click.argument("refs", metavar="[REF]...", nargs=-1)
+@transfer_options
+@click.option(
+    "--if-exists",
+    type=click.Choice(["error", "replace", "keep"]),
+    default="error",
+    show_default=True,
+    help="Where another checkpoint has that run and step here.",
+)
+@store_option
+@json_option
+@pass_frame
+def pull(  # noqa: PLR0917 - one for each option
+    frame: Frame,
+    refs: tuple[str, ...],
+    all_of_them: bool,  # noqa: FBT001 - click's
+    tagged: bool,  # noqa: FBT001 - click's
+    run: str | None,
+    remote: str | None,
+    bwlimit: str | None,
+    dry_run: bool,  # noqa: FBT001 - click's
+    if_exists: IfExists,
+) -> None:
+    """Bring the checkpoints REF of a remote into the store; without REF the newest.
+
+    A REF is looked up at the remote. Only what is missing here is fetched, and
+    each blob is compared with its digest before it gets its name. A pull that
+    was cut off goes on where it ended when it is made again.
+
+    \b
+    Example:
+      ckstore pull
+      ckstore pull best --remote cold
+      ckstore pull main@1200 --remote /mnt/shared/store --dry-run
+
+    \b
+    Exit status:
+      0  done: each checkpoint is whole here
+      1  something is missing or damaged there, or another checkpoint is here
+      2  wrong usage
+      4  there is no such store, checkpoint or remote
+      5  one is to be replaced that has a tag or a pin
+      6  not enough space
+    """
+    out = frame.output()
+    if dry_run:
+        with frame.reading() as store:
+            print_plan(out, store.plan_pull(refs or None, remote, run=run, all=all_of_them, tagged=tagged))
+        return
+    with frame.writing() as store, Progress("pulling", quiet=out.as_json) as shown:
+        report = store.pull(
+            refs or None,
+            remote,
+            run=run,
+            all=all_of_them,
+            tagged=tagged,
+            if_exists=if_exists,
+            bwlimit=bwlimit,
+            progress=shown.at,
+        )
+    print_report(out, report)

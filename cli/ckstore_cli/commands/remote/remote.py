@@ -1,0 +1,149 @@
+"""``ckstore remote``: the places outside that checkpoints are pushed to and pulled from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ckstore_cli._format import columns
+from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+
+if TYPE_CHECKING:
+    from ckstore.remote.remotes import RemoteEntry
+    from ckstore_cli._output import Output
+
+
+@click.group()
+def remote() -> None:
+    """Name, try and forget the places that checkpoints are pushed to.
+
+    A remote is a prefix of object storage (s3://, gs://, az://), or another
+    store in a directory. Credentials come from the environment, a profile or a
+    role; they are never kept in the store.
+
+    \b
+    Example:
+      ckstore remote add cold s3://bucket/run
+      ckstore remote list
+      ckstore remote probe cold
+      ckstore remote rm cold
+    """
+
+
+@remote.command("add")
+@click.argument("name")
+@click.argument("target")
+@click.option("--endpoint", metavar="URL", help="An S3-compatible service, such as https://s3.example.org.")
+@click.option("--region", help="Region of the bucket; that of the environment by default.")
+@store_option
+@json_option
+@pass_frame
+def add(frame: Frame, name: str, target: str, endpoint: str | None, region: str | None) -> None:
+    """Give the place TARGET a NAME, after trying what it does.
+
+    \b
+    Example:
+      ckstore remote add cold s3://bucket/run
+      ckstore remote add lab s3://bucket/run --endpoint https://s3.example.org
+      ckstore remote add nas /mnt/shared/store
+
+    \b
+    Exit status:
+      0  done
+      1  the place cannot be reached or used
+      2  wrong usage, or the name is taken
+      4  there is no such store
+    """
+    with frame.writing() as store:
+        entry = store.remotes.add(name, target, endpoint=endpoint, region=region)
+    _print(frame.output(), entry)
+
+
+@remote.command("list")
+@store_option
+@json_option
+@pass_frame
+def list_(frame: Frame) -> None:
+    """List the remotes of the store.
+
+    \b
+    Example:
+      ckstore remote list --json
+
+    \b
+    Exit status:
+      0  done, also where there are none
+      2  wrong usage
+      4  there is no such store
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        found = store.remotes.list()
+    for entry in found:
+        out.document(entry)
+    if found:
+        rows = [("name", "target", "endpoint"), *((one.name, one.target.address, one.target.endpoint) for one in found)]
+        out.table(columns(rows, "<<<"))
+    else:
+        out.note("this store has no remote; add one: ckstore remote add NAME s3://BUCKET/PREFIX")
+
+
+@remote.command("probe")
+@click.argument("name")
+@store_option
+@json_option
+@pass_frame
+def probe(frame: Frame, name: str) -> None:
+    """Try again what the remote NAME does, and remember it.
+
+    \b
+    Example:
+      ckstore remote probe cold
+
+    \b
+    Exit status:
+      0  done
+      1  the place cannot be reached or used, or another remote is there
+      2  wrong usage
+      4  there is no such store or remote
+    """
+    with frame.writing() as store:
+        entry = store.remotes.probe(name)
+    _print(frame.output(), entry)
+
+
+@remote.command("rm")
+@click.argument("name")
+@store_option
+@json_option
+@pass_frame
+def rm(frame: Frame, name: str) -> None:
+    """Forget the remote NAME; nothing at its place is touched.
+
+    \b
+    Example:
+      ckstore remote rm cold
+
+    \b
+    Exit status:
+      0  done
+      2  wrong usage
+      4  there is no such store or remote
+    """
+    out = frame.output()
+    with frame.writing() as store:
+        entry = store.remotes.get(name)
+        store.remotes.remove(name)
+    out.document(entry)
+    out.line(f"forgot {entry.name}; nothing at {entry.target} was touched")
+
+
+def _print(out: Output, entry: RemoteEntry) -> None:
+    out.document(entry)
+    out.line(f"{entry.name} is {entry.target}")
+    if entry.abilities is None:
+        out.line("  a store in a directory: pushes save there as any process does")
+        return
+    for line in entry.abilities.lines():
+        out.line(f"  {line}")

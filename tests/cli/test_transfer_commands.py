@@ -1,0 +1,33 @@
+"""``ckstore push`` and ``pull``, to and from another store in a directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ckstore import Store
+from tests.cli.conftest import Run
+from tests.cli.test_command_line_page import keys, section
+
+
+def test_a_checkpoint_goes_there_and_comes_back(run: Run, saved: Path, tmp_path: Path) -> None:
+    there, back = Store.init(tmp_path / "there"), Store.init(tmp_path / "back")
+    plan = run("push", "--all", "--remote", there.path, "--dry-run", "--store", saved)
+    assert plan.exit_code == 0
+    assert "would push" in plan.stdout
+    assert there.checkpoints() == []
+    pushed = run("push", "--all", "--remote", there.path, "--store", saved)
+    assert pushed.exit_code == 0, pushed.stderr
+    assert pushed.stdout.startswith("pushed ")
+    document = json.loads(run("pull", "best", "--remote", there.path, "--store", back.path, "--json").stdout)
+    assert document["new_count"] == 1
+    assert list(document) == keys(section("`ckstore push`"))
+    assert back.info("best").id == document["checkpoints"][0]["id"]
+
+
+def test_what_is_not_there_is_named(run: Run, saved: Path, tmp_path: Path) -> None:
+    there = Store.init(tmp_path / "there")
+    assert run("push", "nothing", "--remote", there.path, "--store", saved).exit_code == 4
+    assert run("pull", "9999", "--remote", there.path, "--store", saved).exit_code == 4
+    assert run("push", "best", "--all", "--remote", there.path, "--store", saved).exit_code == 2
+    assert run("push", "--remote", tmp_path / "no-store", "--store", saved).exit_code == 4

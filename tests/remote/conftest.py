@@ -1,0 +1,66 @@
+"""What tests of remotes share: doubles in memory, a small S3 service, a proxy before it, and credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ckstore.ops.context import Context
+from ckstore.remote import reach
+from ckstore.remote.objects import Remote
+from ckstore.remote.reach import OtherStore
+from ckstore.remote.target import Target
+from tests.remote.double import REMOTES
+from tests.support.s3_proxy import Proxy, faulty_proxy
+from tests.support.s3_server import KEY, SECRET, Service, s3_service
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+
+
+@pytest.fixture(autouse=True)
+def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the names of doubles lead to them; others lead to what the settings say."""
+    REMOTES.clear()
+    real = reach.open_remote
+
+    def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote | OtherStore:
+        return REMOTES.get(name) or real(context, name, writing=writing)
+
+    monkeypatch.setattr(reach, "open_remote", open_remote)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    """Return a service that does what S3 does."""
+    with s3_service() as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(service: Service) -> Iterator[Proxy]:
+    """Return a proxy before the service."""
+    with faulty_proxy(service.port) as running:
+        yield running
+
+
+@pytest.fixture
+def through(service: Service, proxy: Proxy) -> Target:
+    """Return the service as a target that is reached by the proxy."""
+    return service.target("run", proxy.port)
+
+
+@pytest.fixture
+def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """Return objects in memory, of this test alone."""
+    from ckstore.remote import engine
+
+    target = Target("url", f"memory://{abs(hash(request.node.nodeid))}/run")
+    yield target
+    engine._memory.pop(target.bucket, None)

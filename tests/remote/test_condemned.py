@@ -1,0 +1,116 @@
+"""Which name of a blob counts, and how a push takes blobs from what is condemned."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckstore.errors import CkstoreError
+from ckstore.model.seal import seal
+from ckstore.remote import keys
+from ckstore.remote.condemned import Batch, Condemned, read_condemned, read_versioned, spare, swap
+from ckstore.remote.engine import ServiceObjects
+from ckstore.remote.target import Target
+
+A, B, C = (f"xxh3-{letter * 32}" for letter in "abc")
+NOW = "2026-11-26T09:30:00.000000Z"
+BATCH = "0" * 32
+
+
+@pytest.fixture
+def objects(memory: Target) -> ServiceObjects:
+    """Return objects in memory."""
+    return ServiceObjects(memory)
+
+
+def test_nothing_is_condemned_at_first(objects: ServiceObjects) -> None:
+    assert names(objects, A, B) == [A, B]
+    assert objects.head(keys.CONDEMNED) is None
+
+
+def test_a_push_takes_condemned_blobs_out_and_burns_names_that_go(objects: ServiceObjects) -> None:
+    said = Condemned({A: NOW, B: NOW, f"{C}.2": NOW}, {BATCH: Batch((f"{C}.2", A), NOW)}, {C: 2})
+    swap(objects, said, None)
+
+    assert names(objects, A, C) == [f"{A}.1", f"{C}.3"]
+    assert read_condemned(objects) == Condemned({B: NOW}, said.deleting, {A: 1, C: 3})
+    assert names(objects, A, C) == [f"{A}.1", f"{C}.3"]
+
+
+def test_another_client_that_was_faster_is_heard(objects: ServiceObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+    swap(objects, Condemned(condemned={A: NOW}), None)
+    real, changes = (
+        objects.update,
+        [Condemned(condemned={A: NOW, B: NOW}), Condemned(deleting={BATCH: Batch((A,), NOW)})],
+    )
+
+    def update(*args: object) -> object:
+        if changes:
+            _, version = read_versioned(objects)
+            real(keys.CONDEMNED, seal(changes.pop(0).render()), version)  # type: ignore[arg-type]
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(objects, "update", update)
+
+    assert names(objects, A) == [f"{A}.1"]
+
+
+@pytest.mark.parametrize("name", ["aa/x", f"bb/{A}", f"aa/{A}.0", f"aa/{A}.01", f"aa/{A}."])
+def test_other_keys_are_not_those_of_blobs(name: str) -> None:
+    assert keys.blob_in(f"blobs/{name}") is None
+    assert keys.blob_in(name) is None
+
+
+def test_the_names_of_blobs_are_found_in_their_keys() -> None:
+    names = [A, f"{A}.1", f"{A}.12"]
+
+    assert [str(keys.blob_in(keys.blob(name))) for name in names] == names
+
+
+def test_a_burnt_name_is_never_used_again() -> None:
+    said = Condemned(burnt={B: 3})
+    said.burn([A, f"{B}.1", f"{C}.4"])
+
+    assert said.burnt == {A: 1, B: 3, C: 5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"burnt": {"../x": 1}},
+        {"burnt": {A: 0}},
+        {"burnt": {A: True}},
+        {"condemned": {"../x": NOW}},
+        {"condemned": {A: "now"}},
+        {"deleting": {BATCH: {"names": ["manifest.json"], "since": NOW}}},
+        {"deleting": {"x": {"names": [A], "since": NOW}}},
+        {"deleting": []},
+        {"version": 2},
+        {"format": "x"},
+    ],
+    ids=str,
+)
+def test_a_document_that_is_not_as_it_should_be_stops_a_push(
+    objects: ServiceObjects, change: dict[str, object]
+) -> None:
+    import json
+
+    members = {**json.loads(Condemned().render()), **change}
+    objects.put(keys.CONDEMNED, seal(json.dumps(members).encode()))
+
+    with pytest.raises(CkstoreError):
+        names(objects, A)
+
+
+def test_a_flipped_bit_is_found(objects: ServiceObjects) -> None:
+    swap(objects, Condemned(burnt={A: 1}), None)
+    data = objects.get(keys.CONDEMNED, 10**6) or b""
+    objects.put(keys.CONDEMNED, data.replace(b":1", b":3", 1))
+
+    with pytest.raises(CkstoreError, match="digest"):
+        names(objects, A)
+
+
+def names(objects: ServiceObjects, *digests: str) -> list[str]:
+    """Return the names that a push of these blobs uses."""
+    found = spare(objects, digests, cas=True)
+    return [str(found.name(digest)) for digest in digests]

@@ -1,0 +1,75 @@
+"""Push and pull between two stores in directories: each keeps its own protocol."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckstore import BadInput, RemoteError, StepExists, Store, StoreNotFound
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+from tests.support.stores import check_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    made.save(state(1), step=1, metrics={"loss": 2.0})
+    return made
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "other", chunk_bytes=MIB)
+
+
+def test_a_push_to_a_directory_is_a_whole_checkpoint_there(store: Store, other: Store) -> None:
+    store.tag("best", 1)
+    store.pin(1, "paper")
+    store.annotate(1, metrics={"bleu": 1.0})
+    plan = store.plan_push(1, other.path)
+    report = store.push(1, other.path)
+    assert (plan.direction, report.direction) == ("push", "push")
+    assert plan.missing_bytes == report.moved_bytes > 3 * MIB
+    assert other.info("best").metrics == {"loss": 2.0, "bleu": 1.0}
+    assert other.info(1).id == store.info(1).id
+    assert same(other.load(1), state(1))
+    assert other.verify().ok
+    check_store(other.path)
+    assert store.push(1, str(other.path)).moved_bytes == 0
+
+
+def test_a_pull_from_a_directory_takes_only_what_is_missing(store: Store, other: Store) -> None:
+    changed = state(1)
+    changed["step"] = 2
+    store.save(changed, step=2)
+    other.pull(1, store.path)
+    report = other.pull("latest", store.path)
+    assert report.checkpoints[0].step == 2
+    assert report.moved_bytes < MIB
+    check_store(other.path)
+
+
+def test_a_damaged_blob_of_the_other_store_is_refused(store: Store, other: Store) -> None:
+    blob = next((store.path / "checkpoints/main/1/blobs").iterdir())
+    os.chmod(blob, 0o644)
+    with open(blob, "r+b") as file:
+        file.write(b"\x00\x01\x02")
+    with pytest.raises(RemoteError, match="is damaged"):
+        other.pull(1, store.path)
+    assert other.checkpoints() == []
+
+
+def test_the_other_step_is_not_overwritten(store: Store, other: Store) -> None:
+    other.save(state(7), step=1)
+    with pytest.raises(StepExists):
+        store.push(1, other.path)
+
+
+def test_places_that_are_no_remote(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFound):
+        store.push(1, tmp_path / "nothing")
+    with pytest.raises(BadInput, match="this store itself"):
+        store.push(1, store.path)

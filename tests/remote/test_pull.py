@@ -1,0 +1,354 @@
+"""Pull: what comes down is hashed before it gets its name, appears at once, and is the same checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import AmbiguousRef, InsufficientSpace, NoSuchRef, RemoteError, StepExists, Store
+from ckstore.model.seal import seal
+from ckstore.remote import keys
+from tests.remote.double import Double, Fault, new_remote
+from tests.remote.test_push import MIB, state
+from tests.support.stores import check_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    made.save(state(1), step=1, metrics={"loss": 2.0})
+    return made
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "other", chunk_bytes=MIB)
+
+
+def same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return bool(found.keys() == wanted.keys()) and all(same(found[key], wanted[key]) for key in wanted)
+    return np.array_equal(found, wanted) if isinstance(wanted, np.ndarray) else bool(found == wanted)
+
+
+def test_a_pulled_checkpoint_is_the_same_one(store: Store, other: Store) -> None:
+    store.annotate(1, metrics={"bleu": 1.5}, note="good")
+    store.tag("best", 1)
+    pin = store.pin(1, "paper")
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    report = other.pull(1, remote)
+    assert report.new_count == 1
+    assert report.moved_bytes == sum(len(data) for key, data in objects.held.items() if key.startswith(keys.BLOBS))
+    mine, theirs = store.info(1), other.info(1)
+    assert (mine.id, mine.content, mine.sequence) == (theirs.id, theirs.content, theirs.sequence)
+    assert theirs.metrics == {"loss": 2.0, "bleu": 1.5}
+    assert [note.text for note in theirs.notes] == ["good"]
+    assert theirs.tags == ("best",)
+    assert [(found.name, found.reason) for found in other.pins()] == [(pin.name, "paper")]
+    assert same(other.load(1), state(1))
+    assert other.verify().ok
+    check_store(other.path)
+
+
+def test_what_the_store_has_is_not_fetched(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    other.save(state(1), step=7, run="before")
+    objects.forget_requests()
+    report = other.pull(1, remote)
+    assert report.new_count == 1
+    assert report.moved_bytes == 0
+    assert not [key for key in objects.keys_read if key.startswith(keys.BLOBS)]
+
+
+def test_a_second_pull_fetches_nothing_and_brings_what_was_said_since(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    other.pull(1, remote)
+    other.annotate(1, metrics={"own": 1.0})
+    store.annotate(1, metrics={"own": 5.0, "late": 2.0})
+    store.push(1, remote)
+    objects.forget_requests()
+    report = other.pull(1, remote)
+    assert report.new_count == report.moved_bytes == 0
+    assert other.info(1).metrics == {"loss": 2.0, "own": 1.0, "late": 2.0}
+
+
+def test_every_kind_of_ref(store: Store, other: Store) -> None:
+    store.save(state(2), step=2)
+    third = store.save(state(3), step=3)
+    store.tag("best", 2)
+    _, remote = new_remote(store.settings)
+    store.push(remote=remote, all=True)
+    assert other.plan_pull("latest", remote).checkpoints[0].step == 3
+    assert other.plan_pull("best", remote).checkpoints[0].step == 2
+    assert other.plan_pull(third.id[:14], remote).checkpoints[0].step == 3
+    assert other.plan_pull("main@1", remote).checkpoints[0].step == 1
+    assert other.plan_pull(third, remote).checkpoints[0].id == third.id
+    assert len(other.plan_pull(remote=remote, all=True).checkpoints) == 3
+    assert [info.step for info in other.plan_pull(remote=remote, tagged=True).checkpoints] == [2]
+    with pytest.raises(NoSuchRef, match="no step 9"):
+        other.pull(9, remote)
+    with pytest.raises(NoSuchRef, match="no tag 'worst'"):
+        other.pull("worst", remote)
+    store.save(state(4), step=1, run="second")
+    store.push("second@1", remote)
+    with pytest.raises(AmbiguousRef):
+        other.pull("latest", remote)
+
+
+def test_latest_goes_by_the_order_of_commits(store: Store, other: Store) -> None:
+    store.save(state(9), step=9)
+    resumed = store.save(state(5), step=5)
+    _, remote = new_remote(store.settings)
+    store.push(9, remote)
+    store.push(remote=remote, all=True)
+    assert other.pull("latest", remote).checkpoints[0].id == resumed.id
+
+
+def test_of_two_checkpoints_at_one_step_the_newer_is_meant(store: Store, other: Store, tmp_path: Path) -> None:
+    _, remote = new_remote(store.settings)
+    old = store.push(1, remote).checkpoints[0]
+    new = store.save(state(2), step=1, if_exists="replace")
+    store.push(1, remote)
+    assert other.pull(1, remote).checkpoints[0].id == new.id
+    third = Store.init(tmp_path / "third", chunk_bytes=MIB)
+    assert third.pull(old.id, remote).checkpoints[0].id == old.id
+
+
+@pytest.mark.parametrize("fault", ["flip", "fail"])
+def test_one_bad_answer_is_read_again(store: Store, other: Store, fault: Fault) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    harmed: set[str] = set()
+
+    def harm_once(call: str, key: str) -> Fault | None:
+        if call == "read" and key not in harmed:
+            harmed.add(key)
+            return fault
+        return None
+
+    objects.fault = harm_once
+    other.pull(1, remote)
+    assert len(harmed) > 3
+    assert other.verify().ok
+
+
+def test_a_damaged_blob_never_gets_its_name(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    key = next(key for key in objects.held if key.startswith(keys.BLOBS))
+    objects.held[key] = objects.held[key][:-1] + bytes([objects.held[key][-1] ^ 1])
+    with pytest.raises(RemoteError, match="is damaged"):
+        other.pull(1, remote)
+    assert other.checkpoints() == []
+    assert not list(other.path.rglob(key.rpartition("/")[2]))
+    assert other.verify().ok
+
+
+def test_a_missing_blob_is_named(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    key = next(key for key in objects.held if key.startswith(keys.BLOBS))
+    objects.delete([key])
+    with pytest.raises(RemoteError, match="is missing at away"):
+        other.pull(1, remote)
+    assert other.checkpoints() == []
+
+
+def test_a_pull_that_failed_goes_on_where_it_ended(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    bad = max(key for key in objects.held if key.startswith(keys.BLOBS))
+    objects.fault = lambda call, key: "fail" if call == "read" and key == bad else None
+    with pytest.raises(RemoteError):
+        other.pull(1, remote)
+    objects.fault = lambda *_: None
+    objects.forget_requests()
+    Store.open(other.path).pull(1, remote)
+    assert objects.keys_read.count(bad) == 1
+    assert len([key for key in objects.keys_read if key.startswith(keys.BLOBS)]) < len(
+        os.listdir(store.path / "checkpoints/main/1/blobs")
+    )
+    assert other.verify().ok
+
+
+def test_what_a_failed_pull_fetched_goes_with_the_next_gc(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    bad = max(key for key in objects.held if key.startswith(keys.BLOBS))
+    objects.fault = lambda call, key: "fail" if call == "read" and key == bad else None
+    with pytest.raises(RemoteError):
+        other.pull(1, remote)
+    other.gc()
+    assert not list((other.path / "blobs").rglob("xxh3-*"))
+    check_store(other.path)
+
+
+def test_another_checkpoint_at_the_step_stays_unless_asked(store: Store, other: Store) -> None:
+    _, remote = new_remote(store.settings)
+    pushed = store.push(1, remote).checkpoints[0]
+    mine = other.save(state(5), step=1)
+    with pytest.raises(StepExists):
+        other.pull(1, remote)
+    assert other.info(1).id == mine.id
+    assert other.pull(1, remote, if_exists="keep").checkpoints[0].id == mine.id
+    assert other.pull(1, remote, if_exists="replace").checkpoints[0].id == pushed.id
+    assert other.info(1).id == pushed.id
+    check_store(other.path)
+
+
+def test_the_same_content_counts_as_the_checkpoint(store: Store, other: Store) -> None:
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+    mine = other.save(state(1), step=1)
+    assert other.pull(1, remote).checkpoints[0].id == mine.id
+
+
+def test_a_tag_that_is_here_does_not_move(store: Store, other: Store) -> None:
+    store.tag("best", 1)
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+    other.save(state(5), step=5)
+    other.tag("best", 5)
+    report = other.pull(1, remote)
+    assert "the tag best names main@5 here and main@1 at away" in report.warnings[0]
+    assert other.info("best").step == 5
+
+
+def test_order_goes_on_above_what_was_pulled(store: Store, other: Store) -> None:
+    for step in range(2, 6):
+        store.save(state(1), step=step)
+    _, remote = new_remote(store.settings)
+    store.push(5, remote)
+    other.pull(5, remote)
+    assert other.save(state(6), step=1).sequence > store.info(5).sequence
+    assert other.latest(run="main") is not None
+    assert other.info("latest").step == 1
+
+
+def test_a_hostile_manifest_is_refused_by_the_reader_of_every_manifest(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    place = keys.Place("main", 1, info.id)
+    whole = objects.held[place.manifest]
+    for bad in (whole[:-5], whole.replace(b'"run":"main"', b'"run":"../a"'), b"{}", b"\xff" * 100):
+        objects.put(place.manifest, bad)
+        with pytest.raises(RemoteError):
+            other.pull(1, remote)
+    # Under another key: a whole manifest that is not that of its place.
+    objects.put(keys.Place("main", 2, info.id).manifest, whole)
+    with pytest.raises(RemoteError, match="wanted id"):
+        other.pull("main@2", remote)
+    assert other.checkpoints() == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "checkpoints/../../etc/1/xxh3-00000000000000000000000000000000/manifest.json",
+        "checkpoints/main/01/xxh3-00000000000000000000000000000000/manifest.json",
+        "checkpoints/main/1/../manifest.json",
+        "checkpoints/main/1/xxh3-0/manifest.json",
+        "checkpoints/main/1/manifest.json",
+    ],
+)
+def test_keys_of_another_form_are_ignored(store: Store, other: Store, key: str) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    objects.put(key, b"{}")
+    objects.put("refs/../../x.json", b"{}")
+    objects.put("pins/../x.json", b"{}")
+    assert len(other.pull(remote=remote, all=True).checkpoints) == 1
+
+
+def test_a_damaged_annotation_or_pin_is_said_and_keeps_nothing_from_being_pulled(store: Store, other: Store) -> None:
+    store.annotate(1, metrics={"bleu": 1.0})
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    objects.put(keys.Place("main", 1, info.id).annotations, b"[]")
+    objects.put("pins/odd.json", seal(json.dumps({"format": "ckstore-pin", "version": 1}).encode()))
+    report = other.pull(1, remote)
+    assert len(report.warnings) == 2
+    assert other.verify().ok
+
+
+def test_a_dropped_checkpoint_is_not_there(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    objects.put(keys.Place("main", 1, info.id).dropped, b"{}")
+    with pytest.raises(NoSuchRef):
+        other.pull(1, remote)
+
+
+def test_a_blob_under_a_later_name_is_found(store: Store, other: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    key = next(key for key in objects.held if key.startswith(keys.BLOBS))
+    objects.put(f"{key}.1", b"x" * len(objects.held[key]))
+    objects.put(f"{key}.10", objects.held[key])
+    objects.delete([key])
+    other.pull(1, remote)
+    assert other.verify().ok
+
+
+def test_no_room_is_said_before_anything_is_fetched(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.fs import peek
+
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    room = peek.free_space(other.path)
+    monkeypatch.setattr(peek, "free_space", lambda _: room._replace(free_bytes=MIB))
+    with pytest.raises(InsufficientSpace, match="nothing was fetched"):
+        other.pull(1, remote)
+    assert objects.requests["read"] == 0
+
+
+def test_memory_is_bounded_by_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckstore.remote import budget
+
+    monkeypatch.setattr(budget.MemoryBudget.__init__, "__defaults__", (3 * MIB,))
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.save({"big": np.random.default_rng(1).integers(0, 255, 24 * MIB, dtype=np.uint8)}, step=1)
+    objects, remote = new_remote(store.settings)
+    _hold_in_flight(objects)
+    store.push(1, remote)
+    assert 0 < objects.most_in_flight_bytes <= 3 * MIB
+    objects.most_in_flight_bytes = 0
+    Store.init(tmp_path / "other", chunk_bytes=MIB).pull(1, remote)
+    assert 0 < objects.most_in_flight_bytes <= 3 * MIB
+
+
+def _hold_in_flight(objects: Double) -> None:
+    import time
+
+    carry = objects._carry
+
+    def slowly(nbytes: int) -> None:
+        with objects._mutex:
+            objects._in_flight += nbytes
+            objects.most_in_flight_bytes = max(objects.most_in_flight_bytes, objects._in_flight)
+        time.sleep(0.01)
+        with objects._mutex:
+            objects._in_flight -= nbytes
+        carry(0)
+
+    objects._carry = slowly  # type: ignore[method-assign]
+
+
+def test_progress_ends_at_what_was_to_be_moved(store: Store, other: Store) -> None:
+    _, remote = new_remote(store.settings)
+    said: list[tuple[int, int]] = []
+    moved = store.push(1, remote, progress=lambda *at: said.append(at)).moved_bytes
+    assert said[-1] == (moved, moved)
+    said.clear()
+    other.pull(1, remote, progress=lambda *at: said.append(at))
+    assert said[-1] == (moved, moved)

@@ -1,0 +1,359 @@
+"""Push: only what is missing, manifest last, repeatable after anything, and nothing believed that was not seen."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckstore import DamagedBlob, RemoteError, Store
+from ckstore.remote import keys
+from ckstore.remote.intents import LIFE_S
+from ckstore.remote.push import Manner, push
+from ckstore.remote.record import read_record
+from tests.remote.double import REMOTES, Double, Fault, new_remote
+
+MIB = 2**20
+
+
+def state(seed: int, chunks: int = 3) -> dict[str, object]:
+    rng = np.random.default_rng(seed)
+    big = rng.integers(0, 255, chunks * MIB, dtype=np.uint8)
+    return {"big": big, "small": {f"p{i}": rng.random(50) for i in range(5)}, "step": seed}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    made.save(state(1), step=1, metrics={"loss": 2.0})
+    return made
+
+
+def test_everything_of_a_checkpoint_is_at_the_remote_under_its_own_bytes(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    report = store.push(1, remote)
+    directory = store.path / "checkpoints/main/1"
+    assert (
+        objects.held[keys.Place("main", 1, report.checkpoints[0].id).manifest]
+        == (directory / "manifest.json").read_bytes()
+    )
+    for blob in os.listdir(directory / "blobs"):
+        assert objects.held[keys.blob(blob)] == (directory / "blobs" / blob).read_bytes()
+    assert report.new_count == 1
+    assert report.moved_bytes == sum(path.stat().st_size for path in (directory / "blobs").iterdir())
+    assert not [key for key in objects.held if key.startswith(keys.INTENTS)]
+
+
+def test_the_manifest_comes_after_every_blob_and_the_intent_before_everything(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    written = objects.keys_written
+    assert written[0].startswith(keys.INTENTS)
+    manifest = next(i for i, key in enumerate(written) if key.endswith("manifest.json"))
+    assert all(i < manifest for i, key in enumerate(written) if key.startswith(keys.BLOBS))
+
+
+def test_an_unchanged_state_costs_few_requests_and_no_bytes(store: Store) -> None:
+    for step in range(2, 6):
+        store.save(state(1), step=step)
+    store.tag("best", 3)
+    store.annotate(3, metrics={"bleu": 1.0})
+    store.pin(3, "paper")
+    objects, remote = new_remote(store.settings)
+    store.push(remote=remote, all=True)
+    objects.forget_requests()
+    report = store.push(remote=remote, all=True)
+    assert report.new_count == report.moved_bytes == 0
+    assert objects.request_count() <= 20
+    assert objects.sent_bytes == 0
+
+
+def test_a_second_checkpoint_of_mostly_the_same_bytes_sends_what_changed(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    changed = state(1)
+    changed["step"] = 2
+    store.save(changed, step=2)
+    objects.forget_requests()
+    report = store.push(2, remote)
+    assert report.new_count == 1
+    assert report.moved_bytes < MIB
+
+
+def test_the_plan_says_what_is_missing_and_changes_nothing(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    plan = store.plan_push(1, remote)
+    assert len(plan.new) == 1
+    assert plan.missing_bytes == plan.all_bytes > 3 * MIB
+    assert list(objects.held) == [keys.INFO]
+    assert "would push 1 new checkpoint" in str(plan)
+    store.push(1, remote)
+    assert store.plan_push(1, remote).missing == ()
+
+
+def test_what_was_said_later_comes_along(store: Store) -> None:
+    store.tag("best", 1)
+    pin = store.pin(1, "paper")
+    store.annotate(1, metrics={"bleu": 27.0}, note="good")
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    tag = json.loads(objects.held["refs/best.json"])
+    assert (tag["run"], tag["step"], tag["id"]) == ("main", 1, info.id)
+    assert json.loads(objects.held[f"pins/{pin.name}.json"])["reason"] == "paper"
+    assert b'"bleu":27.0' in objects.held[keys.Place("main", 1, info.id).annotations]
+
+
+def test_annotations_of_two_stores_are_joined(store: Store, tmp_path: Path) -> None:
+    import shutil
+
+    other_path = tmp_path / "other"
+    shutil.copytree(store.path, other_path)
+    other = Store.open(other_path)
+    objects, remote = new_remote(store.settings)
+    store.annotate(1, metrics={"a": 1.0}, note="one")
+    other.annotate(1, metrics={"b": 2.0}, note="two")
+    info = store.push(1, remote).checkpoints[0]
+    other.push(1, remote)
+    joined = json.loads(objects.held[keys.Place("main", 1, info.id).annotations])
+    assert joined["metrics"] == {"a": 1.0, "b": 2.0}
+    assert [note["text"] for note in joined["notes"]] == ["one", "two"]
+
+
+def test_a_lost_answer_is_no_error(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    lost: set[str] = set()
+
+    def lose_once(call: str, key: str) -> Fault | None:
+        if call == "put" and key not in lost and not key.startswith(keys.INTENTS):
+            lost.add(key)
+            return "lose"
+        return None
+
+    objects.fault = lose_once
+    store.push(1, remote)
+    assert len(lost) > 4
+    objects.fault = lambda *_: None
+    assert store.plan_push(1, remote).new == ()
+
+
+def test_a_push_that_was_cut_off_goes_on_where_it_ended(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    blobs: set[str] = set()
+
+    def fail_after_two(call: str, key: str) -> Fault | None:
+        if call == "put" and key.startswith(keys.BLOBS):
+            if len(blobs | {key}) > 2:
+                return "fail"
+            blobs.add(key)
+        return None
+
+    objects.fault = fail_after_two
+    with pytest.raises(RemoteError):
+        push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=1))
+    assert not any(key.endswith("manifest.json") for key in objects.held)
+    objects.fault = lambda *_: None
+    objects.forget_requests()
+    store.push(1, remote)
+    assert not blobs & set(objects.keys_written)
+    assert any(key.endswith("manifest.json") for key in objects.held)
+
+
+def test_damaged_bytes_never_get_a_name_elsewhere(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    blob = next((store.path / "checkpoints/main/1/blobs").iterdir())
+    data = bytearray(blob.read_bytes())
+    data[5] ^= 1
+    os.chmod(blob, 0o644)
+    with open(blob, "r+b") as file:
+        file.write(data)
+    with pytest.raises(DamagedBlob, match="was not sent"):
+        store.push(1, remote)
+    assert keys.blob(blob.name) not in objects.held
+    assert not any(key.endswith("manifest.json") for key in objects.held)
+
+
+def test_a_short_blob_at_the_remote_is_sent_again(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    key = next(key for key in objects.held if key.startswith(keys.BLOBS))
+    whole = objects.held[key]
+    objects.put(key, whole[:10])
+    store.push(1, remote)
+    assert objects.held[key] == whole
+
+
+def test_a_condemned_blob_is_struck_out_before_it_is_relied_on(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    digests = os.listdir(store.path / "checkpoints/main/1/blobs")
+    other = f"xxh3-{'0' * 32}"
+    _condemn(objects, condemned=dict.fromkeys((digests[0], other), "2026-11-26T00:00:00.000000Z"))
+    store.push(1, remote)
+    assert list(json.loads(objects.held[keys.CONDEMNED])["condemned"]) == [other]
+
+
+def test_a_blob_that_a_pruner_removes_goes_on_under_another_name(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    digests = os.listdir(store.path / "checkpoints/main/1/blobs")
+    batch = {"names": [digests[0]], "since": "2026-11-26T00:00:00.000000Z"}
+    _condemn(objects, deleting={"0" * 32: batch})
+    store.push(1, remote)
+    assert json.loads(objects.held[keys.CONDEMNED])["burnt"] == {digests[0]: 1}
+    assert keys.blob(f"{digests[0]}.1") in objects.held
+    objects.forget_requests()
+    store.push(1, remote)
+    assert objects.sent_bytes == 0
+
+
+def _condemn(objects: Double, **members: object) -> None:
+    from ckstore.model.canonical import canonical_json
+    from ckstore.model.seal import seal
+
+    empty: dict[str, object] = {"condemned": {}, "deleting": {}, "burnt": {}}
+    whole = {**empty, **members, "format": "ckstore-remote-condemned", "version": 1}
+    objects.put(keys.CONDEMNED, seal(canonical_json(whole)))
+
+
+def test_a_push_that_slept_begins_again(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    now_s = [0.0]
+    slept: list[str] = []
+
+    def sleep_once(call: str, key: str) -> Fault | None:
+        if call == "put" and key.startswith(keys.BLOBS) and not slept:
+            slept.append(key)
+            now_s[0] += LIFE_S
+        return None
+
+    objects.fault = sleep_once
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=1, clock=lambda: now_s[0]))
+    assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 2
+    assert store.plan_push(1, remote).new == ()
+
+
+def test_a_push_whose_intent_was_taken_begins_again(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    voided: list[str] = []
+
+    def void_once(call: str, key: str) -> Fault | None:
+        if call == "update" and key.startswith(keys.INTENTS) and not voided:
+            voided.append(key)
+            objects.put(key, b'{"state":"void"}')
+        return None
+
+    objects.fault = void_once
+    store.push(1, remote)
+    assert voided
+    assert store.plan_push(1, remote).new == ()
+
+
+def test_a_long_push_renews_its_intent(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    now_s = [0.0]
+
+    def pass_time(call: str, key: str) -> Fault | None:
+        if call == "put" and key.startswith(keys.BLOBS):
+            now_s[0] += LIFE_S * 0.3
+        return None
+
+    objects.fault = pass_time
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=1, clock=lambda: now_s[0]))
+    assert objects.requests["update"] > 1
+    assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
+
+
+def test_a_removed_checkpoint_is_pushed_again_when_it_is_asked_for(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    place = keys.Place("main", 1, info.id)
+    objects.put(place.dropped, b"{}")
+    objects.delete([place.manifest])
+    store.push(1, remote)
+    assert place.manifest in objects.held
+    assert place.dropped not in objects.held
+
+
+def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
+    from ckstore.remote.budget import MemoryBudget
+
+    budget = MemoryBudget(10)
+    with budget.taking(7):
+        import threading
+
+        came = threading.Event()
+
+        def take() -> None:
+            with budget.taking(7):
+                came.set()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        assert not came.wait(0.1)
+    thread.join(5)
+    assert came.is_set()
+    with budget.taking(100):  # larger than all of it: alone
+        pass
+
+
+def test_what_was_sent_is_noted_by_the_version_that_was_seen(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    record = read_record(store._context.layout, remote)
+    assert set(record.blobs) == set(os.listdir(store.path / "checkpoints/main/1/blobs"))
+    assert list(record.checkpoints) == [info.id]
+    for digest, seen in record.blobs.items():
+        listed = objects.head(keys.blob(digest))
+        assert listed is not None
+        assert seen.is_still(listed)
+        objects.put(keys.blob(digest), objects.held[keys.blob(digest)])
+        again = objects.head(keys.blob(digest))
+        assert again is not None
+        assert not seen.is_still(again)
+
+
+def test_another_hash_is_refused(store: Store, tmp_path: Path) -> None:
+    pytest.importorskip("blake3")
+    other = Store.init(tmp_path / "b3", hash="blake3")
+    other.save({"w": np.arange(5)}, step=1)
+    _, remote = new_remote(store.settings)
+    from ckstore import BadInput
+
+    with pytest.raises(BadInput, match="named by xxh3_128"):
+        other.push(1, remote)
+
+
+def test_without_compare_and_swap_a_push_works_as_well(store: Store) -> None:
+    objects, remote = new_remote(store.settings, cas=False)
+    store.tag("best", 1)
+    store.push(1, remote)
+    assert objects.requests["update"] == 0
+    assert "refs/best.json" in objects.held
+    assert store.plan_push(1, remote).new == ()
+
+
+def test_a_rate_is_kept_to(store: Store) -> None:
+    import time
+
+    _, remote = new_remote(store.settings)
+    begun_s = time.monotonic()
+    store.push(1, remote, bwlimit="8MiB")
+    assert time.monotonic() - begun_s > 0.2
+
+
+def test_several_ways_to_say_which(store: Store) -> None:
+    store.save(state(2), step=2)
+    store.save(state(3), step=1, run="other")
+    store.tag("best", "main@2")
+    assert [info.name for info in store.plan_push(["main@1", "main@2"], _remote(store)).checkpoints] == [
+        "main@1",
+        "main@2",
+    ]
+    assert len(store.plan_push(remote=_remote(store), all=True).checkpoints) == 3
+    assert [info.name for info in store.plan_push(remote=_remote(store), tagged=True).checkpoints] == ["main@2"]
+    assert [info.name for info in store.plan_push(remote=_remote(store), run="other").checkpoints] == ["other@1"]
+
+
+def _remote(store: Store) -> str:
+    return new_remote(store.settings)[1]

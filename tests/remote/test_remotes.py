@@ -1,0 +1,242 @@
+"""Remotes have names; a place is tried when it gets one, and what it really does is remembered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckstore import BadInput, NoSuchRemote, RemoteDenied, RemoteError, Store, StoreNotFound
+from ckstore.remote import engine
+from ckstore.remote.abilities import Abilities
+from ckstore.remote.engine import ServiceObjects
+from ckstore.remote.probe import probe
+from ckstore.remote.target import Target, parse_target
+from tests.support.s3_proxy import Proxy
+from tests.support.s3_server import BUCKET, KEY, SECRET, Habits, Service, s3_service
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Return an empty store."""
+    return Store.init(tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    "habits, seen",
+    [
+        (Habits(), Abilities(checks_bodies=True)),
+        (Habits(conditions="ignored"), Abilities(create=False, cas="no", checks_bodies=True)),
+        (Habits(conditions="unquoted"), Abilities(cas="unquoted", checks_bodies=True)),
+        (Habits(conditions="late"), Abilities(cas="no", checks_bodies=True)),
+        (Habits(loser=409), Abilities(checks_bodies=True)),
+        (Habits(loser=501), Abilities(create=False, cas="no", checks_bodies=True)),
+        (Habits(ranges=False), Abilities(ranges=False, checks_bodies=True)),
+        (Habits(checks=False), Abilities(checks_bodies=False)),
+        (Habits(late_s=60), Abilities(lists_writes=False, checks_bodies=True)),
+    ],
+    ids=lambda value: str(value)[7:70] if isinstance(value, Habits) else "",
+)
+def test_a_probe_sees_what_a_service_does(habits: Habits, seen: Abilities) -> None:
+    with s3_service(habits) as service:
+        assert probe(service.target("run"))[0] == seen
+        assert [key for key in service.objects if "probe" in key] == []
+
+
+def test_a_probe_sees_what_memory_does(memory: Target) -> None:
+    assert probe(memory)[0] == Abilities(checks_bodies=None)
+
+
+def test_each_ability_is_said_in_plain_words() -> None:
+    weak = Abilities(create=False, cas="no", ranges=False, lists_writes=False, checks_bodies=False)
+
+    assert not set(Abilities(checks_bodies=True).lines()) & set(weak.lines())
+    assert Abilities(writes=False).lines() == ["cannot be written with these credentials: it can be pulled from"]
+    for abilities in (weak, Abilities(), Abilities(writes=False), Abilities(cas="unquoted", checks_bodies=True)):
+        assert Abilities.from_json(abilities.to_json(), "x") == abilities
+    with pytest.raises(BadInput):
+        Abilities.from_json({**weak.to_json(), "cas": "perhaps"}, "x")
+
+
+def test_a_remote_is_added_listed_probed_and_forgotten(store: Store, service: Service) -> None:
+    target = service.target("team/run")
+    entry = store.remotes.add("cold", f"{target.address}/", endpoint=target.endpoint)
+    info = json.loads(service.bytes_of("team/run/remote.json"))
+
+    assert entry.name == "cold"
+    assert entry.target == target
+    assert entry.abilities == Abilities(checks_bodies=True)
+    assert (info["uuid"], info["hash"]) == (entry.uuid, "xxh3_128")
+    assert store.remotes.list() == (entry,)
+    assert Store.open(store.path, readonly=True).remotes.get("cold") == entry
+    assert store.remotes.add("cold", target.address, endpoint=target.endpoint) == entry
+    service.habits.conditions = "ignored"
+    assert store.remotes.probe("cold") == replace(
+        entry, abilities=Abilities(create=False, cas="no", checks_bodies=True)
+    )
+    before = dict(service.objects)
+    store.remotes.remove("cold")
+    assert store.remotes.list() == ()
+    assert service.objects == before
+    with pytest.raises(NoSuchRemote, match="has no remote"):
+        store.remotes.remove("cold")
+
+
+def test_two_stores_share_a_remote(store: Store, tmp_path: Path, memory: Target) -> None:
+    other = Store.init(tmp_path / "other")
+
+    assert store.remotes.add("a", memory.address).uuid == other.remotes.add("b", memory.address).uuid
+
+
+def test_a_remote_of_another_hash_is_refused(store: Store, tmp_path: Path, memory: Target) -> None:
+    store.remotes.add("a", memory.address)
+    with pytest.raises(BadInput, match="blake3"):
+        Store.init(tmp_path / "other", hash="blake3").remotes.add("a", memory.address)
+
+
+def test_another_remote_at_the_place_is_noticed(store: Store, memory: Target) -> None:
+    store.remotes.add("a", memory.address)
+    engine._memory.clear()
+    with pytest.raises(RemoteError, match=r"remote.json is missing"):
+        store.remotes.probe("a")
+    store.remotes.add("b", memory.address)
+
+    with pytest.raises(RemoteError, match="another remote is at"):
+        store.remotes.probe("a")
+
+
+def test_no_secret_is_kept(store: Store, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = service.target("run")
+    store.remotes.add("cold", target.address, endpoint=target.endpoint)
+    text = (store.path / "config.json").read_text()
+
+    assert "cold" in text
+    assert KEY not in text
+    assert SECRET not in text
+    for key, (body, _, _) in service.objects.items():
+        assert SECRET.encode() not in body, key
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://key:secret@bucket/run",
+        "s3://bucket/run?X-Amz-Signature=secret",
+        "s3://bucket/run#secret",
+        "ftp://bucket/run",
+        "s3:///run",
+        "s3://b",
+        "s3://bucket/a b",
+        "s3://bucket/../x",
+    ],
+)
+def test_an_address_that_is_none_is_refused_without_showing_secrets(store: Store, text: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        store.remotes.add("cold", text)
+
+    assert "secret" not in str(raised.value)
+    assert store.remotes.list() == ()
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://x", "http://key:secret@host", "https://x?secret=1"])
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        parse_target("s3://bucket/run", endpoint=endpoint)
+
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-x", ".x", "a b", "x" * 101])
+def test_a_name_that_is_none_is_refused(store: Store, memory: Target, name: str) -> None:
+    with pytest.raises(BadInput, match="the name of a remote"):
+        store.remotes.add(name, memory.address)
+
+
+def test_a_taken_name_keeps_its_place(store: Store, memory: Target) -> None:
+    store.remotes.add("a", memory.address)
+
+    with pytest.raises(BadInput, match="a is the remote at memory://"):
+        store.remotes.add("a", f"{memory.address}/other")
+
+
+def test_targets_are_values() -> None:
+    for target in (
+        parse_target("s3://bucket//a/b//", endpoint="https://s3.example.org/", region="eu-1"),
+        parse_target("gs://bucket"),
+        parse_target("~/x"),
+        parse_target(Path("/a/b")),
+    ):
+        assert Target.from_json(json.loads(json.dumps(target.to_json())), "x") == target
+    target = parse_target("s3://bucket//a/b//", endpoint="https://s3.example.org/")
+
+    assert (target.scheme, target.bucket, target.prefix) == ("s3", "bucket", "a/b/")
+    assert str(target) == "s3://bucket/a/b (https://s3.example.org)"
+    assert parse_target("az://box").prefix == ""
+    with pytest.raises(BadInput, match="neither an endpoint nor a region"):
+        parse_target("/a", region="x")
+
+
+def test_a_store_in_a_directory_is_a_remote(store: Store, tmp_path: Path) -> None:
+    other = Store.init(tmp_path / "other")
+    entry = store.remotes.add("nas", tmp_path / "other")
+
+    assert (entry.target.kind, entry.target.address, entry.abilities) == ("store", str(tmp_path / "other"), None)
+    assert entry.uuid == other._context.settings.uuid
+    with pytest.raises(StoreNotFound):
+        store.remotes.add("x", tmp_path / "nothing")
+    with pytest.raises(BadInput, match="this store itself"):
+        store.remotes.add("x", store.path)
+
+
+def test_without_credentials_nothing_is_added(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_service(Habits(denies=True)) as service, pytest.raises(RemoteDenied):
+        store.remotes.add("cold", service.target().address, endpoint=service.target().endpoint)
+    assert store.remotes.list() == ()
+
+
+def test_a_remote_that_can_only_be_read_is_not_pushed_to(store: Store, service: Service, proxy: Proxy) -> None:
+    store.save({"x": 1})
+    store.remotes.add("cold", f"s3://{BUCKET}/run", endpoint=service.target().endpoint)
+    proxy.always("403", of="PUT")
+    entry = store.remotes.add("seen", f"s3://{BUCKET}/run", endpoint=service.target(port=proxy.port).endpoint)
+
+    assert entry.abilities is not None
+    assert not entry.abilities.writes
+    with pytest.raises(RemoteError, match="seen cannot be pushed to"):
+        store.push(remote="seen")
+
+
+def test_a_push_and_a_pull_by_name(store: Store, tmp_path: Path, service: Service) -> None:
+    store.save({"x": list(range(2000))}, step=3)
+    target = service.target("run")
+    store.remotes.add("cold", target.address, endpoint=target.endpoint)
+    store.push()
+    other = Store.init(tmp_path / "other")
+    other.remotes.add("cold", target.address, endpoint=target.endpoint)
+    other.pull("latest")
+
+    assert other.load(3) == {"x": list(range(2000))}
+
+
+@pytest.mark.parametrize("change", [lambda entry: entry.pop("uuid"), lambda entry: entry["target"].update(kind="x")])
+def test_damaged_settings_are_said(store: Store, memory: Target, change: Callable[[dict[str, object]], object]) -> None:
+    store.remotes.add("a", memory.address)
+    path = store.path / "config.json"
+    settings = json.loads(path.read_text())
+    del settings["digest"]
+    change(settings["remotes"]["a"])
+    path.write_text(json.dumps(settings))
+
+    with pytest.raises(BadInput, match=r"config.json"):
+        store.remotes.list()
+
+
+def test_the_engine_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, memory: Target) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
+
+    with pytest.raises(RemoteError, match="obstore") as raised:
+        ServiceObjects(memory)
+    assert "pip install 'ckstore[remote]'" in raised.value.hint
