@@ -151,7 +151,7 @@ class Layout:
 
     def subdirectories(self, run: str) -> dict[str, int]:
         """Return name -> inode number of every directory of a run, whatever its name is, in no order."""
-        return {name: inode for name, inode, is_directory in self._of_run(run) if is_directory}
+        return {name: inode for name, inode, is_directory in self.listed(run) if is_directory}
 
     def is_filled(self, run: str) -> bool:
         """Whether a run has a directory that is a checkpoint by its name."""

@@ -27,7 +27,7 @@ from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.sizes import size_text
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
-from ckstore.ops.context import warn
+from ckstore.ops.notices import warn
 from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, check_names, signs_of_incompleteness, step_in_name
 from ckstore.tracebacks import short_tracebacks
 

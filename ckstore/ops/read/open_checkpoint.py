@@ -34,7 +34,7 @@ from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import check_bound, check_room, read_memories
 from ckstore.ops.refs.find import AnyRef, open_directory
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.memory import StorageMemory
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import LeafMaker, build_with, is_empty, make_leaf
 from ckstore.tensors.walks import leaf_numbers
 
