@@ -20,6 +20,7 @@ VENV := .venv
 PEERS := build/peers
 TRL := build/trl
 STATES := build/states
+REMOTE := build/remote
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -32,7 +33,7 @@ export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl states measures system-packages clean
+.PHONY: help venv demo test pytest shares lint format docs crash reliability endurance mutants soak odd bench bench-peers gpu-kit trl states remote measures system-packages clean
 .DELETE_ON_ERROR:
 
 help: ## Tell the targets
@@ -55,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt torch==2.13.0
 	@echo "installing ckstore with its development tools"
 	@$(PIP) install -qq -c constraints.txt hatchling editables
-	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,docs,blake3,rich,remote,integrations]'
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,docs,blake3,compact,rich,remote,integrations]'
 	@touch $@
 
 system-packages:
@@ -68,7 +69,7 @@ test: $(STAMP) system-packages ## Lint, and beside it every test but the long cr
 	@$(MAKE) --no-print-directory --keep-going -j 2 lint pytest
 
 pytest: $(STAMP)
-	$(BIN)/python -m tests.tools.second_try -p tests.tools.processor -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench' $(PYTEST_ARGS)
+	$(BIN)/python -m tests.tools.second_try -p tests.tools.processor -n $(WORKERS) --dist worksteal --durations=15 --junitxml=build/tests.xml -m 'not bench and not remote' $(PYTEST_ARGS)
 
 shares: $(STAMP) ## Write which share of the processor each room took in the latest whole `make test` into CONTRIBUTING.md
 	$(BIN)/python -m tests.tools.shares build/tests.xml CONTRIBUTING.md
@@ -149,6 +150,20 @@ $(STATES)/.installed: $(STAMP) tests/states/requirements.txt
 	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
 		> $$($(STATES)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
 	$(STATES)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r tests/states/requirements.txt
+	@touch $@
+
+remote: $(REMOTE)/.installed ## Remotes on real services of object storage: Ceph RGW, rclone, moto, Azurite, in an environment of its own
+	CKSTORE_CI=1 $(REMOTE)/bin/python -m pytest tests/remote -m remote $(PYTEST_ARGS)
+
+# Its own, since moto brings boto3 and half a web framework; Ceph comes from the distribution.
+$(REMOTE)/.installed: $(STAMP) tests/remote/requirements.txt
+	@command -v radosgw > /dev/null || { [ "$$(id -u)" -eq 0 ] && apt-get install -y -qq --no-install-recommends radosgw ceph-mon ceph-osd; } \
+		|| echo "hint: Ceph RGW is in the packages radosgw, ceph-mon and ceph-osd"
+	$(BIN)/python -m venv --clear $(REMOTE)
+	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
+		> $$($(REMOTE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(REMOTE)/bin/python -m pip --disable-pip-version-check install -q -r tests/remote/requirements.txt
+	npm install --silent --prefix $(REMOTE)/node azurite@3.37.0
 	@touch $@
 
 measures: $(STAMP) ## The measuring tests alone, one after another

@@ -32,7 +32,8 @@
     ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
     │   ├── NoSuchRemote         4   the store has no remote of that name, or there is none at that place
     │   ├── RemoteDenied         1   the service refused the credentials, or has none
-    │   └── RemoteUnavailable    1   the service could not be reached or failed; the same call may succeed later
+    │   ├── RemoteUnavailable    1   the service could not be reached or failed; the same call may succeed later
+    │   └── BytesElsewhere       1   bytes of a checkpoint are at a remote alone, and cannot be fetched from here
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
 
 A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive
@@ -360,6 +361,10 @@ class RemoteDenied(RemoteError):
 
 class RemoteUnavailable(RemoteError):
     """The service could not be reached, failed, or did not answer in time; the same call may succeed later."""
+
+
+class BytesElsewhere(RemoteError):
+    """Bytes of a checkpoint are at a remote alone, and cannot be fetched from here; they are not damaged."""
 
 
 class UnsafePlace(CkstoreError):

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
+    from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.reports.checkout_report import CheckoutReport
+    from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
+    from ckstore.model.reports.evict_report import EvictReport
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport
     from ckstore.model.reports.progress import Progress
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
+    from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
+    from ckstore.remote.elsewhere.through import Through
     from ckstore.remote.reach import RemoteLike
     from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
@@ -192,6 +197,48 @@ class Store:
             _create(root, hash, chunk_bytes, catalog_path, exist_ok=True)
             return cls(root, run=run, catalog_path=catalog_path)
 
+    @classmethod
+    @short_tracebacks
+    def clone(
+        cls,
+        source: str | os.PathLike[str],
+        path: str | os.PathLike[str],
+        *,
+        run: str | None = None,
+        remote: str = "origin",
+        endpoint: str | None = None,
+        region: str | None = None,
+    ) -> Store:
+        """Make a store at `path` that lists every checkpoint of a remote, at once; loads fetch what they read.
+
+        Manifests, tags, pins and annotations are brought, no blobs: these are *elsewhere*, as after `evict`, and `pull`
+        brings them. Where a clone of that remote is already, what is new at the remote is added to it.
+
+        Args:
+            source: What `remotes.add` takes: a URL, or the directory of another store.
+            path: As in `init`, or such a clone.
+            run: As in `open`.
+            remote: What the new store calls the remote.
+            endpoint: As in `remotes.add`.
+            region: As in `remotes.add`.
+
+        Raises:
+            BadInput: There is something else at `path`, or an argument is invalid.
+            StoreNotFound: There is no store in the directory `source`.
+            UnsafePlace: The filesystem cannot hold a store.
+            RemoteError: There is no remote at that URL, or it does not answer; calling it again goes on.
+        """
+        from ckstore.remote.elsewhere.clone import new_settings
+
+        try:
+            store = cls(path, run=run)
+        except StoreNotFound:
+            hash_name, chunk_bytes = new_settings(source, remote, endpoint=endpoint, region=region)
+            store = cls.init(path, run=run, hash=hash_name, chunk_bytes=chunk_bytes)
+        store.remotes.add(remote, source, endpoint=endpoint, region=region)
+        store._list_remote(remote)  # noqa: SLF001 - its own
+        return store
+
     @act
     def save(
         self,
@@ -257,6 +304,7 @@ class Store:
         timeout_s: float = 600.0,
         stall_timeout_s: float = 120.0,
         nice: int = 0,
+        after: object = None,
         **options: Unpack[SaveOptions],
     ) -> PendingSave:
         """Copy a state and save it in the background; when this returns, the state may be changed.
@@ -280,6 +328,10 @@ class Store:
             stall_timeout_s: A saver that neither says anything nor uses the processor for so long is stuck: it is
                 killed and its saves are given up.
             nice: Niceness of a saver that is started now, 0 to 19: how far it makes way for others.
+            after: A `torch.cuda.Event`: what lies on a GPU is copied behind that event, as work of the current stream,
+                and this call does not wait for it. What the current stream does next follows the copy; another stream
+                that changes the state must wait for the current one. Without it this waits for everything that was
+                queued on the devices, and for the copy.
             options: As in `save`.
 
         Returns:
@@ -296,22 +348,22 @@ class Store:
         """
         from ckstore.ops.save.options import check_options, order_of, request_of
         from ckstore.saver.client.queue import SaverLimits
+        from ckstore.saver.client.unchanged import UnchangedNames
 
         check_options(self.save_async, options)
         try:
-            limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice)
+            limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice, after)
             limits.check()
             parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
             request = request_of(self._context, self._run_named(run), step, options, None, ref)
             self._context.check_writable()
-            named = None
+            selects = None
             if unchanged is not None:
                 from ckstore.ops.read.load import as_filter
-                from ckstore.saver.client.unchanged import UnchangedNames
 
                 selects = as_filter(unchanged, "unchanged")
-                named = None if selects is None else UnchangedNames(selects, self._context.settings.chunk_bytes)
+            named = UnchangedNames(selects, self._context.settings.chunk_bytes)
             return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
         except BaseException:
             self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
@@ -1044,6 +1096,46 @@ class Store:
         return pull(self._context, Choice(ref, all, tagged, run), remote, if_exists, bwlimit, progress)
 
     @act
+    def evict(
+        self,
+        ref: RefLike | Iterable[RefLike] | None = None,
+        remote: RemoteLike | None = None,
+        *,
+        run: str | None = None,
+        all: bool = False,  # noqa: A002 - the word of the command line
+        tagged: bool = False,
+        dry_run: bool = False,
+    ) -> EvictReport:
+        """Let go of local bytes of checkpoints that a remote has. They stay listed, and loads fetch what they read.
+
+        Before anything goes, every blob is known to be at the remote: it was sent from here to a service that refuses
+        damaged bodies, or it is read back now and compared with its digest; and the remote still lists it. `pull`
+        brings the bytes back.
+
+        Args:
+            ref: Which checkpoint, or several, unless one of the next three says which.
+            remote: As in `push`.
+            run: Every checkpoint of this run.
+            all: Every checkpoint.
+            tagged: Every checkpoint that has a tag.
+            dry_run: Change nothing, and read nothing back; say what would be let go.
+
+        Returns:
+            What was let go; a checkpoint that keeps its bytes is in `skipped`, with the reason: it is not at the
+            remote, it is open, or other bytes are there.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            BadInput: Neither a ref nor a rule is given, or both.
+            RemoteError: There is no such remote, or it does not answer.
+            SaveFailed: The store cannot be written.
+        """
+        from ckstore.remote.choice import Choice
+        from ckstore.remote.transfer import evict
+
+        return evict(self._context, Choice(ref, all, tagged, run), remote, dry_run=dry_run)
+
+    @act
     def plan_gc(self) -> GcPlan:
         """Say what `gc` would free at this moment, and what it would not; change nothing.
 
@@ -1091,6 +1183,40 @@ class Store:
 
         run = self.run if run is None else run
         return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive)
+
+    @act
+    def compact(
+        self,
+        refs: Iterable[RefLike] = (),
+        run: str | None = None,
+        *,
+        keep_newest: int = 3,
+        dry_run: bool = False,
+    ) -> CompactionReport:
+        """Keep checkpoints in less space, without loss: most of their bytes as differences to newer ones.
+
+        What they hold does not change, nor do their ids; loads take longer. A plain blob goes only after its encoded
+        form was written, made durable, read back, decoded and compared. Checkpoints that have a tag, are pinned or in
+        use stay as they are. It needs the packages of ``ckstore[compact]``, and so does who reads what was compacted.
+
+        Args:
+            refs: Only these checkpoints; none: all.
+            run: Only this one; None: that of `open`, else each run by itself.
+            keep_newest: So many of the newest of a run stay plain; at least 1.
+            dry_run: Change nothing; report what would be encoded against what.
+
+        Raises:
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+            BadInput: `keep_newest` is below 1.
+            UnsafePlace: The packages of ``ckstore[compact]`` are not installed.
+            SaveFailed: The store cannot be written, or does not give back what was written.
+        """
+        from ckstore.model.reports.compaction import CompactionReport
+        from ckstore.ops.compact.compact import compact
+        from ckstore.ops.compact.plan import plan
+
+        made = plan(self._context, refs, self.run if run is None else run, keep_newest=keep_newest)
+        return CompactionReport(made, dry_run=True) if dry_run else compact(self._context, made)
 
     @act
     def gc(self, *, dry_run: bool = False, exclusive: bool = False) -> GcReport:
@@ -1312,6 +1438,16 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
 
+    @act
+    def _list_remote(self, name: str) -> None:
+        from ckstore.ops.notices import warn
+        from ckstore.remote.elsewhere.clone import list_remote
+        from ckstore.remote.reach import reach
+
+        _, warnings = list_remote(self._context, reach(self._context, name))
+        for text in warnings:
+            warn(text)
+
     def _requested(
         self,
         method: Callable[..., CheckpointInfo],
@@ -1377,7 +1513,23 @@ def _open(
 ) -> tuple[Context, tuple[str, ...]]:
     from ckstore.ops.open.opening import open_context
 
-    return open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
+    context, notes = open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
+    context.fetch = _fetching(context)
+    return context, notes
+
+
+def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:
+    """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
+    made: list[Through] = []
+
+    def fetch(directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview) -> None:
+        if not made:
+            from ckstore.remote.elsewhere.through import Through
+
+            made.append(Through(context))
+        made[0](directory, blob, offset, into)
+
+    return fetch
 
 
 @act

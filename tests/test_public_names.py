@@ -14,6 +14,7 @@ from ckstore import errors
 from tests.docs.test_reference import INSIDE
 
 NEEDING_FRAMEWORKS = {f"ckstore.integrations.{name}" for name in ("deepspeed", "lightning", "transformers")}
+NEEDING_FRAMEWORKS.add("ckstore.tensors.device.kernel")  # Triton
 MODULES = [
     importlib.import_module(module.name)
     for module in pkgutil.walk_packages(ckstore.__path__, "ckstore.")

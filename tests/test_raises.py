@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import ckstore
-from ckstore import BackgroundSaves, LeafSlice, OpenCheckpoint, Store, StoreConfig
+from ckstore import BackgroundSaves, LeafSlice, OpenCheckpoint, Remotes, Store, StoreConfig
 
 QUIET = {
-    *("Store.close", "Store.warnings", "Store.settings", "Store.config"),
+    *("Store.close", "Store.warnings", "Store.settings", "Store.config", "Store.remotes"),
+    "Remotes.list",
     *(f"OpenCheckpoint.{name}" for name in ("keys", "leaves", "files", "directory", "close")),
 }
 """What raises nothing of its own."""
@@ -21,7 +22,7 @@ QUIET = {
 
 def documented() -> dict[str, Any]:
     found: dict[str, Any] = {"open_checkpoint": ckstore.open_checkpoint}
-    for cls in (Store, BackgroundSaves, OpenCheckpoint, LeafSlice, StoreConfig):
+    for cls in (Store, BackgroundSaves, OpenCheckpoint, LeafSlice, StoreConfig, Remotes):
         for name, member in vars(cls).items():
             function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
             if inspect.isfunction(function) and (not name.startswith("_") or name == "__getitem__"):

@@ -18,7 +18,7 @@ from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from ckstore.model.manifest.info import Published
     from ckstore.model.manifest.manifest import Manifest
@@ -43,7 +43,10 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
         ((checkpoint_id, right, *said),) = rows
         stamp = encode_stamp(found.stamp)
         # The same already: a save that nothing changed writes no page.
-        if right and tuple(said[len(stamp) :]) == _described(found):
+        is_same = right and tuple(said[len(stamp) :]) == _described(found)
+        # Of what was let go since, or has come back, or was compacted, the uses are others.
+        wanted = {blob.digest for blob in found.manifest.stored} - found.elsewhere
+        if is_same and _used_blobs(connection, checkpoint_id) == wanted:
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
@@ -102,7 +105,12 @@ def _described(found: Published) -> tuple[object, ...]:
 def row_count(manifest: Manifest) -> int:
     """Return how many rows a checkpoint has, at most."""
     extents = sum(len(storage.extents) for storage in manifest.storages)
-    return len(manifest.blobs) + extents
+    return len(manifest.stored) + extents
+
+
+def _used_blobs(connection: sqlite3.Connection, checkpoint_id: int) -> set[str]:
+    query = "SELECT b.digest FROM uses u JOIN blobs b ON b.id = u.blob_id WHERE u.checkpoint_id = ?"
+    return {digest for (digest,) in connection.execute(query, (checkpoint_id,))}
 
 
 def set_tags(connection: sqlite3.Connection, tags: Mapping[str, CheckpointKey]) -> None:
@@ -177,7 +185,7 @@ def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None
     )
     checkpoint_id = int(cursor.lastrowid or 0)
     _set_stamp(connection, checkpoint_id, encode_stamp(found.stamp))
-    _insert_blobs(connection, manifest, checkpoint_id)
+    _insert_blobs(connection, manifest, checkpoint_id, found.elsewhere)
 
 
 # -------------------------------------------------------------------------------------------- blobs
@@ -185,7 +193,7 @@ def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What a manifest says about one blob: piece digest -> (offset, length) of each piece in it."""
+    """What a manifest says about one file: piece digest -> (offset, length) of each piece in it, where it is plain."""
 
     digest: str
     nbytes: int
@@ -197,20 +205,28 @@ class _Contents:
 
     @property
     def used_bytes(self) -> int:
+        if not self.pieces:  # of a compacted checkpoint: an encoded blob, or a base
+            return self.nbytes
         # With the alignment of pieces in packs: or a pack of one-element tensors would look dead from the start.
         return min(self.nbytes, sum(-(-length // 64) * 64 for _, length in self.pieces.values()))
 
 
 def _contents(manifest: Manifest) -> list[_Contents]:
-    blobs = [_Contents(blob.digest, blob.nbytes, {}) for blob in manifest.blobs]
+    stored = {blob.digest: _Contents(blob.digest, blob.nbytes, {}) for blob in manifest.stored}
+    # Pieces in an encoded blob have no place where a save could find them.
+    places = [stored.get(blob.digest) for blob in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
-            blobs[extent.blob].pieces.setdefault(extent.piece, (extent.offset, extent.length))
-    return blobs
+            if (place := places[extent.blob]) is not None:
+                place.pieces.setdefault(extent.piece, (extent.offset, extent.length))
+    return list(stored.values())
 
 
-def _insert_blobs(connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None) -> None:
-    blobs = _contents(manifest)
+def _insert_blobs(
+    connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None, elsewhere: Container[str]
+) -> None:
+    # What is elsewhere is not used here: its bytes may go, and its pieces are not to be found.
+    blobs = [blob for blob in _contents(manifest) if blob.digest not in elsewhere]
     blobs.sort(key=lambda blob: blob.digest)  # neighbours in the index, not pages at random
     connection.executemany(
         "INSERT INTO blobs (digest, nbytes, is_pack) VALUES (?, ?, ?)"

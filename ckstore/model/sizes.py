@@ -39,3 +39,7 @@ def size_text(nbytes: float) -> str:
     while value >= 1023.95 and power < len(_UNITS) - 1:  # or it would be written as 1024.0
         value, power = value / 1024, power + 1
     return f"{value:.1f} {_UNITS[power]}"
+
+
+FAR_SMALL_BYTES = 256 * 2**10
+"""Smaller ones on a device go together: PCIe takes this in 5 µs, as long as it takes to ask for a transfer."""

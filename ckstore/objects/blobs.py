@@ -28,12 +28,16 @@ class Presence(Enum):
     WHOLE = "whole"
     MISSING = "missing"
     DAMAGED = "damaged"
+    ELSEWHERE = "elsewhere"
 
 
-def presence(status: os.stat_result | None, nbytes: int) -> Presence:
-    """Judge a blob of `nbytes` by the status of its file, None if there is no such file. The one judge of that."""
+def presence(status: os.stat_result | None, nbytes: int, *, may_lack: bool = False) -> Presence:
+    """Judge a blob of `nbytes` by the status of its file, None if there is no such file. The one judge of that.
+
+    `may_lack`: the checkpoint says that a remote has what it lacks (`objects.documents.elsewhere`).
+    """
     if status is None:
-        return Presence.MISSING
+        return Presence.ELSEWHERE if may_lack else Presence.MISSING
     return Presence.WHOLE if stat.S_ISREG(status.st_mode) and status.st_size == nbytes else Presence.DAMAGED
 
 
@@ -49,7 +53,7 @@ def why_absent(digest: str, nbytes: int, status: os.stat_result | None) -> str:
             return f"blob {digest} is missing"
         case Presence.DAMAGED:
             return f"blob {digest} has {0 if status is None else status.st_size} bytes, wanted {nbytes}"
-        case Presence.WHOLE:
+        case Presence.WHOLE | Presence.ELSEWHERE:
             return ""
 
 

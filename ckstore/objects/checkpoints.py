@@ -7,25 +7,32 @@ import re
 import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from ckstore.errors import BadInput, DamagedBlob, MissingBlob, OtherHash
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, MissingBlob, OtherHash
 from ckstore.fs import files, locks
 from ckstore.fs.held import Held
 from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
-from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.objects import blobs
 from ckstore.objects.blobs import Presence
-from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+from ckstore.objects.documents.elsewhere import may_lack
+from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckstore.fs.inside import Inside, Where
+    from ckstore.model.manifest.stored import Encoding
 
-_HEAD = re.compile(rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":')
-# The longest head, with a blake3 digest, has less than 100 bytes.
+    Fetch = Callable[[BlobRecord, int, memoryview], None]
+
+# The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
+_HEAD = re.compile(
+    rb'\{"digest":"(?P<own>[a-z0-9]+-[0-9a-f]+)","manifest":(\{"checkpoint":"(?P<id>[a-z0-9]+-[0-9a-f]+)")?'
+)
+# The longest head, with two blake3 digests, has less than 200 bytes.
 _HEAD_BYTES = 256
 
 
@@ -77,39 +84,63 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Verdict:
         problem = f"{directory.path} holds the checkpoint {manifest.name}, not {run}@{step}"
         return Verdict(None, problem, is_another=True)
     # By the descriptor of the lock: the path may lead to another checkpoint by now.
-    problem, _ = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
-    if problem:
-        return Verdict(None, f"{directory.path}: {problem}", content=manifest.content)
-    published = Published(manifest=manifest, manifest_id=directory.manifest_id, stamp=directory.stamp)
+    judged = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
+    if judged.problem:
+        return Verdict(None, f"{directory.path}: {judged.problem}", content=manifest.content)
+    published = Published(manifest, directory.manifest_id, directory.stamp, judged.elsewhere)
     return Verdict(published, content=manifest.content)
 
 
-def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
-    """Return what is wrong with the blobs in a directory, open as `fd`, and which were touched; no data is read."""
-    if not manifest.blobs:
-        return why_not_own(fd), ()
+class Judgement(NamedTuple):
+    """What a look at the blobs of a checkpoint gives.
+
+    Attributes:
+        problem: Why it is not complete; empty if it is.
+        touched: Blobs of the right size that a program wrote into.
+        elsewhere: Digests of the blobs that are not there, but at a remote.
+    """
+
+    problem: str = ""
+    touched: tuple[BlobRecord, ...] = ()
+    elsewhere: frozenset[str] = frozenset()
+
+
+def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> Judgement:
+    """Judge the blobs in a directory, open as `fd`; no data is read."""
+    if not manifest.stored:
+        return Judgement(why_not_own(fd))
     try:
         with Held(directory / BLOBS) as folder:
-            return _judge_blobs(folder, manifest)
+            return _judge_blobs(folder, fd, manifest)
     except (FileNotFoundError, NotADirectoryError):
-        first = manifest.blobs[0]
-        return why_not_own(fd) or blobs.why_absent(first.digest, first.nbytes, None), ()
+        if problem := why_not_own(fd):
+            return Judgement(problem)
+        # Between two renames of an eviction there is no `blobs/`.
+        if may_lack(fd):
+            return Judgement(elsewhere=frozenset(blob.digest for blob in manifest.stored))
+        first = manifest.stored[0]
+        return Judgement(blobs.why_absent(first.digest, first.nbytes, None))
 
 
-def _judge_blobs(folder: Held, manifest: Manifest) -> tuple[str, tuple[BlobRecord, ...]]:
-    touched = []
-    for blob in manifest.blobs:
+def _judge_blobs(folder: Held, fd: int, manifest: Manifest) -> Judgement:
+    touched: list[BlobRecord] = []
+    elsewhere: set[str] = set()
+    for blob in manifest.stored:
         try:
             status = os.stat(blob.digest, dir_fd=folder.fd, follow_symlinks=False)
         except FileNotFoundError:
-            return blobs.why_absent(blob.digest, blob.nbytes, None), ()
+            # Asked at the first that is not there: whole checkpoints, nearly all, pay nothing for it.
+            if not elsewhere and not may_lack(fd):
+                return Judgement(blobs.why_absent(blob.digest, blob.nbytes, None))
+            elsewhere.add(blob.digest)
+            continue
         # A look, not a read: opening a checkpoint of a thousand blobs must not read them.
         if blobs.looks_untouched(status, blob.nbytes):
             continue
         if problem := blobs.why_absent(blob.digest, blob.nbytes, status):
-            return problem, ()
+            return Judgement(problem)
         touched.append(blob)
-    return "", tuple(touched)
+    return Judgement("", tuple(touched), frozenset(elsewhere))
 
 
 def id_at(path: Inside) -> str | None:
@@ -119,7 +150,43 @@ def id_at(path: Inside) -> str | None:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
     except (FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):
         return None
-    return match[1].decode("ascii") if match else None
+    return (match["id"] or match["own"]).decode("ascii") if match else None
+
+
+def encoding_at(path: Inside) -> Encoding | None:
+    """Return how the blobs in a directory are stored, if it is that of a compacted checkpoint and says so."""
+    try:
+        with files.opened_regular(path / MANIFEST) as fd:
+            match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
+        if match is None or match["id"] is None:  # most are plain, and their manifests are long
+            return None
+        data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
+        return parse_encoding(data, where=str(path / MANIFEST))
+    except (FileNotFoundError, NotADirectoryError, PermissionError, BadInput, DamagedBlob):
+        return None
+
+
+def manifest_in(dir_fd: int, path: Where, hash_prefix: str = "") -> tuple[Manifest, str]:
+    """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id.
+
+    Raises:
+        FileNotFoundError: There is no ``manifest.json``.
+        DamagedBlob, BadInput: It cannot be used; as `parse_manifest`.
+    """
+    data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
+    return parse_manifest(data, where=f"{path}/{MANIFEST}", hash_prefix=hash_prefix, plain=plain_in(dir_fd, path))
+
+
+def plain_in(dir_fd: int, path: Where) -> Callable[[], bytes]:
+    """Return what reads the manifest proper of a compacted checkpoint; an absent one is damage."""
+
+    def read() -> bytes:
+        try:
+            return files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
+        except FileNotFoundError as error:
+            raise DamagedBlob(f"{path}/{PLAIN} is missing") from error
+
+    return read
 
 
 def why_not_own(dir_fd: int) -> str:
@@ -153,10 +220,12 @@ class CheckpointDirectory:
         manifest, manifest_id: What it holds, and its id.
         stamp: Which directory it is, with which manifest.
         on_damage: Called with the directory and the error when a read finds damage; None: no call.
+        fetch: Reads a range of a blob that is elsewhere; None: nothing here reaches remotes.
         threads: How many may read it at once.
     """
 
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
+    fetch: Fetch | None = None
     threads: int = 4
 
     def __init__(
@@ -192,18 +261,21 @@ class CheckpointDirectory:
         try:
             stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
             # By the descriptor: of a rename meanwhile nothing is noticed, and nothing has to be.
-            data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
+            manifest, manifest_id = manifest_in(lock.fd, path, hash_prefix)
         except FileNotFoundError as error:
             msg = f"{where} is missing"
             raise DamagedBlob(msg) from error
-        try:
-            manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix)
         except BadInput as error:
             raise DamagedBlob(error.message, hint=error.hint) from error
         if problem := why_not_own(lock.fd):
             msg = f"{path}: {problem}"
             raise DamagedBlob(msg)
         return cls(path, lock, stamp, manifest, manifest_id)
+
+    @property
+    def manifest_file(self) -> str:
+        """The name of the file with the manifest proper, whose digest is the id."""
+        return MANIFEST if self.manifest.encoding is None else PLAIN
 
     def stat_blob(self, digest: str) -> os.stat_result:
         """Return the status of one of its blobs."""
@@ -231,6 +303,8 @@ class CheckpointDirectory:
             error.blob, error.names = blob.digest, (what,)
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
+            if may_lack(self.lock.fd):
+                raise self._elsewhere(blob, what) from error
             raise self._absent(blob, None, what) from error
         if whole and blobs.presence(status, blob.nbytes) is not Presence.WHOLE:
             # A mapping of a short file reads zeros up to the page and kills the process beyond: refused here.
@@ -240,6 +314,18 @@ class CheckpointDirectory:
 
     def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         return files.open_with_status(self.blobs.inside / digest)
+
+    def is_elsewhere(self, digest: str) -> bool:
+        """Whether one of its blobs is not here, but at a remote."""
+        try:
+            self.stat_blob(digest)
+        except (FileNotFoundError, NotADirectoryError):
+            return may_lack(self.lock.fd)
+        return False
+
+    def _elsewhere(self, blob: BlobRecord, what: str) -> BytesElsewhere:
+        msg = f"{self.path}: blob {blob.digest} is at a remote alone; {what} needs it"
+        return BytesElsewhere(msg, hint="pull the checkpoint from that remote: ckstore pull REF --remote NAME")
 
     def _absent(self, blob: BlobRecord, status: os.stat_result | None, what: str) -> DamagedBlob:
         error = MissingBlob if blobs.presence(status, blob.nbytes) is Presence.MISSING else DamagedBlob

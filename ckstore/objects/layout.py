@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 MANIFEST = "manifest.json"
+PLAIN = "plain.json"
 BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
 MARK = "damaged.json"
+ELSEWHERE = "elsewhere.json"
 # A sweep of hyperparameters can have thousands of runs, and the usual limit is 1,024 descriptors.
 _RUNS_OPEN = 32
 """How many directories of runs are open at once, where many are looked into."""
@@ -250,6 +252,10 @@ class OpenRuns:
         """Whether something was added to a checkpoint."""
         return self._has(run, step, ANNOTATIONS)
 
+    def is_elsewhere(self, run: str, step: int) -> bool:
+        """Whether bytes of a checkpoint are at a remote alone."""
+        return self._has(run, step, ELSEWHERE)
+
     def _has(self, run: str, step: int, name: str) -> bool:
         if (run, step) in self._small_files:
             return name in self._small_files[run, step]
@@ -264,7 +270,7 @@ class OpenRuns:
     def stamps(self, run: str | None = None, *, in_full: bool = False) -> dict[CheckpointKey, Stamp | None]:
         """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
 
-        With `in_full` it is looked at the same time for what `is_annotated` and `is_marked` are going to be asked.
+        With `in_full` it is looked at the same time for what `is_annotated` and the like are going to be asked.
         """
         found: dict[CheckpointKey, Stamp | None] = {}
         for name in self._layout.runs() if run is None else [run]:
@@ -273,7 +279,11 @@ class OpenRuns:
 
     def _stamps(self, run: str, inodes: Mapping[str, int], *, in_full: bool) -> dict[CheckpointKey, Stamp | None]:
         folder = self._run(run)
-        looked = {} if folder is None else folder.look_into(inodes, MANIFEST, (ANNOTATIONS, MARK) if in_full else ())
+        looked = (
+            {}
+            if folder is None
+            else folder.look_into(inodes, MANIFEST, (ANNOTATIONS, MARK, ELSEWHERE) if in_full else ())
+        )
         self._layout.closed(run, inodes.keys() - looked.keys())  # in order to say so
         nothing: tuple[None, frozenset[str]] = None, frozenset()
         if in_full:

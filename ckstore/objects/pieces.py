@@ -1,6 +1,6 @@
 """The one way to the bytes of a piece: read into memory, mapped, or shared with a file of the caller.
 
-Where a piece lies in its blob is used here alone, so that a piece can one day be encoded, or elsewhere.
+Where a piece lies in its blob is used here alone, and whether that blob is plain or encoded.
 """
 
 from __future__ import annotations
@@ -9,33 +9,23 @@ import mmap as _mmap
 import os
 from collections import OrderedDict, defaultdict
 from contextlib import closing
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import DamagedBlob
+from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
+from ckstore.objects.encoded import Decoder, is_encoded
+from ckstore.objects.far_pieces import Far, Memory, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from ckstore.model.manifest.manifest import Extent
+    from ckstore.model.manifest.manifest import Extent, Manifest
     from ckstore.objects.checkpoints import CheckpointDirectory
 
+_FETCHES = 3
+"""A flipped bit on the way is read again; what is wrong so often is wrong at the remote."""
 _PART_BYTES = 2**20  # hashed while the processor's cache still has it
-
-
-class Part(NamedTuple):
-    """A piece that is to be read.
-
-    Attributes:
-        extent: Which one.
-        out: Where to; it has the piece's length.
-        what: What it belongs to, for messages.
-    """
-
-    extent: Extent
-    out: memoryview
-    what: str
 
 
 def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
@@ -69,7 +59,9 @@ class PieceReader:
         self._verify = verify
         self._open_most = open_blobs
         self._before_each = before_each
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._open: OrderedDict[int, int | None] = OrderedDict()
+        self._far = Far(directory)
+        self._decoder: Decoder | None = None
 
     def read(self, part: Part) -> None:
         """Fill the memory of a part with its piece, and check it.
@@ -79,21 +71,32 @@ class PieceReader:
             MissingBlob: Its blob is not there.
         """
         extent, out, what = part
-        fd = self._descriptor(extent, what)
+        is_decoded = encoded(self._directory, extent)
+        fd = -1 if is_decoded else self._descriptor(extent, what)
+        if fd is None:
+            near = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
+            self._read_elsewhere(part, near)
+            if not isinstance(out, memoryview):
+                out.take(near)
+            return
         blob = self._directory.manifest.blobs[extent.blob].digest
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
         try:
             # Read and hashed part by part, not in two passes over the whole (docs/adr/0006).
-            for at in range(0, len(out), _PART_BYTES):
+            at = 0
+            for some in _windows(out):
                 if self._before_each is not None:
                     self._before_each()
-                some = out[at : at + _PART_BYTES]
-                files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
+                if is_decoded:
+                    self._decode(blob, extent.offset + at, some, what)
+                else:
+                    files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
                 if self._verify:
                     running.update(some)
+                at += len(some)
         except DamagedBlob as error:
-            error.blob, error.names = blob, (what,)
+            error.blob, error.names = error.blob or blob, (what,)
             raise
         if self._verify:
             _compare(self._directory, extent, algorithm.digest_of_parts(running), what)
@@ -104,17 +107,25 @@ class PieceReader:
         None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
         """
         extent = part.extent
+        if encoded(self._directory, extent):
+            return None
         ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
         block = reflink.BLOCK_BYTES
         # Filesystems share whole blocks only, but for the last of a file.
         if extent.offset % block or target_offset % block or not (ends or extent.length % block == 0):
             return None
         fd = self._descriptor(extent, part.what)
+        if fd is None:
+            return False
         return reflink.try_share(fd, extent.offset, extent.length, target, target_offset)
 
     def is_cached(self, part: Part) -> bool:
         """Whether the page cache has the beginning of a piece's blob."""
-        return files.is_cached(self._descriptor(part.extent, part.what), 0)
+        # Decoding is the processor's work, as copying out of the page cache is: more threads than cores do not help.
+        if encoded(self._directory, part.extent):
+            return True
+        fd = self._descriptor(part.extent, part.what)
+        return fd is not None and files.is_cached(fd, 0)
 
     def read_ahead(self, parts: Sequence[Part]) -> None:
         """Have the kernel begin to read what is about to be read of one blob, in its order.
@@ -125,7 +136,12 @@ class PieceReader:
         network's, where each answer takes its time; so all of it is asked for, unless most of what lies between is not
         wanted.
         """
+        if encoded(self._directory, parts[0].extent):
+            return
         fd = self._descriptor(parts[0].extent, parts[0].what)
+        if fd is None:
+            self._far.expect(parts)
+            return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
         first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
@@ -137,18 +153,51 @@ class PieceReader:
 
     def close(self) -> None:
         """Close the blobs that are open."""
+        if self._decoder is not None:
+            self._decoder.close()
         while self._open:
-            os.close(self._open.popitem()[1])
+            _close(self._open.popitem()[1])
 
-    def _descriptor(self, extent: Extent, what: str) -> int:
+    def _decode(self, blob: str, start: int, out: memoryview, what: str) -> None:
+        encoding = self._directory.manifest.encoding
+        if self._decoder is None and encoding is not None:
+            self._decoder = Decoder(self._directory, encoding)
+        if self._decoder is not None:
+            self._decoder.read(blob, start, out, what)
+
+    def _read_elsewhere(self, part: Part, out: memoryview) -> None:
+        """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
+        found = ""
+        for _ in range(_FETCHES):
+            if self._before_each is not None:
+                self._before_each()
+            self._far.read(part.extent, out)
+            found = algorithm_of(part.extent.piece).digest(out)
+            if found == part.extent.piece:
+                return
+            self._far.forget()
+        blob = self._directory.manifest.blobs[part.extent.blob].digest
+        # Not damage of this checkpoint: its directory gets no mark.
+        msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"
+        raise RemoteError(f"{msg}: blob {blob} is damaged there", hint="push it again from where it is whole")
+
+    def _descriptor(self, extent: Extent, what: str) -> int | None:
+        """Return the descriptor of a piece's blob; None: the blob is elsewhere."""
         # The one that was used last is closed last: small pieces of neighbours lie in one pack.
         if extent.blob in self._open:
             self._open.move_to_end(extent.blob)
             return self._open[extent.blob]
         # Closed before the next is opened: a trainer may be at its limit of descriptors.
         while len(self._open) >= self._open_most:
-            os.close(self._open.popitem(last=False)[1])
-        self._open[extent.blob] = self._directory.open_blob(self._directory.manifest.blobs[extent.blob], what)
+            _close(self._open.popitem(last=False)[1])
+        try:
+            fd = self._directory.open_blob(self._directory.manifest.blobs[extent.blob], what)
+        except BytesElsewhere:
+            if self._directory.fetch is None:
+                raise
+            self._open[extent.blob] = None
+        else:
+            self._open[extent.blob] = fd
         return self._open[extent.blob]
 
     def __enter__(self) -> Self:
@@ -158,9 +207,47 @@ class PieceReader:
         self.close()
 
 
-def check(directory: CheckpointDirectory, part: Part) -> None:
+def encoded(directory: CheckpointDirectory, extent: Extent) -> bool:
+    """Whether a piece is decoded, so that no file has its bytes."""
+    return is_encoded(directory, directory.manifest.blobs[extent.blob].digest)
+
+
+def extents_of(manifest: Manifest) -> list[list[Extent]]:
+    """Return the pieces in each blob of a manifest, each once, in the order in which they lie there."""
+    found: list[set[Extent]] = [set() for _ in manifest.blobs]
+    for storage in manifest.storages:
+        for extent in storage.extents:
+            found[extent.blob].add(extent)
+    return [sorted(extents, key=lambda extent: extent.offset) for extents in found]
+
+
+def why_not_right(directory: CheckpointDirectory, extents: Iterable[Extent], before_each: Callable[[], None]) -> str:
+    """Read pieces and compare them with their digests; return what is wrong with the first that differs."""
+    with PieceReader(directory, before_each=before_each) as pieces:
+        for extent in extents:
+            try:
+                pieces.read(Part(extent, memoryview(bytearray(extent.length)), "a piece"))
+            except DamagedBlob as error:
+                return error.message
+    return ""
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def check(directory: CheckpointDirectory, extent: Extent, data: memoryview, what: str) -> None:
     """Compare bytes that are in memory with the digest of their piece."""
-    _compare(directory, part.extent, algorithm_of(part.extent.piece).digest(part.out), part.what)
+    _compare(directory, extent, algorithm_of(extent.piece).digest(data), what)
+
+
+def _windows(out: memoryview | Memory) -> Iterator[memoryview]:
+    if not isinstance(out, memoryview):
+        yield from out.windows()
+        return
+    for at in range(0, len(out), _PART_BYTES):
+        yield out[at : at + _PART_BYTES]
 
 
 def _compare(directory: CheckpointDirectory, extent: Extent, found: str, what: str) -> None:
@@ -179,6 +266,8 @@ def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
     if len(extents) != 1:
         return ""
     blob = directory.manifest.blobs[extents[0].blob]
+    if encoded(directory, extents[0]):
+        return ""
     return "" if extents[0].offset or extents[0].length != blob.nbytes else blob.digest
 
 
@@ -202,8 +291,17 @@ class PieceMaps:
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
         """Return memory of its own for a run of pieces; None: it does not lie where pages begin, or is mapped already.
 
-        As many small storages as there are may be equal, and a process may have only so many mappings.
+        As many small storages as there are may be equal, and a process may have only so many mappings. What is encoded
+        lies nowhere as it is.
         """
+        if any(encoded(self._directory, extent) for extent in extents):
+            return None
+        try:
+            return self._map(extents, what)
+        except BytesElsewhere:  # it is fetched into memory instead
+            return None
+
+    def _map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
         if len(extents) != 1:
             # Pages of a mapping begin where pages of a file do.
             pages = all(e.offset == 0 and (e is extents[-1] or e.length % _mmap.PAGESIZE == 0) for e in extents)

@@ -194,8 +194,11 @@ def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> 
     present = found.published
     if present is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
         folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
+        # What is elsewhere is whole where it is: an eviction compared it there.
         whole = _stays(present.manifest, manifest, if_there.rule) and all(
-            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes) for blob in present.manifest.blobs
+            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes)
+            for blob in present.manifest.stored
+            if blob.digest not in present.elsewhere
         )
         if whole:
             return present, False

@@ -83,7 +83,7 @@ class Relinker:
             return
         with directory:
             # All of one checkpoint, then one fsync of its directory: an fsync for each name would take hours.
-            changed = [blob.digest for blob in directory.manifest.blobs if self._relink(directory, blob)]
+            changed = [blob.digest for blob in directory.manifest.stored if self._relink(directory, blob)]
             if not changed:
                 return
             with marks.kept_unless_durable(directory.lock):

@@ -71,7 +71,9 @@ def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
             runs.update(layout.runs())
     if not runs:
         return []
-    there = (layout.checkpoints / run for run in sorted(runs))
+    there = [layout.checkpoints / run for run in sorted(runs)]
+    # The blobs of an evicted checkpoint were in its own directory, which stays.
+    there += [layout.checkpoint(*place) for name in names if (place := former_place(name)) is not None]
     return [*(path for path in there if peek.is_directory(path)), layout.staging]
 
 

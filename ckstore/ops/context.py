@@ -14,6 +14,7 @@ from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
+from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import THREADS, setting_of
 from ckstore.ops.counting import SaveTotals
@@ -22,13 +23,14 @@ from ckstore.ops.notices import Notices
 from ckstore.ops.pace import DutyCycle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ckstore.catalog.values import PieceLocation
-    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
+    from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.layout import Layout, RunStamp
 
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
@@ -86,6 +88,8 @@ class Known:
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
     # Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
+    # For each run the fingerprints and digests of what its last save found on devices.
+    far_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
     # How often saves look for marks of damage in all checkpoints.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
@@ -108,6 +112,8 @@ class Context:
     catalog_is_private: bool = False
     # The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     run: str | None = None
+    # Reads a range of a blob of an open checkpoint that is elsewhere; None: remotes are not reached.
+    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
     watch: SaveWatch = NO_WATCH  # called as a save goes on
     totals: SaveTotals = field(default_factory=SaveTotals)  # what the saves of this store did so far
@@ -166,7 +172,8 @@ def info_of(
             f"whether {info.name} is marked as damaged is not known: {error}"
         )
         damaged = False
-    return annotated(context, replace(info, damaged=damaged))
+    elsewhere = peek.exists(context.layout.checkpoint(manifest.run, manifest.step) / ELSEWHERE)
+    return annotated(context, replace(info, damaged=damaged, elsewhere=elsewhere))
 
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:

@@ -98,7 +98,7 @@ class ManifestCache:
 
 
 def _weight(manifest: Manifest | None) -> int:
-    return _AS_BLOBS + (len(manifest.blobs) if manifest is not None else 0)
+    return _AS_BLOBS + (len(manifest.stored) if manifest is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.admission import check_space
-from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
+from ckstore.ops.save.recorded import state_changed
 from ckstore.ops.save.save import draft_of
 from ckstore.ops.save.write import store_sources
 from ckstore.tensors.capture import Captured, capture

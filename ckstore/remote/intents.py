@@ -95,6 +95,8 @@ class Intent:
             "format": "ckstore-remote-intent",
             "version": 1,
             "blobs": list(self.digests),
+            # Drawn for each write, so that no two have the same bytes, and at most services the same mark.
+            "change": uuid.uuid4().hex,
             "run": self.place.run,
             "step": self.place.step,
             "id": self.place.id,

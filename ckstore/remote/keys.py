@@ -1,6 +1,6 @@
 """The keys of a remote, and what they name. Source: docs/format/remote-v1.md.
 
-Keys name content, so that a key that is there holds what its maker meant, whoever wrote it. What a listing says is
+Keys name content, so that a key that is there holds what its maker meant, from any writer. What a listing says is
 checked in form here, before it becomes a value.
 """
 

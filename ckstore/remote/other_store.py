@@ -5,18 +5,17 @@ What is pushed to it is pulled by it; what is pulled from it is read as from any
 
 from __future__ import annotations
 
-import os
-import threading
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Self
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from ckstore.errors import DamagedBlob, MissingBlob, RemoteError
-from ckstore.fs import files, peek
+from ckstore.errors import DamagedBlob, InUse, RemoteError
+from ckstore.fs import files, locks, peek
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
-from ckstore.objects.layout import ANNOTATIONS, MANIFEST
+from ckstore.objects.encoded import decoded
+from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
 from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
@@ -24,25 +23,11 @@ if TYPE_CHECKING:
 
 
 class StoreSource:
-    """An open store as a source; a context manager. A checkpoint that is read stays locked for use until the end."""
+    """An open store as a source."""
 
     def __init__(self, name: str, context: Context) -> None:
         self.name = name
         self._layout = context.layout
-        self._opened = ExitStack()
-        self._directories: dict[Place, CheckpointDirectory] = {}
-        self._mutex = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release what is locked."""
-        self._directories.clear()
-        self._opened.close()
 
     def places(self, under: str = "") -> list[Place]:
         """See `ckstore.remote.source.Source`."""
@@ -56,7 +41,8 @@ class StoreSource:
 
     def manifest(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
-        return self._read(place, MANIFEST, MANIFEST_MAX_BYTES)
+        # Of a compacted checkpoint the manifest lies beside what says how it is stored.
+        return self._read(place, PLAIN, MANIFEST_MAX_BYTES) or self._read(place, MANIFEST, MANIFEST_MAX_BYTES)
 
     def annotations(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
@@ -93,36 +79,20 @@ class StoreSource:
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> bool:
         """See `ckstore.remote.source.Source`."""
-        directory = self._directory(place)
-        blob = next((blob for blob in directory.manifest.blobs if blob.digest == digest), None)
-        if blob is None:
-            return False
+        path = self._layout.checkpoint(*place.key)
         try:
-            fd = directory.open_blob(blob, place.name)
-        except MissingBlob:
+            # Locked for the time of the read, so that it is not taken apart meanwhile (rule L).
+            with locks.lock_shared(path) as lock:
+                if id_at(lock.inside) != place.id:
+                    return False
+                if peek.exists(lock.inside / PLAIN):
+                    directory = CheckpointDirectory.locked(path, lock, self._layout.hash_prefix)
+                    if decoded(directory, digest, offset, into, place.name):
+                        return True
+                with files.opened_regular(lock.inside / BLOBS / digest) as fd:
+                    files.read_into(fd, offset, into, f"{path}: blob {digest}")
+        except (FileNotFoundError, NotADirectoryError):
             return False
-        except DamagedBlob as error:
+        except (DamagedBlob, InUse) as error:
             raise RemoteError(error.message) from error
-        try:
-            files.read_into(fd, offset, into, f"{directory.path}: blob {digest}")
-        except DamagedBlob as error:
-            raise RemoteError(error.message) from error
-        finally:
-            os.close(fd)
         return True
-
-    def _directory(self, place: Place) -> CheckpointDirectory:
-        with self._mutex:
-            if place not in self._directories:
-                path = self._layout.checkpoint(*place.key)
-                try:
-                    # Locked until the end: nothing drops it there while its blobs are read (rule L).
-                    directory = self._opened.enter_context(CheckpointDirectory.at(path, self._layout.hash_prefix))
-                except (FileNotFoundError, NotADirectoryError, DamagedBlob) as error:
-                    msg = f"{place.name} at {self.name} cannot be read: {error}"
-                    raise RemoteError(msg) from error
-                if directory.manifest_id != place.id:
-                    msg = f"{place.name} at {self.name} was replaced meanwhile"
-                    raise RemoteError(msg)
-                self._directories[place] = directory
-            return self._directories[place]

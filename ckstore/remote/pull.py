@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace, RemoteError, UnknownOutcome
-from ckstore.fs import files, peek
+from ckstore.fs import files, links, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of
@@ -24,7 +24,8 @@ from ckstore.model.settings.free_space import Amount
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
-from ckstore.objects.layout import ANNOTATIONS
+from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
+from ckstore.objects.layout import ANNOTATIONS, BLOBS
 from ckstore.objects.staging import Staging
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import save_checks_or_all
@@ -45,6 +46,7 @@ from ckstore.remote.source import read_manifest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.objects.publish import IfExists, Outcome
@@ -140,15 +142,19 @@ class Pull:
             raise RemoteError(msg, hint="it was removed there meanwhile")
         manifest, manifest_id, data = found
         self._all_bytes += sum(blob.nbytes for blob in manifest.blobs)
-        annotations = self._annotations(place)
+        annotations = self.annotations_of(place)
         if is_here(self.context, place):
             info = info_of(self.context, manifest, manifest_id)
+            if info.elsewhere:
+                with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
+                    self._bring_back(place, manifest, info)
             self._annotate(info, annotations)
             return info_of(self.context, manifest, manifest_id), False
         with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
             return self._publish(place, manifest, data, annotations), True
 
-    def _annotations(self, place: Place) -> Annotations | None:
+    def annotations_of(self, place: Place) -> Annotations | None:
+        """Return what was said of a checkpoint at the source; None: nothing, or nothing that can be read."""
         data = self.source.annotations(place)
         if data is None:
             return None
@@ -198,6 +204,30 @@ class Pull:
             reclaim.discard(context, staging, error)
             raise
         return self._follow_up(staging, manifest, place, outcome)
+
+    def _bring_back(self, place: Place, manifest: Manifest, info: CheckpointInfo) -> None:
+        """Give an evicted checkpoint its blobs again; it stays listed and readable meanwhile."""
+        context = self.context
+        read_back = save_checks_or_all(context.layout).read_back
+        staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
+        try:
+            self._fill(place, manifest, staging)
+            with held(context, info) as lock:
+                own = lock.inside / BLOBS
+                links.make_directory(own)
+                for blob in manifest.blobs:
+                    _give(staging.path_of(blob.digest), own / blob.digest)
+                # Durable before the word that they are elsewhere goes: a power cut must not leave neither.
+                files.sync_directory(own)
+                remove_elsewhere(lock)
+                touch(lock)
+        except BaseException as error:
+            if not reclaim.is_full(error):
+                staging.written.clear()
+            reclaim.discard(context, staging, error)
+            raise
+        reclaim.discard(context, staging)
+        reconcile_one(context, place.key, timeout_s=CATALOG_TIMEOUT_S)
 
     def _follow_up(self, staging: Staging, manifest: Manifest, place: Place, outcome: Outcome) -> CheckpointInfo:
         """Do what comes after the commit; what fails becomes a warning."""
@@ -251,6 +281,16 @@ class Pull:
     def _say(self) -> None:
         if self.manner.progress is not None:
             self.manner.progress(self._moved_bytes, max(self._expected_bytes, self._moved_bytes))
+
+
+def _give(staged: Inside, name: Inside) -> None:
+    """Give a staged blob a name in a checkpoint, if there is none."""
+    try:
+        if not links.try_link(staged, name):  # where it can have no more links, the checkpoint gets a copy
+            data = files.read_file(staged, most_bytes=peek.status(staged).st_size, is_blob=True)
+            files.create_blob(name, memoryview(data))
+    except FileExistsError:
+        return
 
 
 def fetch_checked(

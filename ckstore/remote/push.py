@@ -19,15 +19,15 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.times import text_of_time
-from ckstore.objects.layout import MANIFEST
+from ckstore.objects.encoded import decoded, is_encoded
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.condemned import spare
-from ckstore.remote.info import check_hash, read_info
+from ckstore.remote.documents.condemned import spare
+from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
 from ckstore.remote.source import ObjectSource
@@ -268,7 +268,7 @@ class _Push:
 
     def _publish(self, directory: CheckpointDirectory, intent: Intent) -> None:
         objects = self._remote.objects
-        data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
+        data = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
         # After all blobs were seen: from here the checkpoint exists whatever becomes of this process.
         if self._remote.cas:
             intent.commit(objects, data)
@@ -300,6 +300,10 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord) -> memoryvie
     """Return the bytes of a blob, which have its digest."""
     what = f"the push of {directory.manifest.name}"
     with directory.reporting_damage():
+        data = memoryview(bytearray(blob.nbytes)) if is_encoded(directory, blob.digest) else memoryview(b"")
+        # The plain bytes: at a remote nothing is encoded yet.
+        if decoded(directory, blob.digest, 0, data, what):
+            return _checked(directory, blob, data)
         fd = directory.open_blob(blob, what, whole=True)
     try:
         if blob.nbytes > _MAPPED_FROM_BYTES:
@@ -309,6 +313,10 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord) -> memoryvie
             files.read_into(fd, 0, data, f"{directory.path}: blob {blob.digest}")
     finally:
         os.close(fd)
+    return _checked(directory, blob, data)
+
+
+def _checked(directory: CheckpointDirectory, blob: BlobRecord, data: memoryview) -> memoryview:
     found = algorithm_of(blob.digest).digest(data)
     if found != blob.digest:
         msg = f"{directory.path}: blob {blob.digest} is damaged: its bytes have the digest {found}; it was not sent"

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.ops.open.opening import open_context
-from ckstore.remote.abilities import Abilities
+from ckstore.remote.documents.info import read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
-from ckstore.remote.remotes import check_takes_pushes, entry_named, open_objects
+from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.entries import check_takes_pushes, entry_named, open_objects
 from ckstore.remote.source import ObjectSource, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ckstore.ops.context import Context
 
 
@@ -47,7 +45,9 @@ def reach(context: Context, remote: RemoteLike | None, *, writing: bool = False)
         BadInput: It is this store itself.
     """
     if remote is not None and (not isinstance(remote, str) or os.sep in remote):
-        return _other_store(context, Path(os.path.realpath(remote)), os.fspath(remote), writing=writing)
+        path = Path(os.path.realpath(remote))
+        # By its absolute path: what is let go because of it is looked for there from anywhere.
+        return _other_store(context, path, str(path), writing=writing)
     return open_remote(context, remote or "", writing=writing)
 
 
@@ -73,11 +73,19 @@ def _other_store(context: Context, path: Path, name: str, *, writing: bool) -> O
     return OtherStore(name, opened)
 
 
-@contextmanager
-def source_of(remote: Remote | OtherStore) -> Iterator[Source]:
-    """Read from a remote for the time of a block."""
+def source_of(remote: Remote | OtherStore) -> Source:
+    """Return what reads from a remote."""
     if isinstance(remote, Remote):
-        yield ObjectSource(remote.objects, remote.name)
-        return
-    with StoreSource(remote.name, remote.context) as source:
-        yield source
+        return ObjectSource(remote.objects, remote.name)
+    return StoreSource(remote.name, remote.context)
+
+
+def uuid_of(remote: Remote | OtherStore) -> str:
+    """Return the uuid of what is at a remote; another one under its name is another remote.
+
+    Raises:
+        RemoteError: There is nothing there.
+    """
+    if isinstance(remote, Remote):
+        return read_info(remote.objects, remote.name).uuid
+    return remote.context.settings.uuid

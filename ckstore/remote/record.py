@@ -1,7 +1,7 @@
 """What a remote was seen to have, kept in the store: ``remotes/<name>.json``. Source: docs/format/v1.md, "remotes/".
 
-It saves requests and says what an eviction need not read back. It decides nothing that destroys: whoever lets bytes go
-lists the remote then, and believes an entry only if the remote still has the very version that was seen.
+It saves requests and says what an eviction need not read back. It decides nothing that destroys: an eviction
+lists the remote again, and believes an entry only if the remote still has the very version that was seen.
 """
 
 from __future__ import annotations

@@ -1,97 +1,26 @@
-"""The remotes of a store, by name: ``store.remotes``. Kept in ``config.json``, without credentials."""
+"""The remotes of a store, by name: ``store.remotes``."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput, NoSuchRemote, RemoteError
-from ckstore.model.document import refuse
-from ckstore.model.times import text_of_time
+from ckstore.errors import BadInput, RemoteError
+from ckstore.model.times import duration_s, text_of_time
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.remote import keys
-from ckstore.remote.abilities import Abilities
-from ckstore.remote.target import Target, parse_target
+from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
+from ckstore.remote.service.target import Target, parse_target
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from ckstore.objects.layout import Layout
+    from ckstore.model.reports.remote_prune import RemotePruneReport
     from ckstore.ops.context import Context
-    from ckstore.remote.objects import Objects
 
-MEMBER = "remotes"
-# No slash, which makes a path of it; no dash first, which makes an option of it.
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteEntry:
-    """A remote of a store.
-
-    Attributes:
-        name: What users call it.
-        target: Where it is.
-        uuid: Of the remote, or of the store that is there.
-        abilities: What a probe saw the service do; None for a store in a directory, where nothing is tried.
-    """
-
-    name: str
-    target: Target
-    uuid: str
-    abilities: Abilities | None = None
-
-    def setting(self) -> dict[str, Any]:
-        """Return what ``config.json`` keeps of it under its name."""
-        abilities = None if self.abilities is None else self.abilities.to_json()
-        return {"target": self.target.to_json(), "uuid": self.uuid, "abilities": abilities}
-
-
-def _entry(name: str, value: Any, where: str) -> RemoteEntry:
-    if _NAME.match(name) is None or not isinstance(value, dict) or not isinstance(value.get("uuid"), str):
-        refuse(where, MEMBER, "names with a target and a uuid", {name: value})
-    target, abilities = Target.from_json(value.get("target"), where), value.get("abilities")
-    return RemoteEntry(
-        name, target, value["uuid"], None if abilities is None else Abilities.from_json(abilities, where)
-    )
-
-
-def entries(layout: Layout) -> dict[str, RemoteEntry]:
-    """Return the remotes of a store by their names."""
-    found = config_file.read_config(layout).get(MEMBER, {})
-    if not isinstance(found, dict):
-        refuse(str(layout.config), MEMBER, "an object", found)
-    return {name: _entry(name, value, str(layout.config)) for name, value in sorted(found.items())}
-
-
-def entry_named(layout: Layout, name: str) -> RemoteEntry:
-    """Return a remote by its name; "": the only one.
-
-    Raises:
-        NoSuchRemote: There is none of that name, or no only one.
-    """
-    found = entries(layout)
-    if not name and len(found) == 1:
-        return next(iter(found.values()))
-    if name in found:
-        return found[name]
-    names = ", ".join(found)
-    if not found:
-        raise NoSuchRemote(f"the store {layout.path} has no remote", hint="ckstore remote add NAME s3://BUCKET/PREFIX")
-    if not name:
-        raise NoSuchRemote(f"the store {layout.path} has several remotes: {names}", hint="name one of them")
-    raise NoSuchRemote(f"the store {layout.path} has no remote {name!r}, but {names}")
-
-
-def open_objects(entry: RemoteEntry) -> Objects:
-    """Return the objects of a remote on object storage."""
-    from ckstore.remote.engine import ServiceObjects
-
-    return ServiceObjects(entry.target, entry.abilities)
+GRACE_S = 86_400.0
 
 
 class Remotes:
@@ -140,15 +69,13 @@ class Remotes:
             region: Of the bucket; None: that of the environment.
 
         Raises:
-            BadInput: The name is taken by another place, the address is none, or the remote has another hash.
+            BadInput: The name is taken by another place, the address is not valid, or the remote has another hash.
             StoreNotFound: There is no store in the directory.
             RemoteError: The place cannot be reached or used.
         """
         context = self._context
         context.check_writable()
-        if _NAME.match(name) is None:
-            msg = f"the name of a remote has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {name!r}"
-            raise BadInput(msg, hint="it begins with neither a dot nor a dash")
+        check_name(name)
         wanted = parse_target(target, endpoint=endpoint, region=region)
         self._refuse_taken(name, wanted)
         entry = self._tried(name, wanted, make=True)
@@ -187,6 +114,43 @@ class Remotes:
 
         config_file.edit(self._context.layout, MEMBER, without)
 
+    @act
+    def prune(
+        self, name: str, *, dry_run: bool = False, exclusive: bool = False, grace: float | str | timedelta = GRACE_S
+    ) -> RemotePruneReport:
+        """Remove from a remote the blobs that none of its checkpoints names, and no push under way.
+
+        A blob that is found so is condemned, and removed by a later call when the grace is over: so long a reader may
+        go on with a checkpoint that was removed. Pushes and other prunes may work at the same time.
+
+        Args:
+            name: Of the remote; "": the only one.
+            dry_run: Change nothing; return what would be removed.
+            exclusive: Says that no other process writes to the remote. Needed where the service does not compare an
+                object's version before it writes; then blobs older than the grace are removed at once.
+            grace: At least a minute; seconds, or text such as ``12h``.
+
+        Raises:
+            NoSuchRemote: There is none of that name.
+            InUse: `exclusive` was given, and a push is under way.
+            RemoteError: The service compares nothing, and `exclusive` was not given; or it does not answer.
+            BadInput: It is a store in a directory, which `Store.gc` prunes.
+        """
+        from ckstore.remote.objects import Remote
+        from ckstore.remote.pruning.prune import LEAST_GRACE_S, prune
+        from ckstore.remote.reach import open_remote
+
+        grace_s = duration_s(grace, "grace")
+        if grace_s < LEAST_GRACE_S:
+            raise BadInput(f"grace must be at least {LEAST_GRACE_S:g} seconds, got {grace_s:g}")
+        remote = open_remote(self._context, name, writing=not dry_run)
+        if not isinstance(remote, Remote):
+            raise BadInput(
+                f"{remote.name} is a store in a directory", hint="prune it there: ckstore gc --store DIRECTORY"
+            )
+        algorithm = self._context.algorithm
+        return prune(remote, algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
+
     def _refuse_taken(self, name: str, target: Target) -> None:
         taken = entries(self._context.layout).get(name)
         if taken is not None and taken.target != target:
@@ -199,8 +163,8 @@ class Remotes:
         """Return what is at a place, after trying it; `make`: a remote, if there is none."""
         if target.kind == "store":
             return RemoteEntry(name, target, self._store_at(target))
-        from ckstore.remote.info import RemoteInfo, check_hash, read_info
-        from ckstore.remote.probe import probe
+        from ckstore.remote.documents.info import RemoteInfo, check_hash, read_info
+        from ckstore.remote.service.probe import probe
 
         settings = self._context.settings
         abilities, now = probe(target)
@@ -224,16 +188,3 @@ class Remotes:
             msg = f"{target} names its blobs by {other.settings.hash}, and this store names them by {mine.hash}"
             raise BadInput(msg, hint="a store and its remote have the same hash")
         return other.settings.uuid
-
-
-def check_takes_pushes(entry: RemoteEntry) -> None:
-    """Raise if the probe saw that a remote cannot be pushed to.
-
-    Raises:
-        RemoteError: It cannot.
-    """
-    abilities = entry.abilities
-    if abilities is None or (abilities.writes and abilities.lists_writes):
-        return
-    why = "it cannot be written with the credentials of the probe" if not abilities.writes else "it lists writes late"
-    raise RemoteError(f"{entry.name} cannot be pushed to: {why}", hint=f"ckstore remote probe {entry.name}")

@@ -52,6 +52,10 @@ class ObjectSource:
         self._objects = objects
         self._names: dict[str, str] = {}
 
+    def use(self, digest: str, name: str) -> None:
+        """Read a blob by this name of it."""
+        self._names[digest] = name
+
     def places(self, under: str = "") -> list[Place]:
         """See `Source`."""
         found: set[Place] = set()

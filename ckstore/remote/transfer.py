@@ -11,6 +11,7 @@ from ckstore.model.sizes import parse_size
 from ckstore.ops.refs.find import text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
+from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
@@ -19,6 +20,7 @@ from ckstore.remote.push import Manner, place_of
 from ckstore.remote.reach import RemoteLike, reach, source_of
 
 if TYPE_CHECKING:
+    from ckstore.model.reports.evict_report import EvictReport
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
     from ckstore.objects.publish import IfExists
@@ -46,8 +48,8 @@ def plan_push(context: Context, choice: Choice, remote: RemoteLike | None) -> Tr
     there = reach(context, remote)
     if isinstance(there, Remote):
         return pushing.plan_push(context, infos, there)
-    with StoreSource(str(context.layout.path), context) as source:
-        plan = pulling.plan_pull(there.context, source, [place_of(info) for info in infos])
+    source = StoreSource(str(context.layout.path), context)
+    plan = pulling.plan_pull(there.context, source, [place_of(info) for info in infos])
     return replace(plan, direction="push", remote=there.name)
 
 
@@ -67,15 +69,15 @@ def push(
         return pushing.push(context, infos, there, how)
     # The other store takes them by its own protocol, as it takes those of any source.
     newest_first = sorted(infos, key=lambda info: info.order, reverse=True)
-    with StoreSource(str(context.layout.path), context) as source:
-        report = Pull(there.context, source, how).bring([place_of(info) for info in newest_first])
+    source = StoreSource(str(context.layout.path), context)
+    report = Pull(there.context, source, how).bring([place_of(info) for info in newest_first])
     return replace(report, direction="push", remote=there.name)
 
 
 def plan_pull(context: Context, choice: Choice, remote: RemoteLike | None) -> TransferPlan:
     """See `ckstore.Store.plan_pull`."""
-    with source_of(reach(context, remote)) as source:
-        return pulling.plan_pull(context, source, _places(context, source, choice))
+    source = source_of(reach(context, remote))
+    return pulling.plan_pull(context, source, _places(context, source, choice))
 
 
 def pull(  # noqa: PLR0917
@@ -89,8 +91,15 @@ def pull(  # noqa: PLR0917
     """See `ckstore.Store.pull`."""
     how = manner(bwlimit, progress)
     context.check_writable()
-    with source_of(reach(context, remote)) as source:
-        return Pull(context, source, how, if_exists).bring(_places(context, source, choice))
+    source = source_of(reach(context, remote))
+    return Pull(context, source, how, if_exists).bring(_places(context, source, choice))
+
+
+def evict(context: Context, choice: Choice, remote: RemoteLike | None, *, dry_run: bool) -> EvictReport:
+    """See `ckstore.Store.evict`."""
+    if choice.refs is None and not choice.by_rule():
+        raise BadInput("no checkpoint was named", hint="give refs, or one of all=, tagged= and run=")
+    return evicting.evict(context, choice.of(context), reach(context, remote), dry_run=dry_run)
 
 
 def _places(context: Context, source: Source, choice: Choice) -> list[Place]:

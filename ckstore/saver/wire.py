@@ -33,9 +33,9 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = (), *, wait: bool = True) -> bool:
-    """Send a message; False if the other side takes no more at this moment and `wait` is False."""
-    data = encode(message)
+def send(sock: socket.socket, message: Message | bytes, descriptors: Sequence[int] = (), *, wait: bool = True) -> bool:
+    """Send a message, or one that was encoded; False if the other side takes no more at this moment, and `wait` is."""
+    data = message if isinstance(message, bytes) else encode(message)
     flags = 0 if wait else socket.MSG_DONTWAIT
     try:
         if len(data) < _PACKET_BYTES:

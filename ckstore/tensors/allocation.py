@@ -8,7 +8,10 @@ from ckstore.fs.buffers import prefer_huge_pages
 from ckstore.tensors.layout import StorageMemory
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckstore.model.manifest.manifest import LeafKind
+    from ckstore.tensors.device.feed import FarMemory
 
 
 # Two huge pages at least; huge ones everywhere were twice as slow where the host must give memory back (docs/adr/0007).
@@ -22,6 +25,19 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
     # torch says RuntimeError, NumPy ValueError or MemoryError: callers catch one.
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
         raise MemoryError(f"{nbytes} bytes for one storage could not be allocated") from error
+
+
+def allocate_far(sizes: Mapping[int, int], device: object) -> dict[int, FarMemory]:
+    """Return fresh memory for storages of tensors on the device that `device` says; nothing if it says none.
+
+    Raises:
+        BadInput: There is no room on it.
+    """
+    if device in (None, "cpu"):
+        return {}
+    from ckstore.tensors import torch_leaves
+
+    return torch_leaves.empty_far(sizes, device)
 
 
 def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:

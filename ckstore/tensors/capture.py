@@ -66,18 +66,19 @@ _SCALARS: dict[type, Callable[[Any], Node]] = {
 }
 
 
-def capture(state: object) -> Captured:
+def capture(state: object, *, after: object = None) -> Captured:
     """Return the nodes, the leaves and the sources of a state."""
     # The sources look at live memory: a change of the state before they are read changes what is read. Objects with
     # `state_dict` and `load_state_dict` are taken as their `state_dict()`. Raises CannotStore: values are of a type
     # that the format does not hold, contain themselves, or are nested too deep; the error has the paths of all, and
-    # says what to do.
+    # says what to do. `after`: an event of a device: the state is there when the current streams come behind it. None:
+    # this waits for everything that was queued on the devices of the state.
     walk = Walk()
     node = walk.node(state, "", 1)
     # All of them at once: a state with ten such values must not take ten failed saves to be mended.
     if walk.refused:
         raise CannotStore.of(walk.refused)
-    walk.place_tensors()
+    walk.place_tensors(after)
     return walk.captured(node)
 
 
@@ -118,7 +119,7 @@ class Walk:
         sources = tuple(self.sources[index] for index in range(self.storage_count))
         return Captured(node, leaves, sources, name_chars=self.name_chars)
 
-    def place_tensors(self) -> None:
+    def place_tensors(self, after: object = None) -> None:
         """Give all tensors their places, once the walk is done."""
         if not self._tensors:
             return
@@ -126,14 +127,15 @@ class Walk:
 
         every = [admitted for numbered in self._tensors.values() for _, admitted in numbered]
         # CUDA kernels that were queued before the save must have written the tensors that are read now.
-        torch_leaves.wait_for_devices(every)
+        torch_leaves.wait_for_devices(every, after)
         for storage, numbered in self._tensors.items():
             # Only now all tensors over one memory are known, so only now it is known what of it they cover together.
             members = [admitted for _, admitted in numbered]
             self.sources[storage], leaves = torch_leaves.place(members, storage)
             for (index, _), leaf in zip(numbered, leaves, strict=True):
                 self.leaves[index] = leaf
-        torch_leaves.wait_for_devices(every)  # placing may have queued copies
+        if after is None:  # else what follows is queued behind it
+            torch_leaves.wait_for_devices(every)  # placing may have queued copies
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """Return the node of a value with this path."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # A cache line, and a multiple of every dtype's size: a mapped tensor is aligned.
 PLACE_BYTES = 64  # parts of a storage begin at multiples of this, like pieces in a pack
@@ -26,7 +27,7 @@ class Region:
 
     address: int  # of its first byte
     nbytes: int  # its size
-    memory: memoryview  # its bytes, writable
+    memory: Any  # its bytes, writable; `FarMemory` where it lies on a device
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

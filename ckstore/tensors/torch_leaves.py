@@ -15,6 +15,7 @@ import torch
 from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.tensors.device import streams
 from ckstore.tensors.layout import StorageMemory, keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers
 from ckstore.tensors.torch_parts import refuse_tensor
@@ -22,6 +23,7 @@ from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, ve
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource
+    from ckstore.tensors.device.feed import FarMemory
 
 DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -118,12 +120,16 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
     return source, [LeafRecord(lone.name, "torch", lone.dtype, tuple(tensor.shape), storage, 0, strides)]
 
 
-def wait_for_devices(members: Iterable[Admitted]) -> None:
+def wait_for_devices(members: Iterable[Admitted], after: object = None) -> None:
     """Wait until what was queued on the devices of `members` has been computed."""
-    # Their bytes are read on other streams, which would not wait.
+    # Their bytes are read on other streams, which would not wait. With an event, `after`, the current streams wait for
+    # that alone, and this returns at once.
     for device in {member.tensor.device for member in members if not member.tensor.is_cpu}:
         # Only for devices in the state, or a process with eight GPUs would wait for seven that are not saved.
-        torch.cuda.synchronize(device)
+        if after is None:
+            streams.system.synchronize(device)
+        else:
+            streams.system.wait_in_current(device, after)
 
 
 def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
@@ -169,6 +175,27 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
     if found.numel() != flat.numel():
         raise _no_device(device, f"it returned {found.numel()} bytes for {flat.numel()}")
     return found
+
+
+def empty_far(sizes: Mapping[int, int], device: object) -> dict[int, FarMemory]:
+    """Return memory where `device` says, as `to_device` reads it, if that is a device that is filled by transfers.
+
+    Raises:
+        BadInput: There is no room on it.
+    """
+    target: Any = device.get("cpu", "cpu") if isinstance(device, Mapping) else device
+    # A function of the user gets storages on the CPU, and says where each goes.
+    if target is None or (callable(target) and not isinstance(target, torch.device)):
+        return {}
+    try:
+        place = torch.empty(0, dtype=torch.uint8, device=torch.device(target)).device  # with its number
+        if not streams.is_far(place):
+            return {}
+        from ckstore.tensors.device import feed
+
+        return feed.fresh(sizes, place)
+    except RuntimeError as error:
+        raise _no_device(device, f"{type(error).__name__}: {error}") from error
 
 
 def check_device(device: object) -> None:

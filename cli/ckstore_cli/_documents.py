@@ -19,9 +19,13 @@ _FORMS = {
     "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
     "message metrics metadata tags durable damaged",
     "CheckpointUsage": "run step logical_bytes unique_bytes shared_bytes dead_bytes",
+    "Compacted": "run=info.run step=info.step before_bytes after_bytes",
+    "CompactionEntry": "run=info.run step=info.step id=info.id base reason",
+    "CompactionReport": "dry_run checkpoints=plan.entries compacted skipped encoded_count plain_bytes encoded_bytes",
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
     "DiffLeaf": "name kind dtype? shape?dtype nbytes",
+    "EvictReport": "remote dry_run freed_bytes read_back_bytes evicted skipped",
     "ExportReport": "checkpoint=name id=checkpoint_id destination nbytes tensor_count files tied state_names left_out "
     "unsafe_globals",
     "FileChange": "path kind before after changed_bytes",
@@ -38,7 +42,6 @@ _FORMS = {
     "PlanEntry": "run step id=info.id keep reasons",
     "ReindexReport": "ok checkpoint_count blob_count blob_bytes orphan_count orphan_bytes restored_count copy_count "
     "copy_bytes tag_count pin_count incomplete problems old_catalog? relinked",
-    "RemoteEntry": "name uuid target abilities",
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",
@@ -46,7 +49,8 @@ _FORMS = {
     "Skipped": "run=info.run step=info.step reason",
     "TransferPlan": "direction remote missing_bytes all_bytes new checkpoints missing",
     "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
-    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes checkpoints",
+    "Uncompacted": "run=info.run step=info.step reason",
+    "Usage": "logical_bytes disk_bytes unique_bytes shared_bytes unused_bytes dead_bytes saved_bytes checkpoints",
     "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
     "in_time whole damage findings repaired unrepaired quarantined healable",
 }

@@ -102,6 +102,10 @@ def main(arguments: Sequence[str]) -> int:
         return background.main(arguments[1:])
     if arguments[:1] == ["long"]:
         return long.main(arguments[1:])
+    if arguments[:1] == ["compact"]:
+        from tests.bench import compaction  # torch, which the others load in children only
+
+        return compaction.main(arguments[1:])
     options = parse(arguments)
     if options.scenarios == ["gpu"]:
         return _gpu(options.out)

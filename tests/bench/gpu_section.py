@@ -16,10 +16,21 @@ _LOADS = {
     "torch_load_s": "torch.load(map_location)",
     "safetensors_s": "safetensors",
 }
+_CALLS = {
+    "after_call_s": ": the call, with `after=`",
+    "unchanged_call_s": ": the call, unchanged",
+    "first_call_s": ": the first call",
+    "durable_s": ": until durable",
+}
+_SAVES = {
+    "ckstore_s": "`save`",
+    "ckstore_unchanged_s": "`save`, unchanged",
+    "ckstore_one_changed_s": "`save`, one element changed",
+}
 _ACTS = {
     "first_save": "first save",
     "unchanged_save": "save of the unchanged state",
-    "unchanged_async_save": "the same in the background",
+    "unchanged_async_save": "the same in the background, the second time",
     "load": "load",
 }
 
@@ -53,19 +64,21 @@ def section(found: Mapping[str, Any]) -> str:
 
 
 def _rows(cases: Mapping[str, Any]) -> list[str]:
-    copies, stall, save, load = (cases.get(name, {}) for name in ("copies", "stall", "save", "load"))
+    names = ("copies", "stall", "stall_large", "save", "load", "fingerprints")
+    copies, stall, large, save, load, prints = (cases.get(name, {}) for name in names)
     floor = _per_byte(copies, "from_device_pinned_s")
     rows = []
     for way, words in (("from_device", "copy from the GPU"), ("to_device", "copy to the GPU")):
         rows += [_row(f"*{words}, {kind}*", copies, f"{way}_{kind}_s") for kind in ("pageable", "pinned")]
-    share = _per_byte(stall, "call_s")
-    ratio = None if not floor or share is None else share / floor
-    reached = "" if ratio is None else f"{number(ratio)} × the pinned copy (wanted: at most {_GOAL:g})"
-    rows.append(_row("`save_async`: the call", stall, "call_s", reached))
-    rows.append(_row("`save_async`: the first call", stall, "first_call_s"))
-    rows.append(_row("`save_async`: until durable", stall, "durable_s"))
-    rows.append(_row("`save`", save, "ckstore_s"))
-    rows.append(_row("`save`, unchanged", save, "ckstore_unchanged_s"))
+    for case, of in ((stall, ""), (large, f", {large.get('bytes', 0) / 2**30:.0f} GiB")):
+        share = _per_byte(case, "call_s")
+        ratio = None if not floor or share is None else share / floor
+        reached = "" if ratio is None else f"{number(ratio)} × the pinned copy (wanted: at most {_GOAL:g})"
+        rows.append(_row(f"`save_async`: the call{of}", case, "call_s", reached))
+        rows += [_row(f"`save_async`{words}{of}", case, key) for key, words in _CALLS.items()]
+    rows += [_row(words, save, key) for key, words in _SAVES.items()]
+    rows.append(_row("fingerprints on the GPU, one kernel", prints, "kernel_s"))
+    rows.append(_row("fingerprints on the GPU, operations of torch", prints, "torch_s"))
     rows.append(_row("torch.save + fsync", save, "torch_save_s"))
     rows += [_row(f"load to the GPU, warm: {words}", load, key) for key, words in _LOADS.items()]
     return [row for row in rows if row]

@@ -31,3 +31,20 @@ def test_what_is_not_there_is_named(run: Run, saved: Path, tmp_path: Path) -> No
     assert run("pull", "9999", "--remote", there.path, "--store", saved).exit_code == 4
     assert run("push", "best", "--all", "--remote", there.path, "--store", saved).exit_code == 2
     assert run("push", "--remote", tmp_path / "no-store", "--store", saved).exit_code == 4
+
+
+def test_bytes_are_let_go_and_a_clone_lists_them(run: Run, saved: Path, tmp_path: Path) -> None:
+    there = Store.init(tmp_path / "there")
+    run("push", "--all", "--remote", there.path, "--store", saved)
+    plan = run("evict", "best", "--remote", there.path, "--dry-run", "--store", saved)
+    assert plan.exit_code == 0, plan.stderr
+    assert plan.stdout.startswith("would let go of")
+    document = json.loads(run("evict", "best", "--remote", there.path, "--store", saved, "--json").stdout)
+    assert list(document) == keys(section("`ckstore evict`"))
+    assert len(document["evicted"]) == 1
+    assert "keeps main" in run("evict", "best", "--remote", there.path, "--store", saved).stdout
+    assert run("evict", "--store", saved).exit_code != 0
+    cloned = run("clone", there.path, tmp_path / "clone")
+    assert cloned.exit_code == 0, cloned.stderr
+    assert "lists" in cloned.stdout
+    assert Store.open(tmp_path / "clone").info("best").elsewhere

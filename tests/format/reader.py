@@ -1,7 +1,8 @@
-"""A reader of ckstore stores, written from docs/format/v1.md alone.
+"""A reader of ckstore stores, written from docs/format/v1.md and docs/format/encoded-1.md alone.
 
-It uses the standard library and `xxhash` (and `blake3` for stores hashed with it); it knows neither
-ckstore, torch nor NumPy. It is slow and short, to be read beside the page: every function names its section.
+It uses the standard library and `xxhash` (`blake3` for stores hashed with it, `zstandard` for compacted
+checkpoints); it knows neither ckstore, torch nor NumPy. It is slow and short, to be read beside the page: every
+function names its section.
 """
 
 from __future__ import annotations
@@ -155,22 +156,166 @@ def itemsize(kind: str, dtype: str) -> int:
 # ------------------------------------------------------------------ A checkpoint
 
 
+def unframe(data: bytes) -> tuple[str, dict[str, Any]]:
+    """Return id and members of a manifest (section "manifest.json")."""
+    match = re.match(rb'\{"digest":"([a-z0-9-]+)","manifest":', data)
+    check(match and data.endswith(b"}\n"), "not framed as a manifest")
+    claimed = match[1].decode() if match else ""
+    check(DIGEST.match(claimed), f"no digest: {claimed}")
+    body = data[match.end() if match else 0 : -2]
+    check(digest_of(body, claimed) == claimed, "the manifest is damaged")
+    members: dict[str, Any] = parse_json(body)
+    check(members["format"] == "ckstore-manifest", "another format")
+    check(members["version"] <= 1, "a newer version")
+    return claimed, members
+
+
+# ------------------------------------------------------------------ Encoded pieces (docs/format/encoded-1.md)
+
+
+class Encoding:
+    """What is in the directory of a compacted checkpoint."""
+
+    def __init__(self, directory: Path, members: dict[str, Any], blobs: list[Any]) -> None:
+        """Check that each blob of the manifest is there in one form, and that no path is a loop or too long."""
+        check(members["requires"] == ["encoded-1"], "asks for what this reader does not know")
+        self.directory, self.members = directory, members
+        self.files = dict(members["files"])
+        self.encoded = {item[0]: item[1:] for item in members["encoded"]}
+        check(len(self.encoded) == len(members["encoded"]) and not self.encoded.keys() & self.files.keys(), "two forms")
+        for digest, size in blobs:
+            check((self.encoded[digest][0] if digest in self.encoded else self.files.get(digest)) == size, "a size")
+        for digest in self.encoded:
+            self.check_path(digest, 8)
+
+    def check_path(self, digest: str, left: int) -> None:
+        """Follow the bases of a blob, at most eight encoded ones."""
+        check(digest in self.encoded or digest in self.files, f"no base {digest}")
+        for base in self.encoded[digest][2] if digest in self.encoded else ():
+            check(left > 0, "a path is a loop or too long")
+            self.check_path(base, left - 1)
+
+    def plain(self, digest: str) -> bytes:
+        """Return a plain blob (section "The container")."""
+        if digest not in self.encoded:
+            return (self.directory / "blobs" / digest).read_bytes()
+        size, number, bases = self.encoded[digest]
+        data = (self.directory / "blobs" / self.members["files"][number][0]).read_bytes()
+        check(data[:8] == b"ckenc-1\n", "not a container")
+        length = int.from_bytes(data[8:12], "little")
+        header = parse_json(data[12 : 12 + length])
+        check((header["plain"], header["bytes"], header["bases"]) == (digest, size, bases), "another container")
+        plain_bases = [self.plain(base) for base in bases]
+        spans = [
+            (min(MIB, count - at), width, at, source)
+            for count, width, *source in header["runs"]
+            for at in range(0, count, MIB)
+        ]
+        at = 12 + length + 4 * len(spans)
+        out = []
+        for i, (count, width, start, source) in enumerate(spans):
+            entry = int.from_bytes(data[12 + length + 4 * i :][:4], "little")
+            stored = data[at : at + entry % 2**24]
+            at += len(stored)
+            predicted = b""
+            if source:
+                kind, base, offset = source
+                times = 1 if kind == "same" else 2
+                first = offset + times * start
+                predicted = predict(kind, plain_bases[base][first : first + times * count])
+            out.append(tile(entry >> 24, stored, predicted, count, width))
+        check(at == len(data), "bytes behind the last tile")
+        return b"".join(out)
+
+
+def predict(kind: str, base: bytes) -> bytes:
+    """Return what the bytes of a base say (section "Predictions")."""
+    if kind == "same":
+        return base
+    out = bytearray()
+    for (bits,) in struct.iter_unpack("<I", base):
+        if bits & 0x7FFFFFFF > 0x7F800000:
+            half = 0x7FC0 if kind == "bf16" else 0x7E00
+        elif kind == "bf16":
+            half = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        else:
+            value = struct.unpack("<f", bits.to_bytes(4, "little"))[0]
+            try:
+                half = int.from_bytes(struct.pack("<e", value), "little")
+            except OverflowError:
+                half = 0xFC00 if bits >> 31 else 0x7C00
+        out += half.to_bytes(2, "little")
+    return bytes(out)
+
+
+def tile(codec: int, stored: bytes, predicted: bytes, count: int, width: int) -> bytes:
+    """Return a tile (section "Tiles")."""
+    n = count // width
+    if codec == 0:
+        check(len(stored) == count, "a raw tile of another size")
+        return stored
+    if codec == 1:
+        return b"".join(x.to_bytes(width, "little") for x in planes(stored, n, width))
+    check(len(predicted) == count, "a tile without a base")
+    if codec == 4:
+        return predicted
+    x = [int.from_bytes(predicted[i : i + width], "little") for i in range(0, count, width)]
+    high = int.from_bytes(b"\x80" * width, "little")
+    if codec == 2:
+        places, differences = list(range(n)), planes(stored, n, width)
+    else:
+        check(codec == 3, f"no codec {codec}")
+        changed, steps, packed = struct.unpack("<III", stored[:12])
+        check(0 < changed <= steps <= n, "gaps that do not fit")
+        raw = stored[12 : 12 + packed] if packed == steps else unzstd(stored[12 : 12 + packed], steps)
+        places, at = [], 0
+        for step in raw:
+            at += step
+            if step < 255:
+                places.append(at)
+                at += 1
+        check(len(places) == changed and places[-1] < n, "gaps that do not fit")
+        differences = planes(stored[12 + packed :], changed, width)
+    for place, d in zip(places, differences, strict=True):
+        x[place] = ((d ^ high) - high + x[place]) % 2 ** (8 * width)
+    return b"".join(value.to_bytes(width, "little") for value in x)
+
+
+def planes(data: bytes, n: int, width: int) -> list[int]:
+    """Return the integers of packed planes."""
+    lengths = struct.unpack(f"<{width}I", data[: 4 * width])
+    at, out = 4 * width, [0] * n
+    for k, length in enumerate(lengths):
+        plane = data[at : at + length]
+        at += length
+        if length:
+            plane = plane if length == n else unzstd(plane, n)
+            out = [value | byte << 8 * k for value, byte in zip(out, plane, strict=True)]
+    check(at == len(data), "bytes behind the last plane")
+    return out
+
+
+def unzstd(frame: bytes, size: int) -> bytes:
+    """Return the bytes of one frame, which says its size."""
+    zstandard: Any = importlib.import_module("zstandard")
+    check(zstandard.frame_content_size(frame) == size, "a frame of another size")
+    data: bytes = zstandard.ZstdDecompressor().decompress(frame, max_output_size=size)
+    return data
+
+
 class Checkpoint:
     """One checkpoint: its directory, or a copy of it."""
 
     def __init__(self, directory: Path) -> None:
         """Read and check ``manifest.json`` (section of that name)."""
         self.directory = directory
-        data = (directory / "manifest.json").read_bytes()
-        match = re.match(rb'\{"digest":"([a-z0-9-]+)","manifest":', data)
-        check(match and data.endswith(b"}\n"), "not framed as a manifest")
-        self.id = match[1].decode() if match else ""
-        check(DIGEST.match(self.id), f"no digest: {self.id}")
-        body = data[match.end() if match else 0 : -2]
-        check(digest_of(body, self.id) == self.id, "the manifest is damaged")
-        self.manifest: dict[str, Any] = parse_json(body)
-        check(self.manifest["format"] == "ckstore-manifest", "another format")
-        check(self.manifest["version"] <= 1, "a newer version")
+        self.id, self.manifest = unframe((directory / "manifest.json").read_bytes())
+        self.encoding: Encoding | None = None
+        if "encoded-1" in self.manifest.get("requires", []):
+            encoding = self.manifest
+            self.id, self.manifest = unframe((directory / "plain.json").read_bytes())
+            check(encoding["checkpoint"] == self.id, "the encoding of another checkpoint")
+            self.encoding = Encoding(directory, encoding, self.manifest["blobs"])
         check(set(self.manifest.get("requires", [])) <= {"shards"}, "asks for what this reader does not know")
         self._read: dict[int, bytes] = {}
 
@@ -179,9 +324,14 @@ class Checkpoint:
         """The latest has the greatest."""
         return self.manifest["sequence"], self.manifest["created"], self.id
 
+    def stored(self) -> list[Any]:
+        """Return digest and size of each file in ``blobs/``."""
+        found: list[Any] = self.manifest["blobs"] if self.encoding is None else self.encoding.members["files"]
+        return found
+
     def is_complete(self) -> bool:
         """Whether each blob is a regular file of its size."""
-        for digest, size in self.manifest["blobs"]:
+        for digest, size in self.stored():
             try:
                 found = os.stat(self.directory / "blobs" / digest, follow_symlinks=False)
             except FileNotFoundError:
@@ -192,7 +342,7 @@ class Checkpoint:
 
     def check_blobs(self) -> None:
         """Check that every blob has the digest that it is named by (section "Blobs")."""
-        for digest, size in self.manifest["blobs"]:
+        for digest, size in self.stored():
             data = (self.directory / "blobs" / digest).read_bytes()
             check(len(data) == size and digest_of(data, digest) == digest, f"blob {digest} is damaged")
 
@@ -229,9 +379,13 @@ class Checkpoint:
         return self._read[index]
 
     def _piece(self, digest: str, blob: int, offset: int, length: int) -> bytes:
-        with (self.directory / "blobs" / self.manifest["blobs"][blob][0]).open("rb") as file:
-            file.seek(offset)
-            data: bytes = file.read(length)
+        name = self.manifest["blobs"][blob][0]
+        if self.encoding is not None:
+            data = self.encoding.plain(name)[offset : offset + length]
+        else:
+            with (self.directory / "blobs" / name).open("rb") as file:
+                file.seek(offset)
+                data = file.read(length)
         check(length >= 1 and digest_of(data, digest) == digest, f"piece {digest} is damaged")
         return data
 

@@ -22,10 +22,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = 1
-CASES = ("about", "copies", "stall", "save", "load", "crossed")
+CASES = ("about", "copies", "stall", "fingerprints", "load", "save", "crossed", "stall_large")
 _WHOLE_S = 345.0  # of six minutes, what is left is for the machine's own start and end
 _INSTALL_S, _TESTS_S, _CASE_S = 60.0, 150.0, 60.0
-_TAIL_CHARS = 4_000
+_SAID_CHARS = 2_000
+_TAIL_CHARS = 60_000
+"""Enough for the tracebacks of some tests that failed for one reason."""
+_SHOWN = ("-v", "--color=no", "-rfE", "--tb=short", "--durations=10", "--timeout=60")
 _OUTCOME = re.compile(r"^(tests/gpu/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
 _OPTIONS = ("-p", "pytest_timeout", "-p", "no:cacheprovider", "-W", "default")
 """Plugins and torch of that machine may warn: no plugin is loaded by itself, and no warning is an error."""
@@ -88,7 +91,7 @@ class Run:
     def test(self, what: str) -> None:
         """Run the tests; those that ended before the time did are in the result."""
         self._environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        command = [sys.executable, "-m", "pytest", "-v", "--color=no", "-rfE", "--timeout=60", *_OPTIONS, what]
+        command = [sys.executable, "-m", "pytest", *_SHOWN, *_OPTIONS, what]
         status, said = self._run(command, _TESTS_S)
         self.found["tests"] = {name: outcome.lower() for name, outcome in _OUTCOME.findall(said)}
         self._keep("pytest", "" if status == 0 else said[-_TAIL_CHARS:])
@@ -99,6 +102,8 @@ class Run:
         status, said = self._run(command, _CASE_S)
         lines = [line for line in said.splitlines() if line.startswith("{")]
         figures = json.loads(lines[-1]) if status == 0 and lines else {"error": said[-_TAIL_CHARS:]}
+        if status == 0 and (beside := "\n".join(line for line in said.splitlines() if line not in lines)):
+            figures["said"] = beside[-_SAID_CHARS:]  # what was logged, as that memory cannot be pinned
         self.found["cases"][case] = figures
         self.write()
 

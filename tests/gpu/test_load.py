@@ -46,7 +46,7 @@ def test_a_state_is_loaded_to_the_device(store: Store, device: str) -> None:
     state = {"wide": torch.randn(3_000_000, device=device), "turned": torch.randn(50, 60, device=device).t(), "step": 7}
     store.save(state, step=1)
 
-    back = store.load(1, device=device)
+    back = store.load(1, device=torch.device(device))
 
     assert (back["wide"].device.type, back["turned"].device.type) == (device, device)
     assert torch.equal(back["wide"], state["wide"])  # type: ignore[arg-type]

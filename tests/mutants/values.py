@@ -9,6 +9,15 @@ _PARENTS = "tests/ops/read/test_parents.py"
 
 VALUES = [
     Mutant(
+        "an encoding in which a blob is decoded with itself is refused",
+        "encoding-with-a-loop",
+        "encoding.parse",
+        "    _check_paths(found, plain, where)\n",
+        "",
+        "tests/model/manifest/test_encoding.py::test_what_is_not_an_encoding_is_refused",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a field of an object is set without code of its class",
         "field-set-by-setattr",
         "objects.put_together",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from ckstore.ops.context import Context
 from ckstore.remote import reach
 from ckstore.remote.objects import Remote
 from ckstore.remote.reach import OtherStore
-from ckstore.remote.target import Target
+from ckstore.remote.service.target import Target
 from tests.remote.double import REMOTES
 from tests.support.s3_proxy import Proxy, faulty_proxy
 from tests.support.s3_server import KEY, SECRET, Service, s3_service
@@ -59,8 +61,21 @@ def through(service: Service, proxy: Proxy) -> Target:
 @pytest.fixture
 def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
     """Return objects in memory, of this test alone."""
-    from ckstore.remote import engine
+    from ckstore.remote.service import engine
 
     target = Target("url", f"memory://{abs(hash(request.node.nodeid))}/run")
     yield target
     engine._memory.pop(target.bucket, None)
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[Service]:
+    """Return a real S3 service: Ceph RGW."""
+    from tests.support.object_services import ceph_service
+
+    # bluestore writes past the page cache, which a directory in memory does not take.
+    with (
+        tempfile.TemporaryDirectory(prefix="ckstore-ceph-", dir="/var/tmp") as root,
+        ceph_service(Path(root)) as running,
+    ):
+        yield running

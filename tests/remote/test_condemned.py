@@ -7,9 +7,9 @@ import pytest
 from ckstore.errors import CkstoreError
 from ckstore.model.seal import seal
 from ckstore.remote import keys
-from ckstore.remote.condemned import Batch, Condemned, read_condemned, read_versioned, spare, swap
-from ckstore.remote.engine import ServiceObjects
-from ckstore.remote.target import Target
+from ckstore.remote.documents.condemned import Batch, Condemned, read_condemned, read_versioned, spare, swap
+from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.target import Target
 
 A, B, C = (f"xxh3-{letter * 32}" for letter in "abc")
 NOW = "2026-11-26T09:30:00.000000Z"

@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 import pytest
 
 from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
-from ckstore.remote import engine
-from ckstore.remote.abilities import Abilities
-from ckstore.remote.engine import ServiceObjects
 from ckstore.remote.objects import Objects
-from ckstore.remote.target import Target
+from ckstore.remote.service import engine
+from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.target import Target
 from tests.support.s3_proxy import Fault, Proxy
 from tests.support.s3_server import KEY, SECRET, Habits, Service, s3_service
 
@@ -332,8 +332,8 @@ def test_a_process_ends_while_a_call_stands_still(through: Target, proxy: Proxy)
     proxy.always("stall")
     program = (
         "import sys, threading\n"
-        "from ckstore.remote.engine import ServiceObjects\n"
-        "from ckstore.remote.target import Target\n"
+        "from ckstore.remote.service.engine import ServiceObjects\n"
+        "from ckstore.remote.service.target import Target\n"
         f"objects = ServiceObjects(Target('url', {through.address!r}, {through.endpoint!r}))\n"
         "threading.Thread(target=objects.get, args=('x', 10), daemon=True).start()\n"
         "threading.Event().wait(0.3)\n"

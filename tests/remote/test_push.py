@@ -357,3 +357,18 @@ def test_several_ways_to_say_which(store: Store) -> None:
 
 def _remote(store: Store) -> str:
     return new_remote(store.settings)[1]
+
+
+def test_a_compacted_checkpoint_is_pushed_as_it_was_saved(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "compacted", chunk_bytes=MIB) as store:
+        for step in range(3):
+            store.save({"w": np.arange(2**19, dtype=np.float32) + np.float32(step)}, step=step)
+        manifest = (store.path / "checkpoints/main/0/manifest.json").read_bytes()
+        plain = {path.name: path.read_bytes() for path in (store.path / "checkpoints/main/0/blobs").iterdir()}
+        assert store.compact(keep_newest=1).compacted
+        objects, remote = new_remote(store.settings)
+
+        report = store.push(0, remote)
+
+        assert objects.held[keys.Place("main", 0, report.checkpoints[0].id).manifest] == manifest
+        assert {name: objects.held[keys.blob(name)] for name in plain} == plain

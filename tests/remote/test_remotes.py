@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from ckstore import BadInput, NoSuchRemote, RemoteDenied, RemoteError, Store, StoreNotFound
-from ckstore.remote import engine
-from ckstore.remote.abilities import Abilities
-from ckstore.remote.engine import ServiceObjects
-from ckstore.remote.probe import probe
-from ckstore.remote.target import Target, parse_target
+from ckstore.remote.service import engine
+from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.probe import probe
+from ckstore.remote.service.target import Target, parse_target
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import BUCKET, KEY, SECRET, Habits, Service, s3_service
 
@@ -133,7 +133,7 @@ def test_no_secret_is_kept(store: Store, service: Service, monkeypatch: pytest.M
         "s3://bucket/../x",
     ],
 )
-def test_an_address_that_is_none_is_refused_without_showing_secrets(store: Store, text: str) -> None:
+def test_an_invalid_address_is_refused_without_showing_secrets(store: Store, text: str) -> None:
     with pytest.raises(BadInput) as raised:
         store.remotes.add("cold", text)
 
@@ -142,7 +142,7 @@ def test_an_address_that_is_none_is_refused_without_showing_secrets(store: Store
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://x", "http://key:secret@host", "https://x?secret=1"])
-def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(BadInput) as raised:
         parse_target("s3://bucket/run", endpoint=endpoint)
 
@@ -150,7 +150,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "-x", ".x", "a b", "x" * 101])
-def test_a_name_that_is_none_is_refused(store: Store, memory: Target, name: str) -> None:
+def test_an_invalid_name_is_refused(store: Store, memory: Target, name: str) -> None:
     with pytest.raises(BadInput, match="the name of a remote"):
         store.remotes.add(name, memory.address)
 

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
-from ckstore.remote.target import Target
+from ckstore.remote.service.target import Target
 
 KEY, SECRET = "AKIACKSTORETEST", "verysecretverysecretverysecret00"
 BUCKET = "ck-test"
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         refused = 0
         if service.habits.conditions == "late":
             refused = self._refused(key)
-            time.sleep(0.002)
+            time.sleep(0.03)  # so long that racing clients surely meet in it
         with service.mutex:
             refused = refused or (self._refused(key) if service.habits.conditions != "late" else 0)
             if refused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
@@ -16,6 +16,10 @@ class ByteSource(Protocol):
 
     nbytes: int  # size of the storage, in bytes
     name: str  # name of its first leaf, for messages
+
+    @property
+    def is_far(self) -> bool:
+        """Whether they lie on a device; then it has `far_parts` (`tensors/device/staging`)."""
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes of the live memory, read-only and uncopied."""
@@ -49,6 +53,7 @@ class BytesSource:
     """Bytes in hand that nothing writes to: of bytes and str leaves, or of a snapshot that the saver has."""
 
     __slots__ = ("_data", "name", "nbytes")
+    is_far = False
 
     def __init__(self, name: str, data: bytes | memoryview) -> None:
         self.name = name
@@ -78,6 +83,23 @@ class RangeSource:
         self.nbytes = nbytes
         self._source = source
         self._start = start
+
+    @property
+    def is_far(self) -> bool:
+        """As the source."""
+        return self._source.is_far
+
+    def far_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
+        """Return these bytes on their device, as the source."""
+        source: Any = self._source
+        found: list[tuple[int, Any]] = source.far_parts(self._start + start, self._start + stop)
+        return found
+
+    def far_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
+        """Return where these bytes are on their device, as the source."""
+        source: Any = self._source
+        found: list[tuple[Any, int, int]] = source.far_places(self._start + start, self._start + stop)
+        return found
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes, uncopied; None as the source."""

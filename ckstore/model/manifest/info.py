@@ -93,6 +93,7 @@ class CheckpointInfo:
         tags: Tags that name it when this was read.
         durable: False if it lies on a filesystem that is not known to keep it through a power cut.
         damaged: Whether a read or a verification found it damaged, and nothing has put it right since.
+        elsewhere: Whether bytes of it are at a remote alone; a load fetches them.
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
         oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
             UTC, as `created`. Empty: that is not known of each of them.
@@ -122,6 +123,7 @@ class CheckpointInfo:
     notes: tuple[Note, ...] = ()
     damaged: bool = False
     out_of_order: bool = False
+    elsewhere: bool = False
     warnings: tuple[str, ...] = field(default=(), compare=False)
     oldest_reading: str = field(default="", compare=False)
     counters: SaveCounters | None = field(default=None, compare=False)
@@ -145,7 +147,8 @@ class CheckpointInfo:
         # Of `new_bytes` a part may be padding between small tensors.
         new_bytes = min(self.new_bytes, max(0, self.logical_bytes - self.reused_bytes))
         sizes = new_text(self.logical_bytes, new_bytes)
-        return printable(f"{self.name} {short_id(self.id)}: {sizes}{', damaged' if self.damaged else ''}")
+        words = f"{', damaged' if self.damaged else ''}{', elsewhere' if self.elsewhere else ''}"
+        return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}")
 
     def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:
         """Return this with what was added after the save: such a metric comes before one of the same name."""
@@ -202,3 +205,4 @@ class Published:
     manifest: Manifest  # what its ``manifest.json`` says; its run and step are the names of the directory
     manifest_id: str  # digest of the manifest, the id of the checkpoint
     stamp: Stamp  # tells that the rows of the catalog are about this directory, without reading the manifest again
+    elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are not in it, but at a remote

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckstore.model.canonical import canonical_text, encode_metric, object_of, quoted
+from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - a name of here, too
+from ckstore.model.manifest.stored import BlobRecord as BlobRecord  # noqa: PLC0414 - the same
+from ckstore.model.manifest.stored import Encoding
 from ckstore.model.manifest.tiles import Block, Sizes
 
 if TYPE_CHECKING:
@@ -28,7 +31,6 @@ MAX_DEPTH = 100
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
 """The paths to all values of a state have together at most so many characters, and so many more for each byte of the
 manifest: a comparison and an export write them out."""
-BLOB_MAX_BYTES = 2**31  # chunks have at most 1 GiB, and a pack little more than its pieces
 MAX_ELEMENTS = 2**63
 """What torch counts elements in, and NumPy bytes; the product of the sizes that are not 0 stays below."""
 
@@ -88,13 +90,6 @@ class FileRecord:
     mtime_ns: int | None = None  # modification time since 1970, if it was asked to be kept
 
 
-class BlobRecord(NamedTuple):
-    """A blob that a checkpoint needs: its digest and its size in bytes."""
-
-    digest: str
-    nbytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class Description:
     """What the caller says about a checkpoint; all of it is checked and plain JSON (`model/manifest/describe`)."""
@@ -133,7 +128,10 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of ``manifest.json``; see docs/format/v1.md for each member."""
+    """The content of ``manifest.json``; see docs/format/v1.md for each member.
+
+    `encoding` is not in it: it says how the blobs are stored where the checkpoint was compacted.
+    """
 
     run: str
     step: int
@@ -151,6 +149,25 @@ class Manifest:
     state: Node
     files: tuple[FileRecord, ...] = ()
     ranks: Ranks | None = None
+    encoding: Encoding | None = None
+
+    @property
+    def stored(self) -> tuple[BlobRecord, ...]:
+        """The files in its directory: its blobs, and where it was compacted, what they are decoded from."""
+        return self.blobs if self.encoding is None else self.encoding.files
+
+    @property
+    def places(self) -> list[int | None]:
+        """For each blob the index of its file in `stored`; None: it is encoded."""
+        if self.encoding is None:
+            return list(range(len(self.blobs)))
+        numbers = {file.digest: number for number, file in enumerate(self.stored)}
+        return [numbers.get(blob.digest) for blob in self.blobs]
+
+    def files_of(self, blob: int) -> list[str]:
+        """Return the digests of the files that a blob, given by its index, is read from: itself, or all on its path."""
+        digest = self.blobs[blob].digest
+        return [digest] if self.encoding is None else list(map(self.encoding.file_of, self.encoding.path(digest)))
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.interpreter import python_gc_paused
@@ -21,6 +21,7 @@ from ckstore.model.document import (
     refuse,
     shown,
 )
+from ckstore.model.manifest import encoding
 from ckstore.model.manifest.describe import check_metadata
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import read_leaves
@@ -44,6 +45,11 @@ from ckstore.model.manifest.shards import read_ranks, read_tiling
 from ckstore.model.names import check_run
 from ckstore.model.order import MAX_SEQUENCE
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckstore.model.manifest.stored import Encoding
+
 _HEAD = b'{"digest":"'
 _MIDDLE = b'","manifest":'
 _TAIL = b"}\n"
@@ -54,30 +60,51 @@ _SHOWN = {SAFE_INT: "2^53", MAX_SEQUENCE: "2^53 - 1"}
 _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
 
-def parse_manifest(data: bytes, *, where: str, hash_prefix: str = "") -> tuple[Manifest, str]:
+def parse_manifest(
+    data: bytes, *, where: str, hash_prefix: str = "", plain: Callable[[], bytes] | None = None
+) -> tuple[Manifest, str]:
     """Return what ``manifest.json`` says, and its id."""
-    # `hash_prefix`: with which the digests of the store begin that it lies in; empty: any. Returns: metadata is still
-    # encoded (`describe.decoded_metadata`), and the nodes of the state are the JSON values; all of it keeps to the
-    # format, so that callers need not check again. Raises DamagedBlob: the file is not framed as a manifest, or its
-    # digest is not that of its bytes. Raises OtherHash: it is of a store with another hash. Raises BadInput: its bytes
-    # are as they were written, and what they say is not as the format says; or it is longer than `MANIFEST_MAX_BYTES`.
+    # `plain` gives the bytes of the manifest proper, which lies beside the file where the checkpoint was compacted;
+    # without it such a checkpoint is refused. `hash_prefix`: with which the digests of the store begin that it lies in;
+    # empty: any. Returns: metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the
+    # JSON values; all of it keeps to the format, so that callers need not check again. Raises DamagedBlob: the file is
+    # not framed as a manifest, or its digest is not that of its bytes. Raises OtherHash: it is of a store with another
+    # hash. Raises BadInput: its bytes are as they were written, and what they say is not as the format says; or it is
+    # longer than `MANIFEST_MAX_BYTES`.
     # Before it is hashed or parsed: a hostile file must not take the memory of the host.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
     # The digest before the JSON: a flipped bit is reported as damage, not as a wrong member.
     manifest_id, body = _unframe(data, where, hash_prefix)
     with python_gc_paused():
-        return _Reader(parse_object(body, where=where), manifest_id, where, len(body)).whole(), manifest_id
+        members = parse_object(body, where=where)
+        if plain is None or not encoding.is_encoding(members):
+            return _Reader(members, manifest_id, where, len(body)).whole(), manifest_id
+        form = encoding.parse(members, where)
+    manifest, manifest_id = parse_manifest(plain(), where=f"the plain manifest beside {where}", hash_prefix=hash_prefix)
+    encoding.check_fits(form, manifest.blobs, manifest_id, where)
+    return replace(manifest, encoding=form), manifest_id
 
 
-def parse_facts(data: bytes, *, where: str, hash_prefix: str = "") -> CheckpointInfo:
+def parse_encoding(data: bytes, *, where: str) -> Encoding:
+    """Return what the ``manifest.json`` of a compacted checkpoint says, as `parse_manifest` checks it."""
+    _, body = _unframe(data, where, "")
+    return encoding.parse(parse_object(body, where=where), where)
+
+
+def parse_facts(
+    data: bytes, *, where: str, hash_prefix: str = "", plain: Callable[[], bytes] | None = None
+) -> CheckpointInfo:
     """Return what ``manifest.json`` says about the checkpoint as a whole; its values and blobs are not looked at."""
     # That takes a fifth of the time of `parse_manifest`, and does not say that the checkpoint can be loaded.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
     manifest_id, body = _unframe(data, where, hash_prefix)
     with python_gc_paused():
-        reader = _Reader(parse_object(body, where=where), manifest_id, where, len(body))
+        members = parse_object(body, where=where)
+        if plain is not None and encoding.is_encoding(members):
+            return parse_facts(plain(), where=f"the plain manifest beside {where}", hash_prefix=hash_prefix)
+        reader = _Reader(members, manifest_id, where, len(body))
         reader.check_head()
         return replace(CheckpointInfo.of(reader.facts(), manifest_id), leaf_count=len(reader.array("leaves")))
 

@@ -63,6 +63,7 @@ class Usage:
         shared_bytes: Blobs that several have, each once.
         unused_bytes: Blobs that no checkpoint has; gc frees them.
         dead_bytes: The part of all packs that is dead, each pack once; see `CheckpointUsage`.
+        saved_bytes: By how much compaction made blobs smaller: those that are encoded, and nowhere plain any more.
     """
 
     checkpoints: tuple[CheckpointUsage, ...]
@@ -72,6 +73,7 @@ class Usage:
     shared_bytes: int
     unused_bytes: int
     dead_bytes: int
+    saved_bytes: int = 0
 
     def __str__(self) -> str:
         return in_lines(self.checkpoints, summary(self))
@@ -81,6 +83,8 @@ def summary(usage: Usage) -> Iterator[str]:
     """Say what all checkpoints take together."""
     holds = f" for checkpoints of {size_text(usage.logical_bytes)}" if usage.checkpoints else ""
     yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
+    if usage.saved_bytes:
+        yield f"{size_text(usage.saved_bytes)} more without compaction"
     if usage.shared_bytes:
         yield f"{size_text(usage.shared_bytes)} of it is shared"
     if usage.unused_bytes:
@@ -103,7 +107,7 @@ class BlobUse:
 
 
 def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
-    """Return how much a checkpoint uses of each of its blobs, by digest; the same that the catalog keeps."""
+    """Return how much a checkpoint uses of each of its files, by digest; the same that the catalog keeps."""
     pieces: list[dict[str, int]] = [{} for _ in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
@@ -113,7 +117,7 @@ def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
         used_bytes = sum(-(-length // _ALIGNMENT) * _ALIGNMENT for length in held.values())
         is_pack = any(piece != blob.digest for piece in held)
         uses[blob.digest] = BlobUse(min(blob.nbytes, used_bytes), is_pack)
-    return uses
+    return {blob.digest: uses.get(blob.digest, BlobUse(blob.nbytes, is_pack=False)) for blob in manifest.stored}
 
 
 @brief()

@@ -19,6 +19,9 @@ STORE_VERSION = 1
 # Pieces of whole MiB can be mapped side by side, on any size of pages.
 CHUNK_GRAIN_BYTES = 2**20
 CHUNK_MAX_BYTES = 2**30
+ELSEWHERE = "elsewhere"
+"""An entry of `requires`: blobs of checkpoints may be at remotes; who does not know it would take these for torn."""
+_KNOWN = (ELSEWHERE,)
 _STORE_FORMAT = "ckstore-store"
 _CONFIG_FORMAT = "ckstore-config"
 _UUID_PATTERN = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
@@ -33,12 +36,14 @@ class StoreSettings:
         hash: Name of the algorithm of all digests: ``xxh3_128`` or ``blake3``.
         chunk_bytes: Tensors are cut into chunks of this size; a multiple of 1 MiB up to 1 GiB.
         created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+        requires: What a reader must understand.
     """
 
     uuid: str
     hash: str
     chunk_bytes: int
     created: str
+    requires: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_uuid(self.uuid)
@@ -60,6 +65,7 @@ class StoreSettings:
             "hash": self.hash,
             "chunk_bytes": self.chunk_bytes,
             "created": self.created,
+            **({"requires": list(self.requires)} if self.requires else {}),
         }
         return canonical_json(members) + b"\n"
 
@@ -92,13 +98,14 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
         where: Its path, for messages.
     """
     members = _members(data, where, _STORE_FORMAT)
-    check_requires(members.get("requires", []), (), where)
+    requires = members.get("requires", [])
+    check_requires(requires, _KNOWN, where)
     wanted = ("uuid", "hash", "chunk_bytes", "created")
     missing = [name for name in wanted if name not in members]
     if missing:
         refuse(where, "the members", ", ".join(wanted), f"no {', '.join(missing)}", words=True)
     try:
-        return StoreSettings(**{name: members[name] for name in wanted})
+        return StoreSettings(**{name: members[name] for name in wanted}, requires=tuple(requires))
     except BadInput as error:
         raise BadInput(f"{where}: {error.message}", hint=error.hint) from error
 

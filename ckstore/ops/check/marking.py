@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob, OtherHash
@@ -47,6 +48,8 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
         remember(context, of.lock, [MarkEntry(error.blob, error.names, error.message)])
 
     directory.on_damage = on_damage
+    if context.fetch is not None:
+        directory.fetch = partial(context.fetch, directory)
     directory.threads = context.threads
     return directory
 

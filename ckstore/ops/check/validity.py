@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.fs import files
 from ckstore.fs.held import Held
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
-from ckstore.model.manifest.parse import parse_manifest
-from ckstore.objects.checkpoints import judge_blobs
+from ckstore.model.manifest.manifest import BlobRecord, Manifest
+from ckstore.objects.checkpoints import judge_blobs, manifest_in
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import MANIFEST, MARK
 from ckstore.ops.manifest_cache import file_stamp
@@ -81,7 +79,7 @@ def _glance(path: Inside, run: str, step: int, cache: ManifestCache | None) -> G
             return Glance(problem=f"{path}/{MANIFEST} is missing")
         except (BadInput, DamagedBlob) as error:
             return Glance(problem=error.message)
-        problem, touched = judge_blobs(directory.inside, fd, manifest)
+        problem, touched, _ = judge_blobs(directory.inside, fd, manifest)
         if (manifest.run, manifest.step) != (run, step):
             problem = f"{path}: its manifest says {manifest.name}"
         mark = marks.read_mark(fd)
@@ -96,8 +94,7 @@ def _manifest_in(fd: int, path: Inside, cache: ManifestCache | None) -> tuple[Ma
     known = None if cache is None else cache.recall(stamp)
     if known is not None:
         return known
-    data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
-    manifest, manifest_id = parse_manifest(data, where=f"{path}/{MANIFEST}")
+    manifest, manifest_id = manifest_in(fd, path)
     if cache is not None:
         cache.remember(stamp, manifest, manifest_id)
     return manifest, manifest_id

@@ -13,6 +13,7 @@ from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Self
 
+from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob, InUse, OtherHash
 from ckstore.fs import buffers, locks, peek
 from ckstore.model.checkpoint.mark import MarkEntry
@@ -24,6 +25,7 @@ from ckstore.objects import blobs
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, Pace, Piece, check_blob, check_file
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents import marks
+from ckstore.objects.pieces import extents_of, why_not_right
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.check.marking import remember_damage
 from ckstore.ops.pace import Budget
@@ -31,6 +33,7 @@ from ckstore.ops.pace import Budget
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.manifest.stored import Encoding
     from ckstore.ops.context import Context
 
 # Results are taken in between, so that progress is shown and memory stays small.
@@ -83,6 +86,7 @@ class Verifier:
         self._pool = Workers(context.threads)
         # A buffer for each thread: 4 MiB in huge pages is too much to make for each blob.
         self._local = threading.local()
+        self._decodings: set[tuple[str, ...]] = set()
         self._results: dict[Unit, tuple[str, dict[Piece, str]]] = {}
         self._right_names: dict[tuple[int, int], str] = {}
 
@@ -148,7 +152,7 @@ class Verifier:
             else:
                 manifest = directory.manifest
                 order = (0, manifest.sequence, manifest.created, directory.manifest_id)
-                used = hash(frozenset((blob.digest, blob.nbytes) for blob in manifest.blobs))
+                used = hash(frozenset((blob.digest, blob.nbytes) for blob in manifest.stored))
                 self.infos[run, step] = (CheckpointInfo.of(manifest, directory.manifest_id), used)
                 new = self.directory(directory, run, step, only)
                 damage = new if only is None else [*new, *self._known(directory, new)]
@@ -162,7 +166,7 @@ class Verifier:
         """Return what the mark of a checkpoint says about blobs that were not read now."""
         manifest, mark = directory.manifest, marks.read_mark(directory.lock.fd)
         reported = {found.blob for found in damage}
-        sizes = {blob.digest: blob for blob in manifest.blobs}
+        sizes = {blob.digest: blob for blob in manifest.stored}
         for entry in () if mark is None else mark.entries or (MarkEntry("", (), "it is marked as damaged"),):
             unit = unit_of(directory, sizes[entry.blob]) if entry.blob in sizes else None
             if entry.blob not in reported and unit not in self.good:
@@ -178,12 +182,12 @@ class Verifier:
         if (manifest.run, manifest.step) != (run, step):
             message = f"{directory.path}: its manifest says {manifest.name}"
             damage.append(Damage(run, step, (), "", message))
-        return damage + self.blobs(directory, range(len(manifest.blobs)), only)
+        return damage + self.blobs(directory, range(len(manifest.stored)), only)
 
     def blobs(
         self, directory: CheckpointDirectory, indexes: Iterable[int], only: Container[Unit] | None = None
     ) -> list[Damage]:
-        """Check some blobs of an open checkpoint, given by their index in its manifest."""
+        """Check some files of an open checkpoint, given by their index in `stored`, and what they are decoded to."""
         manifest = directory.manifest
         pieces, teller = _pieces(manifest), Teller(manifest)
         damage = []
@@ -197,11 +201,40 @@ class Verifier:
                         self._report(self.checked_bytes)
                     if checked.problem or checked.bad:
                         damage.append(teller.damage(index, checked))
+        if manifest.encoding is not None and not damage:  # files that are damaged name all that is decoded from them
+            damage += self._decoded(directory, manifest.encoding, teller)
         return damage
 
+    def _decoded(self, directory: CheckpointDirectory, encoding: Encoding, teller: Teller) -> Iterator[Damage]:
+        """Decode what is encoded and was not decoded yet, from files that are right; give what comes out wrong.
+
+        Of the same files always the same comes out, so each is decoded once however many checkpoints have it.
+        """
+        for index, extents in enumerate(extents_of(directory.manifest)):
+            form = encoding.encoded.get(directory.manifest.blobs[index].digest)
+            key = tuple(directory.manifest.files_of(index))
+            if form is None or key in self._decodings or not all(map(self._was_read, key)):
+                continue
+            if not self._budget.begin(encoding.files[form.file].nbytes):
+                return
+            self._decodings.add(key)
+            problem = why_not_right(directory, extents, self._before_tile)
+            self._budget.done(encoding.files[form.file].nbytes)
+            if problem:
+                yield teller.damage(form.file, Checked(problem))
+
+    def _before_tile(self) -> None:
+        if self._pace is not None:
+            self._pace(TILE_BYTES)
+
+    def _was_read(self, digest: str) -> bool:
+        return any(unit[2] == digest for unit in self.good)
+
     def _one(self, directory: CheckpointDirectory, index: int, pieces: set[Piece]) -> tuple[int, Checked]:
-        blob = directory.manifest.blobs[index]
+        blob = directory.manifest.stored[index]
         unit = unit_of(directory, blob)
+        if unit is None and directory.is_elsewhere(blob.digest):
+            return index, Checked()  # neither damaged nor read: what is at a remote is compared when it is fetched
         if unit is None:
             self.missing.add(blob.digest)
             return index, check_blob(directory, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick))
@@ -258,7 +291,7 @@ def unit_of(directory: CheckpointDirectory, blob: BlobRecord) -> Unit | None:
 
 def _wanted(directory: CheckpointDirectory, indexes: Iterable[int], only: Container[Unit]) -> list[int]:
     """Return the blobs that are not there, then those to be read: in the order of `only` if it maps to one."""
-    units = {index: unit_of(directory, directory.manifest.blobs[index]) for index in indexes}
+    units = {index: unit_of(directory, directory.manifest.stored[index]) for index in indexes}
     found = [index for index, unit in units.items() if unit is None or unit in only]
     if isinstance(only, Mapping):
         found.sort(key=lambda index: only.get(units[index], -1))
@@ -266,11 +299,13 @@ def _wanted(directory: CheckpointDirectory, indexes: Iterable[int], only: Contai
 
 
 def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:
-    """Return the pieces that a manifest says are in each blob, by the blob's index."""
+    """Return the pieces that a manifest says are in each file, by the index of that; encoded ones have none."""
     pieces: dict[int, set[Piece]] = defaultdict(set)
+    places = manifest.places
     for storage in manifest.storages:
         for extent in storage.extents:
-            pieces[extent.blob].add((extent.piece, extent.offset, extent.length))
+            if (place := places[extent.blob]) is not None:
+                pieces[place].add((extent.piece, extent.offset, extent.length))
     return pieces
 
 
@@ -279,27 +314,27 @@ class Teller:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._storages: dict[int, list[tuple[int, Piece]]] | None = None
+        self._storages: dict[int, list[tuple[int, Piece | None]]] | None = None
         self._values: dict[int, list[int]] = defaultdict(list)
         self._files: dict[int, list[int]] = defaultdict(list)
         self._spellings: dict[str, str] = {}
         self._by_storages: dict[frozenset[int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def damage(self, index: int, checked: Checked) -> Damage:
-        """Return what is damaged by blob number `index`."""
+        """Return what is damaged by file number `index`."""
         names, files = self._hurt_by(index, checked)
         message = checked.problem or next(iter(checked.bad.values()))
-        affects = checked.absent or bool(checked.bad)
+        affects = checked.absent or bool(checked.bad) or bool(names or files)
         run, step = self._manifest.run, self._manifest.step
         if not affects:
             message += f"; {run}@{step} does not use the damaged bytes"
-        return Damage(run, step, names, self._manifest.blobs[index].digest, message, affects, files)
+        return Damage(run, step, names, self._manifest.stored[index].digest, message, affects, files)
 
     def _hurt_by(self, index: int, checked: Checked) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if self._storages is None:
             self._storages = self._look()
             self._spellings = spellings(leaf.name for leaf in self._manifest.leaves)
-        hurt = frozenset(storage for storage, piece in self._storages[index] if piece in checked.bad)
+        hurt = frozenset(storage for storage, piece in self._storages[index] if piece is None or piece in checked.bad)
         if hurt not in self._by_storages:
             leaves = sorted({leaf for storage in hurt for leaf in self._values.get(storage, ())})
             files = sorted({file for storage in hurt for file in self._files.get(storage, ())})
@@ -309,12 +344,21 @@ class Teller:
             )
         return self._by_storages[hurt]
 
-    def _look(self) -> dict[int, list[tuple[int, Piece]]]:
-        """Return which storages have which pieces in each blob, and note what is in each storage."""
-        storages: dict[int, list[tuple[int, Piece]]] = defaultdict(list)
+    def _look(self) -> dict[int, list[tuple[int, Piece | None]]]:
+        """Return which storages have which pieces in each file, and note what is in each storage.
+
+        None is a piece that is decoded from the file, or through it: any damage there may be damage of the piece.
+        """
+        storages: dict[int, list[tuple[int, Piece | None]]] = defaultdict(list)
+        numbers = {file.digest: number for number, file in enumerate(self._manifest.stored)}
+        places = self._manifest.places
         for i, storage in enumerate(self._manifest.storages):
             for extent in storage.extents:
-                storages[extent.blob].append((i, (extent.piece, extent.offset, extent.length)))
+                if (place := places[extent.blob]) is not None:
+                    storages[place].append((i, (extent.piece, extent.offset, extent.length)))
+                    continue
+                for digest in self._manifest.files_of(extent.blob):
+                    storages[numbers[digest]].append((i, None))
         for i, leaf in enumerate(self._manifest.leaves):
             self._values[leaf.storage].append(i)
         for i, file in enumerate(self._manifest.files):

@@ -44,11 +44,12 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
         if facts is None:
             from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
             from ckstore.model.manifest.parse import parse_facts  # `ckstore log` reads no manifest
+            from ckstore.objects.checkpoints import plain_in
 
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
             try:
                 # Not the leaves: that takes a fifth of the time for 5,000 tensors (docs/adr/0002).
-                facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix)
+                facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix, plain=plain_in(fd, path))
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
             context.known.manifests.remember_facts(stamp, facts)
@@ -70,8 +71,9 @@ def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple[str, ...]) -> CheckpointInfo:
     """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
     damaged = runs.is_marked(info.run, info.step)
-    if (info.durable, info.tags, info.damaged) != (context.durable, tags, damaged):
-        info = replace(info, durable=context.durable, tags=tags, damaged=damaged)
+    elsewhere = runs.is_elsewhere(info.run, info.step)
+    if (info.durable, info.tags, info.damaged, info.elsewhere) != (context.durable, tags, damaged, elsewhere):
+        info = replace(info, durable=context.durable, tags=tags, damaged=damaged, elsewhere=elsewhere)
     if runs.is_annotated(info.run, info.step):
         return annotated(context, info)
     if context.notices.problems:  # a problem with annotations ends with them

@@ -50,7 +50,9 @@ class StoreInventory:
         if found.published is None:
             return
         self.places.add((run, step))
-        for blob in found.published.manifest.blobs:
+        for blob in found.published.manifest.stored:
+            if blob.digest in found.published.elsewhere:
+                continue
             use = self._uses.setdefault(blob.digest, _Use(blob.nbytes, 0, (run, step)))
             use.count += 1
 

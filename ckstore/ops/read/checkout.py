@@ -19,7 +19,8 @@ from ckstore.fs import files, links, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.model.reports.checkout_report import CheckoutReport
-from ckstore.objects.pieces import Part, PieceReader, blob_of
+from ckstore.objects.far_pieces import Part
+from ckstore.objects.pieces import PieceReader, blob_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
@@ -210,7 +211,8 @@ class _Writer:
                     at = 0
                     for extent in extents:
                         self._check_going_on()
-                        self._copy(Part(extent, self._buffer(extent.length), record.path), pieces, fd, at)
+                        out = self._buffer(extent.length)
+                        self._copy(Part(extent, out, record.path), out, pieces, fd, at)
                         at += extent.length
                         self._done(extent.length)
         except _StoppedError:
@@ -218,7 +220,7 @@ class _Writer:
         except FileExistsError as error:
             raise self._in_the_way(record.path) from error
 
-    def _copy(self, part: Part, pieces: PieceReader, fd: int, at: int) -> None:
+    def _copy(self, part: Part, out: memoryview, pieces: PieceReader, fd: int, at: int) -> None:
         pieces.read(part)  # also what is shared: a checkout is checked
         if self._link in ("auto", "reflink"):
             shared = pieces.share(part, fd, at)
@@ -235,9 +237,9 @@ class _Writer:
                 raise UnsafePlace(
                     msg, hint="XFS and btrfs can, within one filesystem; link='auto' copies where they cannot"
                 )
-        for start in range(0, len(part.out), _PART_BYTES):
+        for start in range(0, len(out), _PART_BYTES):
             self._check_going_on()
-            files.write_all(fd, part.out[start : start + _PART_BYTES])
+            files.write_all(fd, out[start : start + _PART_BYTES])
 
     def _hardlinked(self, record: FileRecord, extents: Sequence[Extent], pieces: PieceReader) -> bool:
         """Make the file a name of its blob; False if it is more or less than one blob, or the pair can have no link."""
@@ -249,6 +251,8 @@ class _Writer:
         pieces.read(Part(extent, self._buffer(extent.length), record.path))
         try:
             self._tree.link_file(record.path, digest, dir_fd=self._directory.blobs.fd)
+        except (FileNotFoundError, NotADirectoryError):  # it is elsewhere: what was fetched is written as a copy
+            return False
         except OSError as error:
             # Another filesystem, or too many links: such a file is copied instead.
             if error.errno in links.CANNOT_LINK:

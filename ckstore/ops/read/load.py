@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.names import plain
-from ckstore.objects.pieces import PieceMaps
-from ckstore.ops.read.storage_read import Tally, check_bound, check_memories, names_of, read_memories
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted
+from ckstore.objects.pieces import PieceMaps, encoded
+from ckstore.ops.notices import warn
+from ckstore.ops.read.storage_read import (
+    Tally,
+    check_bound,
+    check_memories,
+    names_of,
+    read_far_memories,
+    read_memories,
+)
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.allocation import wrap
@@ -169,7 +179,10 @@ def load_open(
     if mmap:
         memories = map_memories(directory, needed, verify=verify)
     else:
-        memories = read_memories(directory, needed, verify=verify, tally=tally)
+        # Straight to the device what goes there: no second copy of a model has to fit into memory.
+        memories = read_far_memories(directory, needed, device, verify=verify, tally=tally)
+        others = [index for index in needed if index not in memories]
+        memories.update(read_memories(directory, others, verify=verify, tally=tally))
     tally.end()
     return build(manifest.state, manifest.leaves, memories.__getitem__, device=device, keep=keep)
 
@@ -207,6 +220,13 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
             memories[i] = wrap(names.kind(i), view)
     if verify:
         check_memories(directory, memories)
+    if decoded := [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]:
+        nbytes = sum(records[i].nbytes for i in decoded)
+        tensors = counted(len(decoded), "storage")
+        warn(
+            f"{tensors} of {directory.manifest.name} are encoded, and were decoded into memory ({size_text(nbytes)}) "
+            "instead of being mapped"
+        )
     if to_read:
         memories.update(read_memories(directory, to_read, verify=verify))
     return memories

@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
-from ckstore.objects.pieces import Part, PieceReader, by_blob, check
+from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.objects.far_pieces import Part
+from ckstore.objects.pieces import PieceReader, by_blob, check
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
-from ckstore.tensors.allocation import allocate
+from ckstore.tensors.allocation import allocate, allocate_far
+from ckstore.tensors.layout import StorageMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckstore.model.manifest.manifest import Extent, LeafKind
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.read.unchanged import HeldExtents
-    from ckstore.tensors.layout import StorageMemory
+    from ckstore.tensors.device.feed import FarMemory
 
 # In the page cache a load is a copy and a hash: more threads than cores push each other's bytes out (docs/adr/0007).
 _CORES = len(os.sched_getaffinity(0))
@@ -73,7 +77,7 @@ def names_of(directory: CheckpointDirectory) -> StorageNames:
 
 def read_storages(
     directory: CheckpointDirectory,  # an open checkpoint
-    into: Mapping[int, memoryview],  # storage -> memory of its size
+    into: Mapping[int, memoryview | FarMemory],  # storage -> memory of its size, or such memory on a device
     *,
     verify: bool,  # check the bytes
     skip: HeldExtents | None = None,  # what the memories have already
@@ -81,13 +85,44 @@ def read_storages(
 ) -> None:
     """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads."""
     # Raises DamagedBlob: some bytes are damaged or missing; the memories hold an unknown part.
+    with _filling(into.values()):
+        _read_storages(directory, into, verify=verify, skip=skip, tally=tally)
+
+
+@contextmanager
+def _filling(memories: Iterable[memoryview | FarMemory]) -> Iterator[None]:
+    """Wait for the devices that some of these lie on, before and after they are filled."""
+    if all(isinstance(memory, memoryview) for memory in memories):
+        yield
+        return
+    from ckstore.tensors.device import feed  # only where something lies there: torch is imported with it
+
+    feeds = feed.begin(memories)
+    try:
+        yield
+    finally:  # also after an error: copies that are on their way read memory of ours
+        for one in feeds:
+            one.finish()
+
+
+def _read_storages(
+    directory: CheckpointDirectory,
+    into: Mapping[int, memoryview | FarMemory],
+    *,
+    verify: bool,
+    skip: HeldExtents | None,
+    tally: Tally | None,
+) -> None:
     names = names_of(directory)
     parts: list[Part] = []
     for storage, out in into.items():
         record = directory.manifest.storages[storage]
         # Tiles of ranks do not lie one after another, so no stretch of the memory is a piece.
         if record.tiling is not None:
-            RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, out)
+            whole = out if isinstance(out, memoryview) else memoryview(bytearray(record.nbytes))
+            RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, whole)
+            if not isinstance(out, memoryview):
+                out.take(whole)
             if tally is not None:
                 tally.add(record.nbytes)
             continue
@@ -175,8 +210,8 @@ def stream_storages(
             buffer = memoryview(bytearray(used))
         parts = [Part(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
         _read_parts(directory, parts, verify=verify, tally=tally)
-        for (storage, at, _, _), part in zip(window, parts, strict=True):
-            take(storage, at, part.out)
+        for storage, at, extent, place in window:
+            take(storage, at, buffer[place : place + extent.length])
         window.clear()
         used = 0
 
@@ -252,6 +287,31 @@ def read_memories(
     return memories
 
 
+def read_far_memories(
+    directory: CheckpointDirectory,
+    storages: Iterable[int],
+    device: object,
+    *,
+    verify: bool,
+    tally: Tally | None = None,
+) -> dict[int, StorageMemory]:
+    """Read storages to a device, if `device` is one: large ones of tensors alone, through memory that is pinned once.
+
+    Raises:
+        BadInput: There is no room on the device.
+    """
+    names = names_of(directory)
+    records = directory.manifest.storages
+    sizes = {
+        i: records[i].nbytes
+        for i in storages
+        if records[i].nbytes >= PACK_BELOW_BYTES and records[i].tiling is None and names.kind(i) == "torch"
+    }
+    memories = allocate_far(sizes, device) if sizes else {}
+    read_storages(directory, memories, verify=verify, tally=tally)
+    return {i: StorageMemory(memory.flat, memoryview(b"")) for i, memory in memories.items()}
+
+
 def check_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> None:
     """Check that memories hold the bytes of their storages, by several threads."""
     names = names_of(directory)
@@ -259,7 +319,7 @@ def check_memories(directory: CheckpointDirectory, memories: Mapping[int, Storag
     def check_storage(storage: int) -> None:
         at = 0
         for extent in directory.manifest.storages[storage].extents:
-            check(directory, Part(extent, memories[storage].view[at : at + extent.length], names.name(storage)))
+            check(directory, extent, memories[storage].view[at : at + extent.length], names.name(storage))
             at += extent.length
 
     # Or one thread would end with the largest, long after the others.

@@ -43,6 +43,7 @@ class Follower:
         self._after = after
         self._timeout_s = timeout_s
         self._given: dict[CheckpointKey, Stamp] = {}
+        self._ids: dict[CheckpointKey, str] = {}
         self._ready: deque[CheckpointInfo] = deque()
         self._torn: set[str] = set()
         self._watch: Watch | None = None
@@ -137,7 +138,9 @@ class Follower:
         # A directory without a whole checkpoint, as in the middle of a restore: looked at again each time.
         self._torn = {str(step) for _, step in fresh.keys() - {info.key for info in found}}
         self._given |= {info.key: fresh[info.key] for info in found}
-        self._ready.extend(info for info in found if self._after is None or info.order > self._after.order)
+        new = [info for info in found if self._ids.get(info.key) != info.id]  # a compaction makes another directory
+        self._ids |= {info.key: info.id for info in new}
+        self._ready.extend(info for info in new if self._after is None or info.order > self._after.order)
 
     def _stamps(self, names: set[str] | None) -> dict[CheckpointKey, Stamp]:
         layout = self._context.layout
@@ -145,6 +148,7 @@ class Follower:
             self._all_at_s = time.monotonic()
             found = layout.stamps(self.run)
             self._given = {place: stamp for place, stamp in self._given.items() if place in found}
+            self._ids = {place: known for place, known in self._ids.items() if place in found}
         else:
             steps = [int(name) for name in names if STEP_PATTERN.match(name)]
             found = {(self.run, step): layout.stamp(self.run, step) for step in steps}

@@ -152,19 +152,19 @@ def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_tou
     mark = marks.read_mark(directory.lock.fd)
     if mark is not None:
         raise DamagedBlob(mark.entries[0].what if mark.entries else f"{directory.path} is marked as damaged")
-    problem, touched = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
+    problem, touched, _ = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
     if problem:
         with directory.reporting_damage():
             raise DamagedBlob(f"{directory.path}: {problem}")
     if read_touched and touched:
         wanted = {blob.digest for blob in touched}
-        check_whole(context, directory, [i for i, b in enumerate(directory.manifest.blobs) if b.digest in wanted])
+        check_whole(context, directory, [i for i, b in enumerate(directory.manifest.stored) if b.digest in wanted])
 
 
 def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[int] | None = None) -> None:
     """Read blobs of an open checkpoint, given by their index, or all; mark it if they are damaged."""
     with Verifier(context) as checker:
-        chosen = range(len(directory.manifest.blobs)) if indexes is None else indexes
+        chosen = range(len(directory.manifest.stored)) if indexes is None else indexes
         damage = [found for found in checker.blobs(directory, chosen) if found.affects]
     if damage:
         remember_damage(context, directory.lock, damage)

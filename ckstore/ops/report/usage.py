@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
+from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import CheckpointUsage, Usage, blob_uses
-from ckstore.objects.checkpoints import look
+from ckstore.objects.checkpoints import encoding_at, look
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import names_in
@@ -77,7 +78,24 @@ def usage(context: Context) -> Usage:
         shared_bytes=shared_bytes,
         unused_bytes=unused_bytes,
         dead_bytes=packs.total_dead_bytes(),
+        saved_bytes=_saved_bytes(context),
     )
+
+
+def _saved_bytes(context: Context) -> int:
+    """Return by how much encoded blobs are smaller than plain ones, each once; one that is plain as well saves none."""
+    plain, files = {}, {}
+    there: set[str] = set()
+    for run, step, _ in context.layout.published():
+        encoding = encoding_at(context.layout.checkpoint(run, step))
+        if encoding is None:
+            continue
+        there.update(file.digest for file in encoding.files)
+        for digest, form in encoding.encoded.items():
+            plain[digest] = form.nbytes
+            files[digest] = encoding.files[form.file].nbytes
+    gone = (d for d in plain if d not in there and peek.find(context.layout.blob(d)) is None)
+    return sum(plain[digest] - files[digest] for digest in gone)
 
 
 def _files(context: Context) -> list[_File]:
@@ -129,7 +147,7 @@ class _PackUses:
             if found is None:  # it went meanwhile
                 continue
             uses = blob_uses(found.manifest)
-            for blob in found.manifest.blobs:
+            for blob in found.manifest.stored:
                 if uses[blob.digest].is_pack:
                     self._add(key, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
@@ -13,7 +14,7 @@ from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.objects.checkpoints import look
-from ckstore.objects.layout import BLOBS, MANIFEST
+from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 
 if TYPE_CHECKING:
     from ckstore.ops.context import Context
@@ -85,7 +86,10 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
 def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Manifest, str] | None:
     """Return manifest and id of a checkpoint if it has the text in it; most are not parsed for that."""
     try:
-        data = files.read_file(context.layout.checkpoint(run, step) / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
+        path = context.layout.checkpoint(run, step)
+        data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
+        with suppress(FileNotFoundError):  # only a compacted checkpoint has one
+            data += files.read_file(path / PLAIN, most_bytes=MANIFEST_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except NewerFormat:
@@ -109,10 +113,10 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> dict[str, list[st
     spelled = spellings(leaf.name for leaf in manifest.leaves)
     for leaf in manifest.leaves:
         names.setdefault(leaf.storage, []).append(spelled[leaf.name])
-    users: dict[str, list[str]] = {blob.digest: [] for blob in manifest.blobs if fits(blob.digest)}
+    users: dict[str, list[str]] = {blob.digest: [] for blob in manifest.stored if fits(blob.digest)}
     for i, storage in enumerate(manifest.storages):
         for extent in storage.extents:
-            for digest in {extent.piece, manifest.blobs[extent.blob].digest}:
+            for digest in {extent.piece, *manifest.files_of(extent.blob)}:
                 if fits(digest):
                     users.setdefault(digest, []).extend(names.get(i, []))
     return users

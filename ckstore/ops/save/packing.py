@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.catalog.values import PieceLocation
-from ckstore.errors import CatalogUnavailable, StateChanged
+from ckstore.errors import CatalogUnavailable
 from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.interpreter import python_gc_paused
+from ckstore.ops.save.recorded import state_changed
 
 if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
+    from ckstore.ops.save.far import FarChunks
     from ckstore.ops.save.recheck import Recheck
 
 # As a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
@@ -128,22 +130,23 @@ def place_small(
     *,
     recheck: Recheck,
     compare: bool = False,
+    far: FarChunks | None = None,
 ) -> tuple[list[str], dict[str, PieceLocation], int]:
     """Store the bytes of small sources as pieces."""
     # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
-    # `compare`: equal digests do not prove equal bytes. Returns: The key of each source in order, where each piece is
-    # by its key, and how many bytes of pieces were written. A key is the digest, or, of further bytes with the same
-    # digest, the digest, `KEY_MARK` and a number.
+    # `compare`: equal digests do not prove equal bytes. `far`: what is on devices. Returns: The key of each source in
+    # order, where each piece is by its key, and how many bytes of pieces were written. A key is the digest, or, of
+    # further bytes with the same digest, the digest, `KEY_MARK` and a number.
     packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
     for batch in _batches(sources):
         with python_gc_paused():
-            hashed = [(context.algorithm.digest(bytes_of(source, 0, source.nbytes)), source) for source in batch]
-            sizes = {digest: source.nbytes for digest, source in hashed if digest not in seen}
+            digests = _digests(context, batch, far)
+            sizes = {digest: source.nbytes for digest, source in zip(digests, batch, strict=True) if digest not in seen}
             found = find_pieces(context, sizes)
-        for digest, source in hashed:
+        for digest, source in zip(digests, batch, strict=True):
             key = _key_of(context, digest, source, seen) if compare else digest
             keys.append(key)
             # Tied or equal small tensors: one piece, which both storages name.
@@ -162,6 +165,20 @@ def place_small(
     written_bytes = sum(place.length for place in packer.places.values())
     places.update(packer.places)
     return keys, places, written_bytes
+
+
+def _digests(context: Context, batch: Sequence[ByteSource], far: FarChunks | None) -> list[str]:
+    """Return the digests of small sources; of those on devices only what is not known is read."""
+    in_hand = batch if far is None else far.fetched(batch)
+    digests = []
+    for source, near in zip(batch, in_hand, strict=True):
+        known = None if far is None or near is not source else far.known(source, 0, source.nbytes)
+        digest = context.algorithm.digest(bytes_of(near, 0, near.nbytes)) if known is None else known
+        digests.append(digest)
+        if far is not None and source.is_far:
+            note = far.read if known is None else far.claimed
+            note(source, 0, source.nbytes, digest)
+    return digests
 
 
 def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str, ByteSource]) -> str:
@@ -212,12 +229,6 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
     if context.algorithm.digest(data) != digest:
         raise state_changed(source.name)
     return data
-
-
-def state_changed(name: str) -> StateChanged:
-    """Return the error for a tensor that was changed while it was being saved."""
-    msg = f"{name or 'the state'} was changed while it was being saved; nothing was published"
-    return StateChanged(msg, hint="do not step the optimizer or write to tensors until save() has returned")
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:

@@ -47,7 +47,7 @@ class Recheck:
         self.damaged: dict[str, str] = {}
         self._context = context
         self._staging = staging
-        self._run = run
+        self.run = run
         self._everything = share == 1
         # A pack may be larger than what the state has of it, so a share of 1 has no budget that could be too small.
         # Two budgets of one size: what was foreseen must not use up the turn of hits that nothing foresaw.
@@ -69,10 +69,10 @@ class Recheck:
             return ()
         run, readings = self._context.known.relied_on
         # Kept in this process by the save before: no question to the catalog while the trainer waits.
-        if run == self._run:
+        if run == self.run:
             return readings
         try:
-            return self._context.catalog.readings_of_newest(self._run)
+            return self._context.catalog.readings_of_newest(self.run)
         except CatalogUnavailable:  # then every hit is unforeseen
             return ()
 
@@ -100,10 +100,11 @@ class Recheck:
 
     # ------------------------------------------------------------------------------------------- read
 
-    def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview]) -> bool:
+    def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview], *, believed: bool = False) -> bool:
         """Whether the staged blob can be relied on: nothing of it is due, or the disk has these bytes."""
         # `digest`: the blob; the save has claimed it. `bytes_of`: Gives the bytes that the blob should have from one
         # offset to another. They may be those of a live tensor: if they differ, the blob is compared with its name.
+        # `believed`: only evidence says that the blob has these bytes: if they differ, it cannot be relied on for them.
         part = self._due.get(digest)
         # Skipping is safe: what is not read now is older at the next save, and so comes first there.
         if part is None or not self._may_go_on():
@@ -128,7 +129,7 @@ class Recheck:
         self._took(begun_s, (part.stop if stopped_at is None else stopped_at) - part.start)
         # The tensor itself may have changed meanwhile, so a difference accuses the blob only after its own digest does.
         if stopped_at is None:
-            return self.is_right(digest, self._known[digest].nbytes)
+            return self.is_right(digest, self._known[digest].nbytes) and not believed
         self._note(after(self._known[digest], part, stopped_at, time.time_ns()))
         return True
 
@@ -195,7 +196,7 @@ class Recheck:
             known = self._read.get(digest) or self._known.get(digest) or Reading(digest, blob.nbytes)
             at = (now_ns, 0) if digest in self._staging.written else (known.read_ns, known.read_to)
             kept.append(Reading(digest, blob.nbytes, *at, digest in packs))
-        self._context.known.relied_on = (self._run, kept)
+        self._context.known.relied_on = (self.run, kept)
 
     def warnings(self) -> list[str]:
         """Return a sentence for each damaged blob. Checkpoints with a blob that could not be healed are marked."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.errors import DamagedBlob, NotUnchanged, SaveFailed
+from ckstore.errors import DamagedBlob, NotUnchanged, SaveFailed, StateChanged
 from ckstore.objects.checkpoints import CheckpointDirectory
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class RecordedChunk(NamedTuple):
 
 class RecordedSource:
     """A storage as an earlier checkpoint has it; a `ByteSource` whose bytes nothing asks for."""
+
+    is_far = False
 
     def __init__(
         self,
@@ -131,3 +133,9 @@ def _chunks(manifest: Manifest, storage: int) -> tuple[RecordedChunk, ...]:
         chunks.append(RecordedChunk(end, end + extent.length, extent.piece, blob.digest, blob.nbytes, extent.offset))
         end += extent.length
     return tuple(chunks)
+
+
+def state_changed(name: str) -> StateChanged:
+    """Return the error for a tensor that was changed while it was being saved."""
+    msg = f"{name or 'the state'} was changed while it was being saved; nothing was published"
+    return StateChanged(msg, hint="do not step the optimizer or write to tensors until save() has returned")

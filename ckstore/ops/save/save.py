@@ -65,9 +65,8 @@ from ckstore.ops.refs.pins import pin_again
 from ckstore.ops.refs.protection import check_unprotected, held
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
-from ckstore.ops.save.packing import state_changed
 from ckstore.ops.save.recheck import Recheck
-from ckstore.ops.save.recorded import RecordedSource
+from ckstore.ops.save.recorded import RecordedSource, state_changed
 from ckstore.ops.save.write import Stored, store_sources
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
@@ -301,7 +300,8 @@ def _stage_captured(
         texts = StateTexts.of(captured.leaves, captured.state)
         _check_names(captured.name_chars, texts)
         draft = draft_of(context, captured, stored, texts, request.run, with_parent(context, request))
-    kept_bytes = sum(source.nbytes for source in captured.sources if isinstance(source, RecordedSource))
+    recorded = [source.nbytes for source in captured.sources if isinstance(source, RecordedSource)]
+    kept_bytes = sum(recorded) + stored.kept_bytes
     return Staged(
         draft, texts, recheck.readings, recheck.warnings, by_others=bool(captured.files), kept_bytes=kept_bytes
     )

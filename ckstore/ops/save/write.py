@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ckstore.errors import CannotStore, SaveFailed
 from ckstore.fs.buffers import aligned_buffer
@@ -20,8 +20,9 @@ from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small, state_changed
-from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
+from ckstore.ops.save.far import far_chunks
+from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small
+from ckstore.ops.save.recorded import RecordedChunk, RecordedSource, state_changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
+    from ckstore.ops.save.far import FarChunks
     from ckstore.ops.save.recheck import Recheck
+    from ckstore.tensors.device.ring import FarReader
+    from ckstore.tensors.device.staging import FarSource
 
 # Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
 _LOOK_S = 0.1
@@ -51,6 +55,7 @@ class Stored:
     logical_bytes: int  # sum of the sizes of the storages
     new_bytes: int  # sizes of the blobs that were written
     reused_bytes: int  # bytes of the storages that needed no writing
+    kept_bytes: int = 0  # bytes on devices that were not read
 
 
 @dataclass(slots=True)
@@ -94,7 +99,8 @@ def store_sources(
     # compared byte by byte before it is used.
     # For BLAKE3 equal digests do prove equal bytes, so a second reading of every hit would only cost time.
     compare = compare and not context.algorithm.collision_resistant
-    writer = _ChunkWriter(context, staging, recheck, compare=compare)
+    far = far_chunks(context, recheck.run, sources)
+    writer = _ChunkWriter(context, staging, recheck, far, compare=compare)
     small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
     try:
         chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
@@ -108,11 +114,14 @@ def store_sources(
             writer.is_first,
             recheck=recheck,
             compare=compare,
+            far=far,
         )
         # What follows judges hits and doubts as a whole, so no thread may still write or heal a blob.
         writer.finish(progress, sum(source.nbytes for source in sources))
         writer.recheck_unforeseen()
         writer.part_collisions()
+        if far is not None:
+            far.settle()
     # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.
     except _Stopped as stopped:
         raise writer.first_error or stopped from None
@@ -136,6 +145,7 @@ def store_sources(
         new_bytes=sum(staging.written.values()),
         # Zeros before a collision and blobs that were healed count as written, so the difference may fall below zero.
         reused_bytes=max(0, logical_bytes - written_bytes),
+        kept_bytes=0 if far is None else far.claimed_bytes,
     )
 
 
@@ -182,9 +192,13 @@ class _Stopped(Exception):
 class _ChunkWriter:
     """Threads that hash, claim and write blobs. Each has private memory for a part or a chunk, so it is bounded."""
 
-    def __init__(self, context: Context, staging: Staging, recheck: Recheck, *, compare: bool) -> None:
+    def __init__(
+        self, context: Context, staging: Staging, recheck: Recheck, far: FarChunks | None, *, compare: bool
+    ) -> None:
         self.written_bytes = 0
         self._compare = compare
+        self._far = far
+        self._readers: list[FarReader] = []
         self._recheck = recheck
         self._unsure: list[_Chunk] = []
         self._unforeseen: list[_Chunk] = []
@@ -277,6 +291,9 @@ class _ChunkWriter:
         # discarded.
         self._stopped.set()
         self._pool.stop()
+        for reader in self._readers:
+            reader.close()
+        self._readers.clear()
         # An error refers by its traceback to this writer, which must not refer to it: together they keep the state.
         self._futures.clear()
         self.first_error = None
@@ -304,13 +321,16 @@ class _ChunkWriter:
         if isinstance(source, RecordedSource) and chunk.recorded is not None:
             self._claim_recorded(source, chunk.recorded)
             return
+        if self._far is not None and self._claim_known(chunk, self._far):
+            return
         # Hashed in place: an unchanged chunk costs one pass over memory and no copy (docs/adr/0006).
         live = source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, self._context.algorithm.digest(live))
         self._context.watch.hashed(len(data))
+        is_first = digest == chunk.piece or self.is_first(digest)  # `_claim_known` was first, and could not claim it
         chunk.piece = chunk.blob = digest
         # Two equal chunks of one state: the second would find a half-written blob of the first, and take it for damage.
-        if not self.is_first(digest):
+        if not is_first:
             self._skipped[digest] = chunk
             if self._compare:
                 self._unsure.append(chunk)
@@ -332,6 +352,26 @@ class _ChunkWriter:
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)
 
+    def _claim_known(self, chunk: _Chunk, far: FarChunks) -> bool:
+        """Claim a chunk on a device that is as it was when it was last read; False if it is to be read."""
+        digest = far.known(chunk.source, chunk.start, chunk.stop)
+        if digest is None:
+            return False
+        if not self.is_first(digest):
+            self._skipped[digest] = chunk
+        else:
+            chunk.piece = digest
+            claimed = self._staging.claim(digest, chunk.length)
+            # The share that is read again is compared with the live bytes: evidence that was wrong shows there.
+            if not (claimed and self._recheck.agrees(digest, chunk.bytes_of, believed=True)):
+                return False
+            if not self._recheck.foresaw(digest):
+                self._unforeseen.append(chunk)
+        chunk.piece = chunk.blob = digest
+        self._context.watch.hashed(chunk.length)
+        far.claimed(chunk.source, chunk.start, chunk.stop, digest)
+        return True
+
     def _claim_recorded(self, source: RecordedSource, chunk: RecordedChunk) -> None:
         """Claim a chunk whose bytes are not in hand. Raises NotUnchanged: they were, as a sample, and are others."""
         # First: a sample that differs must fail the save even where another chunk has claimed the same blob.
@@ -350,7 +390,7 @@ class _ChunkWriter:
         for digest, chunk in chunks.items():
             # Rot is found while the right bytes are still in hand: they are written, and heal the blob wherever it is
             # linked.
-            if not self._recheck.agrees(digest, chunk.bytes_of):
+            if not self._recheck.agrees(digest, chunk.bytes_of, believed=chunk.source.is_far):
                 self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
@@ -442,16 +482,35 @@ class _ChunkWriter:
     def _copy(self, source: ByteSource, start: int, stop: int) -> tuple[memoryview, str]:
         """Copy to private memory, valid until this thread's next copy; return it and its digest."""
         # Each part is hashed while the processor's cache still has it.
+        algorithm = self._context.algorithm
+        running = algorithm.start()
+        if source.is_far:
+            reader = self._reader()
+            for part in reader.parts(cast("FarSource", source), start, stop, _PART_BYTES):
+                running.update(part)
+            digest = algorithm.digest_of_parts(running)
+            if self._far is not None:
+                self._far.read(source, start, stop, digest)
+            return reader.whole(stop - start), digest
         if not hasattr(self._local, "buffer"):
             self._local.buffer = aligned_buffer(self._context.settings.chunk_bytes)
         copy: memoryview = self._local.buffer[: stop - start]
-        algorithm = self._context.algorithm
-        running = algorithm.start()
         for at in range(0, len(copy), _PART_BYTES):
             part = copy[at : at + _PART_BYTES]
             source.read_into(start + at, start + at + len(part), part)
             running.update(part)
         return copy, algorithm.digest_of_parts(running)
+
+    def _reader(self) -> FarReader:
+        if not hasattr(self._local, "reader"):
+            from ckstore.tensors.device.ring import FarReader
+
+            # As large as a chunk, which is written from there by direct writes.
+            self._local.reader = FarReader(self._context.settings.chunk_bytes)
+            with self._mutex:
+                self._readers.append(self._local.reader)
+        reader: FarReader = self._local.reader
+        return reader
 
     def _copy_again(self, chunk: _Chunk) -> memoryview:
         """Copy a chunk whose digest is known, as `_copy`."""

@@ -118,7 +118,7 @@ def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
     for (run, step), digests in by_place.items():
         try:
             with CheckpointDirectory.at(context.layout.checkpoint(run, step)) as directory:
-                for blob in directory.manifest.blobs:
+                for blob in directory.manifest.stored:
                     if blob.digest in digests:
                         wanted.setdefault(blob.digest, Wanted(blob.digest, blob.nbytes))
                 add_pieces(directory.manifest, {digest: wanted[digest] for digest in digests if digest in wanted})

@@ -11,10 +11,11 @@ import threading
 import time
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from ckstore.errors import StateChanged
+from ckstore.errors import SaveFailed, StateChanged
 from ckstore.interpreter import python_gc_paused
+from ckstore.model.saver.messages import encode
 from ckstore.saver.client.keeper import SaverKeeper
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.queue import SaveQueue
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.queue import SaverLimits
     from ckstore.saver.client.unchanged import UnchangedNames
+    from ckstore.tensors.device.staging import FarSource
 
 
 class Client:
@@ -90,24 +92,25 @@ class Client:
         self.raise_unread()
         with python_gc_paused():
             # Before room is waited for: a state that cannot be stored must not wait minutes for its error.
-            captured = capture(state)
+            captured = capture(state, after=limits.after)
         names = set() if unchanged is None else unchanged.names_in(captured)
         # Before any memory is taken: with `max_in_flight` snapshots there is room for no other.
         if not self._queue.make_way(limits):
             with self._queue.changed:
                 self._queue.bases.not_saved(order.run, names)
             return PendingSave(order.run, order.step, 0, skipped=True)
+        # With an event the devices may not have computed the state yet, and to wait for that is what it is to spare.
+        fingerprints = _fingerprints(captured) if limits.after is None else {}
         with self._queue.changed:
-            placed = self._queue.bases.place(captured, order, unchanged, names, last_parents)
-        if placed.kept is not None:
+            placed = self._queue.bases.place(captured, order, unchanged, names, last_parents, fingerprints)
+        if placed.kept is not None and names:
             # A frozen base that is not copied any more leaves a snapshot many times too large: it goes back to the
             # host.
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
         snapshot = self._queue.pool.take(placed.nbytes)
         try:
-            snapshot.fill((*captured.sources, *placed.parts), (*placed.places, *placed.part_places))
-            # After the copy: a tensor that was written meanwhile would be half old, half new in the snapshot.
-            _check_unchanged(captured)
+            sources, places = (*captured.sources, *placed.parts), (*placed.places, *placed.part_places)
+            copying = snapshot.fill(sources, places, behind_current=limits.after is not None)
             order = replace(
                 order,
                 number=self._number + 1,
@@ -117,13 +120,23 @@ class Client:
                 last_parents=self._queue.parents.news(last_parents),
             )
             pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
-            pending.note("copied")
+            encoded = b"" if copying is None else encode(order)
+            # As late as can be: what was done since it began took no time of its own.
+            if copying is not None and limits.after is None:
+                copying.wait()
+                copying = None
+            # After the copy: a tensor that was written meanwhile would be half old, half new in the snapshot.
+            _check_unchanged(captured)
+            save = Save(order, snapshot, pending, copying=copying, encoded=encoded, fingerprints=fingerprints)
+            if copying is None:
+                pending.note("copied")
             with self._queue.changed:
                 self._queue.limits = limits
                 # Before the save is in the queue: if no saver can be started, nothing is left there to be waited for.
                 self._keeper.start_if_needed()
                 self._number = order.number
-                self._queue.add(Save(order, snapshot, pending, copied_s=time.monotonic() - begun_at))
+                save.copied_s = time.monotonic() - begun_at
+                self._queue.add(save)
         except BaseException:
             # Also at Ctrl-C: gigabytes of shared memory that nothing refers to would stay until the process ends.
             self._queue.give_back(snapshot, limits)
@@ -131,7 +144,29 @@ class Client:
         with self._queue.changed:
             # Outside `try`: from here the save belongs to the queue, and a failure is one of its saver.
             self._keeper.send_waiting()
+        if copying is not None:
+            threading.Thread(target=self._send_when_copied, args=(save,), name="ckstore-copied", daemon=True).start()
         return pending
+
+    def _send_when_copied(self, save: Save) -> None:
+        """Wait for the devices, then let the saver have the save, or end it with their error."""
+        copying, error = save.copying, None
+        if copying is None:
+            return
+        try:
+            copying.wait()
+        except RuntimeError as found:  # torch's error for whatever happened on the device, now or before
+            error = SaveFailed(f"copying the state from the device failed: {found}", hint="nothing was saved")
+        with self._queue.changed:
+            # Two threads may see its end, the second as the store is closed; or its saver was given up meanwhile.
+            if save.copying is None or save not in self._queue.saves:
+                return
+            save.copying = None
+            if error is not None:
+                self._queue.end(save, error)
+                return
+            save.pending.note("copied")
+            self._keeper.send_waiting()
 
     def staging_bytes(self, state: object) -> int:
         """Return the size of the snapshot that a save of this state needs."""
@@ -143,7 +178,13 @@ class Client:
         with self._submitting:
             pool = self._queue.pool
             if state is not None:
-                pool.give(pool.take(self.staging_bytes(state)), self._queue.limits.max_in_flight)
+                with python_gc_paused():
+                    captured = capture(state)
+                snapshot = pool.take(places_of(captured.sources)[1])
+                if any(source.is_far for source in captured.sources):
+                    snapshot.pin()
+                    _fingerprints(captured)  # which begins to compile the kernel for it
+                pool.give(snapshot, self._queue.limits.max_in_flight)
             with self._queue.changed:
                 self._queue.limits = limits
                 self._keeper.start_if_needed()
@@ -164,6 +205,8 @@ class Client:
 
     def close(self) -> None:
         """Let the saver end when it has done what it has; the memory of snapshots is given back."""
+        for save in [*self._queue.saves]:
+            self._send_when_copied(save)  # an order that comes behind `Close` would not be read
         with self._queue.changed:
             self._keeper.close()
         self._queue.pool.close()
@@ -182,6 +225,16 @@ class Client:
         self._keeper.let_go_in_child()
         self._queue.let_go_in_child()
         self._begin()
+
+
+def _fingerprints(captured: Captured) -> dict[int, bytes]:
+    far = {index: source for index, source in enumerate(captured.sources) if source.is_far}
+    if not far:
+        return {}
+    from ckstore.tensors.device.fingerprint import of_storages
+
+    found = of_storages([cast("FarSource", source) for source in far.values()])
+    return dict(zip(far, found, strict=True)) if found else {}
 
 
 def _check_unchanged(captured: Captured) -> None:

@@ -17,6 +17,7 @@ from ckstore.saver.client.process import SaverProcess, StallWatch
 from ckstore.saver.client.save import failed, given_up, heard_of, refused
 
 if TYPE_CHECKING:
+    from ckstore.model.saver.messages import Order
     from ckstore.saver.client.queue import SaveQueue
 
 # How late a stall or the end of the trainer's wait is noticed; far below `stall_timeout_s`, and no load on the trainer.
@@ -57,14 +58,17 @@ class SaverKeeper:
     def send_waiting(self) -> None:
         """Send orders in their order, as far as the socket takes them."""
         for save in self._queue.saves:
+            if save.copying is not None:  # it and those behind it are sent when a thread has seen its end
+                return
             # In their order: the saver takes them one after another, and the order of checkpoints is the caller's.
             if not save.sent:
                 order = save.order
+                message: Order | bytes = save.encoded or order
                 if self._is_new:
                     # A new saver has heard nothing of what the one before it was told, so its first order carries all.
-                    order = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))
+                    message = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))
                 # The socket is full: the thread that watches sends the rest when the saver has read some.
-                if self.process is None or not self.process.send(order, [save.snapshot.fd]):
+                if self.process is None or not self.process.send(message, [save.snapshot.fd]):
                     return
                 self._is_new = False
                 save.sent = True
@@ -155,7 +159,8 @@ class SaverKeeper:
                 self.send_waiting()
                 at = queue.saves[0].pending if queue.saves else None
                 said = (len(queue.saves), at and (at.state, at.progress))
-                idle_s = stall.idle_s(said, is_busy=at is not None or self._closing)
+                is_busy = at is not None and queue.saves[0].copying is None  # else it waits for a device
+                idle_s = stall.idle_s(said, is_busy=is_busy or self._closing)
                 # Neither a word nor a tick of processor time: slow storage with a busy saver never comes here.
                 if idle_s > queue.limits.stall_timeout_s:
                     self._give_up(process, idle_s)

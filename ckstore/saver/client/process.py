@@ -62,7 +62,7 @@ class SaverProcess:
             saver_end.close()
         self.pid = self._child.pid
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
+    def send(self, message: Message | bytes, descriptors: Sequence[int] = ()) -> bool:
         """Send without waiting; False if it takes no more.
 
         `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.

@@ -65,6 +65,7 @@ class SaverLimits:
         timeout_s: How long ``wait`` waits.
         stall_timeout_s: A saver that does nothing for so long is given up.
         nice: Added to the niceness of a saver that is started now.
+        after: An event of a device, behind which the state is copied; None: all that was queued is waited for.
     """
 
     max_in_flight: int = 1
@@ -72,6 +73,7 @@ class SaverLimits:
     timeout_s: float = 600.0
     stall_timeout_s: float = 120.0
     nice: int = 0
+    after: object = None
 
     def check(self) -> None:
         """Raise if something cannot be meant."""
@@ -84,6 +86,8 @@ class SaverLimits:
             raise BadInput(msg)
         if not 0 <= self.nice <= 19:
             raise BadInput(f"nice must be 0 to 19, got {self.nice}")
+        if self.after is not None and not hasattr(self.after, "synchronize"):
+            raise BadInput(f"after must be an event of a device, such as torch.cuda.Event, got {self.after!r:.100}")
 
 
 class SaveQueue:
@@ -189,7 +193,7 @@ class SaveQueue:
             self._ended.append(save.pending)
         else:
             self.parents.ended(save.order.last_parents, outcome)
-            self.bases.ended(save.order, outcome)
+            self.bases.ended(save.order, outcome, save.fingerprints)
             self.say(logging.INFO, f"saved {outcome.name}")
             self._saved.append(outcome)
         self._on_ended(outcome)

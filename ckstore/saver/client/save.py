@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.snapshot import Snapshot
+    from ckstore.saver.client.unchanged import Fingerprints
+    from ckstore.tensors.device.staging import Copying
 
 _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
 
@@ -35,6 +37,9 @@ class Save:
         committed: What was published, as soon as that is known.
         copied_s: Seconds that the call took to copy the state.
         asked_at, taken_at: When it was put behind the others, and when a saver first had it; `time.monotonic`.
+        encoded: The order as it is sent, made while the state was on its way; empty: it is not the order any more.
+        fingerprints: Of its storages on devices, as they were copied.
+        copying: What is still on its way from devices into the snapshot: until then no saver may have it.
     """
 
     order: Order
@@ -48,6 +53,9 @@ class Save:
     copied_s: float = 0.0
     asked_at: float = field(default_factory=time.monotonic)
     taken_at: float = 0.0
+    copying: Copying | None = None
+    encoded: bytes = b""
+    fingerprints: Fingerprints = field(default_factory=dict)
 
     def again(self) -> None:
         """Another saver is to make it."""
@@ -135,6 +143,6 @@ def _answer(process: SaverProcess, save: Save, question: Publishing) -> None:
     save.granted = save.pending.grant(question.step)
     if save.granted:
         # A saver after this one tries the same step first: there it finds what was perhaps published.
-        save.order = replace(save.order, tried_step=question.step)
+        save.order, save.encoded = replace(save.order, tried_step=question.step), b""
     if not process.send(Answer(save.order.number, save.granted)):
         process.kill()  # its socket is full, so it does not listen

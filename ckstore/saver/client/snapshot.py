@@ -10,19 +10,21 @@ import errno
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.fs.mapping import HUGE_BYTES, gather_huge_pages, map_shared
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Place
-from ckstore.model.sizes import size_text
+from ckstore.model.sizes import FAR_SMALL_BYTES, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from ckstore.model.manifest.captured import ByteSource
+    from ckstore.model.manifest.captured import ByteSource, RangeSource
+    from ckstore.tensors.device.pinned import Pinned
+    from ckstore.tensors.device.staging import Copying
 
 _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 """Of a file in memory the last is the limit of sizes (ulimit -f)."""
@@ -41,29 +43,17 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def places_of(sources: Sequence[ByteSource], kept: Container[int] = ()) -> tuple[tuple[Place, ...], int]:
+def places_of(sources: Sequence[ByteSource], kept: Iterable[int] = ()) -> tuple[tuple[Place, ...], int]:
     """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is."""
-    places = []
+    offsets = dict.fromkeys(kept, -1)
     end = 0
-    for index, source in enumerate(sources):
-        if index in kept:
-            places.append(Place(source.name, -1, source.nbytes))
-            continue
-        places.append(Place(source.name, end, source.nbytes))
-        end += aligned(source.nbytes)
-    return tuple(places), end
-
-
-class SourcePart:
-    """Some bytes of a source, from `start` on; what `Snapshot.fill` needs of a `ByteSource`."""
-
-    def __init__(self, source: ByteSource, start: int) -> None:
-        self._source = source
-        self._start = start
-
-    def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes of the part into `out`."""
-        self._source.read_into(self._start + start, self._start + stop, out)
+    # Small ones on a device behind the others, in one row: they are transferred together.
+    for is_last in (False, True):
+        for index, source in enumerate(sources):
+            if index not in offsets and (source.is_far and source.nbytes < FAR_SMALL_BYTES) == is_last:
+                offsets[index] = end
+                end += aligned(source.nbytes)
+    return tuple(Place(source.name, offsets[index], source.nbytes) for index, source in enumerate(sources)), end
 
 
 class Snapshot:
@@ -79,6 +69,8 @@ class Snapshot:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = self.size_for(nbytes)
         self._is_written = False
+        self._pinned: Pinned | None = None
+        self._copying: Copying | None = None
         found = left()
         # Asked, not tried: in a control group the page that is one too many kills the training.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
@@ -149,9 +141,46 @@ class Snapshot:
         if errors:
             raise errors[0]
 
-    def fill(self, sources: Sequence[ByteSource | SourcePart], places: Sequence[Place]) -> None:
-        """Copy every source that has a place to it, with two threads."""
-        _in_parallel(_copies(sources, places, self._memory))
+    def fill(
+        self, sources: Sequence[ByteSource | RangeSource], places: Sequence[Place], *, behind_current: bool = False
+    ) -> Copying | None:
+        """Copy every source that has a place to it, with two threads.
+
+        What lies on devices is being copied when this returns: it gives what is to be waited for. With `behind_current`
+        that follows what the current streams were given, and what they are given next follows it.
+
+        Raises:
+            StateChanged: The memory of a tensor was freed meanwhile.
+        """
+        self._settle()
+        near: list[tuple[ByteSource | RangeSource, Place]] = []
+        far: list[tuple[ByteSource | RangeSource, Place]] = []
+        for source, place in zip(sources, places, strict=True):
+            if place.offset >= 0:
+                (far if source.is_far else near).append((source, place))
+        if far:
+            from ckstore.tensors.device import staging
+
+            far.sort(key=lambda pair: pair[1].offset)
+            pairs: list[tuple[Any, int]] = [(source, place.offset) for source, place in far]
+            self._copying = staging.start(pairs, self.pin().flat, behind_current=behind_current)
+        _in_parallel(_copies(near, self._memory))
+        return self._copying
+
+    def pin(self) -> Pinned:
+        """Pin it, once: devices copy by themselves then, and it takes as long as several copies."""
+        if self._pinned is None:
+            from ckstore.tensors.device.pinned import Pinned
+
+            self._pinned = Pinned(self._memory)
+        return self._pinned
+
+    def _settle(self) -> None:
+        """Wait for copies of devices that an error, or a saver's end, left under way: they write to this memory."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            with suppress(RuntimeError):  # of the device: then they are over as well
+                copying.wait()
 
     def close(self) -> None:
         """Give the memory back; a saver that has it keeps it."""
@@ -159,6 +188,10 @@ class Snapshot:
             # Taken out first: closed twice, the number may be that of a file that another thread has just opened.
             fd, self.fd = self.fd, -1
             os.close(fd)
+            self._settle()
+            if self._pinned is not None:  # before it is unmapped, or the driver would go on with pages of the system
+                self._pinned.close()
+                self._pinned = None
             self._memory.release()
 
     def let_go(self) -> None:
@@ -220,24 +253,20 @@ class SnapshotPool:
             snapshot.let_go()
 
 
-def _copies(
-    sources: Sequence[ByteSource | SourcePart], places: Sequence[Place], whole: memoryview
-) -> list[Callable[[], None]]:
+def _copies(pairs: Iterable[tuple[ByteSource | RangeSource, Place]], whole: memoryview) -> list[Callable[[], None]]:
     """Return work of about equal size: parts of large sources, and many small ones together."""
     work: list[Callable[[], None]] = []
-    few: list[tuple[ByteSource | SourcePart, Place]] = []
+    few: list[tuple[ByteSource | RangeSource, Place]] = []
     few_bytes = 0
 
-    def copy(source: ByteSource | SourcePart, place: Place, start: int, stop: int) -> None:
+    def copy(source: ByteSource | RangeSource, place: Place, start: int, stop: int) -> None:
         source.read_into(start, stop, whole[place.offset + start : place.offset + stop])
 
-    def copy_all(several: list[tuple[ByteSource | SourcePart, Place]]) -> None:
+    def copy_all(several: list[tuple[ByteSource | RangeSource, Place]]) -> None:
         for source, place in several:
             copy(source, place, 0, place.nbytes)
 
-    for source, place in zip(sources, places, strict=True):
-        if place.offset < 0:
-            continue
+    for source, place in pairs:
         # Thousands of small tensors: a closure and a lock for each would take longer than the copies.
         if place.nbytes < _PART_BYTES:
             few.append((source, place))

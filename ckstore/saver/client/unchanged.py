@@ -8,22 +8,30 @@ what is kept each save copies a share, so that the saver compares its digests: s
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.captured import RangeSource
 from ckstore.model.saver.messages import Kept, Place, Sample
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.saver.client.snapshot import SourcePart, aligned, places_of
+from ckstore.saver.client.snapshot import aligned, places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from ckstore.model.manifest.captured import Captured
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.model.saver.messages import Order
 
+Fingerprints = Mapping[int, bytes]
+"""Storage of a state -> what tells on its device whether it changed (`tensors/device/fingerprint`)."""
+NO_FINGERPRINTS: Fingerprints = MappingProxyType({})
+_SEEN_SHARE = 0.005
+"""As a save reads of its hits (docs/adr/0010): of what fingerprints alone say."""
 IN_SAVES = 32
 """Within so many saves each chunk of what is kept is compared once."""
 
@@ -33,15 +41,17 @@ class UnchangedNames:
     """What the caller says.
 
     Attributes:
-        selects: Whether the value with a name is unchanged since the save before.
+        selects: Whether the value with a name is unchanged since the save before; None: nothing is said of any.
         chunk_bytes: Size of the chunks of the store.
     """
 
-    selects: Callable[[str], bool]
+    selects: Callable[[str], bool] | None
     chunk_bytes: int
 
     def names_in(self, captured: Captured) -> set[str]:
         """Return what it names of a state."""
+        if self.selects is None:
+            return set()
         names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
         # A misspelt name would copy everything in silence, and the caller wonder why nothing got faster.
         if captured.leaves and not names:
@@ -60,6 +70,7 @@ class Base:
         leaves: Its leaves, by name.
         sizes: Of its storages.
         copied_steps: For each of its storages the step for which it was last copied whole.
+        fingerprints: Of those that were on a device, by their index.
     """
 
     step: int
@@ -67,27 +78,44 @@ class Base:
     leaves: dict[str, LeafRecord]
     sizes: tuple[int, ...]
     copied_steps: tuple[int, ...]
+    fingerprints: Fingerprints
 
-    def kept(self, captured: Captured, names: set[str]) -> dict[int, tuple[int, int]]:
-        """Return which storages of a state need not be copied, as `Kept.storages`."""
+    def kept(
+        self, captured: Captured, names: set[str], fingerprints: Fingerprints
+    ) -> tuple[dict[int, tuple[int, int]], set[int]]:
+        """Return which storages of a state need not be copied, as `Kept.storages`, and which of them nothing names.
+
+        Args:
+            captured: The state.
+            names: What the caller says is unchanged.
+            fingerprints: Of what is on devices now: evidence of the same.
+        """
         members: dict[int, list[LeafRecord]] = defaultdict(list)
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
-        found = {}
+        found, unnamed = {}, set()
         for storage, leaves in members.items():
-            old_storage = self._storage_of(leaves, names)
+            is_named = all(leaf.name in names for leaf in leaves)
+            if not (is_named or storage in fingerprints):
+                continue
+            old_storage = self._storage_of(leaves)
             nbytes = captured.sources[storage].nbytes
             # Below that a tensor lies in a pack, and has no blob of its own to claim.
-            if old_storage is not None and nbytes == self.sizes[old_storage] and nbytes >= PACK_BELOW_BYTES:
-                found[storage] = (old_storage, self.copied_steps[old_storage])
-        return found
+            if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < PACK_BELOW_BYTES:
+                continue
+            if not is_named:
+                if fingerprints[storage] != self.fingerprints.get(old_storage):
+                    continue
+                unnamed.add(storage)
+            found[storage] = (old_storage, self.copied_steps[old_storage])
+        return found, unnamed
 
-    def _storage_of(self, leaves: list[LeafRecord], names: set[str]) -> int | None:
-        """Return the one storage that has all these leaves in the same form, if all are named; else None."""
+    def _storage_of(self, leaves: list[LeafRecord]) -> int | None:
+        """Return the one storage that has all these leaves in the same form; else None."""
         storages = set()
         for leaf in leaves:
             old_leaf = self.leaves.get(leaf.name)
-            if old_leaf is None or leaf.name not in names or old_leaf._replace(storage=leaf.storage) != leaf:
+            if old_leaf is None or old_leaf._replace(storage=leaf.storage) != leaf:
                 return None
             storages.add(old_leaf.storage)
         return storages.pop() if len(storages) == 1 else None
@@ -106,7 +134,7 @@ class SnapshotPlan:
 
     places: tuple[Place, ...]
     kept: Kept | None
-    parts: tuple[SourcePart, ...]
+    parts: tuple[RangeSource, ...]
     part_places: tuple[Place, ...]
     nbytes: int
 
@@ -123,6 +151,7 @@ class Bases:
     _asked: dict[str, int] = field(default_factory=dict)
     _since: dict[str, set[str]] = field(default_factory=dict)
     _compared: dict[str, dict[tuple[str, int], int]] = field(default_factory=dict)
+    _credit_bytes: dict[str, float] = field(default_factory=dict)
 
     def ordered(self, order: Order) -> None:
         """A save was asked for: until it has ended well there is nothing that "unchanged" could mean."""
@@ -136,7 +165,7 @@ class Bases:
         # Over a row of skipped calls only what all of them name has certainly not changed.
         self._since[run] = names & self._since.get(run, names)
 
-    def ended(self, order: Order, saved: CheckpointInfo) -> None:
+    def ended(self, order: Order, saved: CheckpointInfo, fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
         """A save has ended well. One with ``keep`` may have found other bytes at its step, and left them."""
         kept = {} if order.kept is None else order.kept.storages
         compared = self._compared.setdefault(order.run, {})
@@ -151,15 +180,17 @@ class Bases:
             {leaf.name: leaf for leaf in order.captured.leaves},
             tuple(place.nbytes for place in order.places),
             tuple(kept[index][1] if index in kept else saved.step for index in range(len(order.places))),
+            fingerprints,
         )
 
-    def place(
+    def place(  # noqa: PLR0917
         self,
         captured: Captured,
         order: Order,
         unchanged: UnchangedNames | None,
         names: set[str],
         last_parents: Mapping[str, str],
+        fingerprints: Fingerprints = NO_FINGERPRINTS,
     ) -> SnapshotPlan:
         """Say where a state goes.
 
@@ -170,6 +201,7 @@ class Bases:
             names: What that names of the state.
             last_parents: What each run was last saved to, or loaded from, by whatever call: if that is not the base,
                 the caller means another checkpoint.
+            fingerprints: Of its storages on devices.
         """
         base = self._bases.get(order.run)
         if (
@@ -181,19 +213,19 @@ class Bases:
         ):
             places, nbytes = places_of(captured.sources)
             return SnapshotPlan(places, None, (), (), nbytes)
-        storages = base.kept(captured, names & self._since.get(order.run, names))
+        storages, unnamed = base.kept(captured, names & self._since.get(order.run, names), fingerprints)
         places, nbytes = places_of(captured.sources, storages)
         samples = []
-        for storage, start, length in self._due(captured, order.run, storages, unchanged.chunk_bytes):
+        for storage, start, length in self._due(captured, order.run, storages, unnamed, unchanged.chunk_bytes):
             samples.append(Sample(storage, start, nbytes, length))
             nbytes += aligned(length)
-        parts = tuple(SourcePart(captured.sources[of.storage], of.start) for of in samples)
+        parts = tuple(RangeSource(captured.sources[of.storage], of.start, of.nbytes) for of in samples)
         part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
         kept = Kept(base.step, base.id, storages, tuple(samples)) if storages else None
         return SnapshotPlan(places, kept, parts, part_places, nbytes)
 
     def _due(
-        self, captured: Captured, run: str, storages: Iterable[int], chunk_bytes: int
+        self, captured: Captured, run: str, storages: Iterable[int], unnamed: set[int], chunk_bytes: int
     ) -> list[tuple[int, int, int]]:
         """Return the chunks that are to be compared, those that were compared longest ago: storage, start, size."""
         compared = self._compared.get(run, {})
@@ -204,4 +236,16 @@ class Bases:
         ]
         # Longest ago first: within `IN_SAVES` saves each chunk has had its turn.
         chunks.sort(key=lambda chunk: compared.get((captured.sources[chunk[0]].name, chunk[1]), -1))
-        return chunks[: -(-len(chunks) // IN_SAVES)]
+        named = [chunk for chunk in chunks if chunk[0] not in unnamed]
+        due = named[: -(-len(named) // IN_SAVES)]
+        # Evidence needs less than a word: as much as a save reads again of what it finds in the store. Whole chunks
+        # are compared, so what is due gathers over several saves.
+        seen = [chunk for chunk in chunks if chunk[0] in unnamed]
+        credit = self._credit_bytes.get(run, 0.0) + _SEEN_SHARE * sum(chunk[2] for chunk in seen)
+        for chunk in seen:
+            if credit < chunk[2]:
+                break
+            credit -= chunk[2]
+            due.append(chunk)
+        self._credit_bytes[run] = credit if seen else 0.0
+        return due

@@ -57,7 +57,7 @@ class Filling:
         """What the tensors of `bind_later` take; those that are one are counted once for each name."""
         return sum(_elements_bytes(self._leaves[index]) for index in self._made)
 
-    def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, memoryview], list[int], set[int]]:
+    def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, Any], list[int], set[int]]:
         """Return the memory of storages that go straight into the target, those to be copied, and those to be kept."""
         # A storage goes straight to its place if one leaf covers it and the target's tensor lies in memory as that leaf
         # does, if all other leaves of it lie there too (tied tensors that are tied in the target), and if no other
@@ -70,7 +70,7 @@ class Filling:
             if not is_empty(self._leaves[index]):
                 wanted[self._leaves[index].storage].append(index)
         sizes = self._sizes() if storage_bytes is None else storage_bytes
-        direct: dict[int, memoryview] = {}
+        direct: dict[int, Any] = {}
         claims = _Claims()
         for storage, indexes in wanted.items():
             region = self._region_of(indexes, sizes[storage])
@@ -143,7 +143,7 @@ class Filling:
 
     def _lies_in(self, region: Region, index: int) -> bool:
         target, leaf = self._bound[index], self._leaves[index]
-        if not is_tensor(target) or not target.is_cpu or target.is_conj() or target.is_neg():
+        if not is_tensor(target) or target.is_conj() or target.is_neg():
             return False
         strides = row_major(leaf.shape) if leaf.strides is None else leaf.strides
         if index in self._cast:

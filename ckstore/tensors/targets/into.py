@@ -41,8 +41,8 @@ class IntoPlan:
         # The storages that `attempt` asks for, as it does.
         self.attempted = [storages for attempt in self._attempts for storages in attempt.storages()]
         self.new_bytes = comparison.filling.later_bytes  # memory that `prepare` takes, for tensors that have none
-        # Storage -> memory of the target, to be filled with all bytes of that storage.
-        self.direct: dict[int, memoryview] = {}
+        # Storage -> memory of the target, perhaps on a device, to be filled with all bytes of that storage.
+        self.direct: dict[int, Any] = {}
         self.copied: list[int] = []  # storages of which the target takes copies
         self.indirect: set[int] = set()  # storages to be read to fresh memory, which `finish` asks for
         self._filling = comparison.filling

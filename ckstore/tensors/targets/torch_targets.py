@@ -8,6 +8,8 @@ import torch
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.tensors.device.streams import is_far
 from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
@@ -81,9 +83,10 @@ def describe(target: torch.Tensor) -> str:
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     """Return where the elements of `target` lie, if they lie there as those of `leaf` do."""
     # `target`: A tensor that can be filled, and takes the leaf. `leaf`: it ends where a row-major leaf would end, so
-    # that nothing lies between its elements. Returns: None if they do not, or not on the CPU, or not as plain bits
-    # (conjugate views).
-    if not target.is_cpu or target.is_conj() or target.is_neg() or not target.numel():
+    # that nothing lies between its elements. Returns: None if they do not, or not as plain bits (conjugate views), or
+    # on a device where a copy is as quick.
+    on_device = is_far(target.device)
+    if not (target.is_cpu or on_device) or target.is_conj() or target.is_neg() or not target.numel():
         return None
     if leaf.strides is None:
         if not target.is_contiguous():
@@ -92,8 +95,15 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
         return None
     nbytes = target.numel() * target.element_size()
     start = int(target.storage_offset()) * target.element_size()
-    empty = torch.empty(0, dtype=torch.uint8, device="cpu")
+    # Below that one transfer takes as long as another, and small storages are read together.
+    if on_device and nbytes < PACK_BELOW_BYTES:
+        return None
+    empty = torch.empty(0, dtype=torch.uint8, device=target.device)
     flat = empty.set_(target.untyped_storage(), start, (nbytes,), (1,))
+    if on_device:
+        from ckstore.tensors.device.feed import FarMemory
+
+        return Region(flat.data_ptr(), nbytes, FarMemory(flat))
     return Region(flat.data_ptr(), nbytes, flat.numpy().data)
 
 

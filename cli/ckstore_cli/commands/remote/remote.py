@@ -10,11 +10,13 @@ from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 
 if TYPE_CHECKING:
-    from ckstore.remote.remotes import RemoteEntry
+    from ckstore.remote.service.entries import RemoteEntry
     from ckstore_cli._output import Output
 
 
 @click.group()
+@store_option
+@json_option
 def remote() -> None:
     """Name, try and forget the places that checkpoints are pushed to.
 
@@ -27,7 +29,16 @@ def remote() -> None:
       ckstore remote add cold s3://bucket/run
       ckstore remote list
       ckstore remote probe cold
+      ckstore remote prune cold
       ckstore remote rm cold
+
+    \b
+    Exit status:
+      0  done
+      1  the place cannot be reached or used
+      2  wrong usage
+      4  there is no such store or remote
+      5  a push is under way
     """
 
 
@@ -111,6 +122,41 @@ def probe(frame: Frame, name: str) -> None:
     with frame.writing() as store:
         entry = store.remotes.probe(name)
     _print(frame.output(), entry)
+
+
+@remote.command("prune")
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--exclusive", is_flag=True, help="No other process writes to the remote.")
+@click.option("--grace", metavar="TIME", default="24h", help="How long what nothing names stays; 24h by default.")
+@store_option
+@json_option
+@pass_frame
+def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -> None:  # noqa: FBT001
+    """Remove from the remote NAME the blobs that nothing names.
+
+    What is found so is condemned, and removed by a later call when the grace is
+    over. Pushes may go on meanwhile where the service compares the version of an
+    object before it writes; else say with --exclusive that there are none.
+
+    \b
+    Example:
+      ckstore remote prune cold --dry-run
+      ckstore remote prune cold --grace 12h
+
+    \b
+    Exit status:
+      0  done
+      1  the remote refused something, or needs --exclusive
+      2  wrong usage
+      4  there is no such store or remote
+      5  --exclusive was given, and a push is under way
+    """
+    out = frame.output()
+    with frame.reading() if dry_run else frame.writing() as store:
+        report = store.remotes.prune(name, dry_run=dry_run, exclusive=exclusive, grace=grace)
+    out.document(report)
+    out.line(str(report))
 
 
 @remote.command("rm")

@@ -8,16 +8,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import RemoteDenied, RemoteError
-from ckstore.remote.abilities import Abilities
-from ckstore.remote.engine import ServiceObjects
-from ckstore.remote.wrong_body import refuses_wrong_body
+from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.wrong_body import refuses_wrong_body
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ckstore.remote.abilities import Cas
     from ckstore.remote.objects import Listed, Objects
-    from ckstore.remote.target import Target
+    from ckstore.remote.service.abilities import Cas
+    from ckstore.remote.service.target import Target
 
 # No service gives an object of one byte this mark.
 _WRONG_TAG = '"00000000000000000000000000000001"'

@@ -10,9 +10,10 @@ from ckstore.errors import BadInput, RemoteError
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import algorithm_named
 from ckstore.model.document import check_created, check_requires, check_version, parse_object, refuse
-from ckstore.model.seal import read, seal
+from ckstore.model.seal import seal
 from ckstore.model.settings.settings import check_chunk_bytes
 from ckstore.remote import keys
+from ckstore.remote.documents.reading import read_document
 
 if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
@@ -86,7 +87,7 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
     if data is None:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
         raise RemoteError(msg, hint=f"make one: ckstore remote add {name} URL")
-    return read(data, _parse, f"{keys.INFO} of {name}")
+    return read_document(data, _parse, f"{keys.INFO} of {name}")
 
 
 def check_hash(info: RemoteInfo, settings: StoreSettings, name: str) -> None:

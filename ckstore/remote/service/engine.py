@@ -13,15 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.errors import BadInput, RemoteError, RemoteUnavailable
-from ckstore.remote.calls import Workers, check_process
-from ckstore.remote.failures import has_lost_condition, is_missing, translated
 from ckstore.remote.objects import Listed
+from ckstore.remote.service.calls import Workers, check_process
+from ckstore.remote.service.failures import has_lost_condition, is_missing, translated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckstore.remote.abilities import Abilities
-    from ckstore.remote.target import Target
+    from ckstore.remote.service.abilities import Abilities
+    from ckstore.remote.service.target import Target
 
 T = TypeVar("T")
 # The whole request, its body too: a blob of 2 GiB at 4 MB/s. A connection that stands still is given up far sooner.

@@ -10,7 +10,7 @@ from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
 from ckstore.model.words import printable
 
 if TYPE_CHECKING:
-    from ckstore.remote.target import Target
+    from ckstore.remote.service.target import Target
 
 _SHOWN = 300
 # The engine adds a dump of its own structures below its message, and the body of the answer before it.

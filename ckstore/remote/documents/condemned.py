@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,8 +12,9 @@ from ckstore.errors import RemoteUnavailable
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, check_version, parse_object, refuse
-from ckstore.model.seal import read, to_write
+from ckstore.model.seal import to_write
 from ckstore.remote import keys
+from ckstore.remote.documents.reading import read_document
 from ckstore.remote.keys import BlobName
 
 if TYPE_CHECKING:
@@ -50,11 +52,14 @@ class Condemned:
         condemned: Name of a blob -> since when nothing named it.
         deleting: Uuid -> a batch that a pruner removes.
         burnt: Digest -> number of the first name that may be written.
+        change: Drawn for each write. Services mark a version by a hash of its bytes: without it a client that slept
+            would take a later version for the one that it read.
     """
 
     condemned: dict[str, str] = field(default_factory=dict)
     deleting: dict[str, Batch] = field(default_factory=dict)
     burnt: dict[str, int] = field(default_factory=dict)
+    change: str = field(default="", compare=False)
 
     def name(self, digest: str) -> BlobName:
         """Return the current name of a blob."""
@@ -89,8 +94,8 @@ class Condemned:
 
     def render(self) -> bytes:
         """Return the content of the object, without its digest."""
-        deleting = {uuid: {"names": list(batch.names), "since": batch.since} for uuid, batch in self.deleting.items()}
-        members = {"condemned": self.condemned, "deleting": deleting, "burnt": self.burnt}
+        deleting = {one: {"names": list(batch.names), "since": batch.since} for one, batch in self.deleting.items()}
+        members = {"condemned": self.condemned, "deleting": deleting, "burnt": self.burnt, "change": self.change}
         return canonical_json({**members, "format": _FORMAT, "version": _VERSION}) + b"\n"
 
 
@@ -111,13 +116,14 @@ def _parse(data: bytes, where: str) -> Condemned:
         for digest, number in burnt.items()
     ):
         refuse(where, "burnt", "digests with numbers", burnt)
-    return Condemned(condemned, {uuid: _batch(uuid, one, where) for uuid, one in deleting.items()}, burnt)
+    batches = {batch: _batch(batch, one, where) for batch, one in deleting.items()}
+    return Condemned(condemned, batches, burnt, str(members.get("change", "")))
 
 
-def _batch(uuid: str, value: Any, where: str) -> Batch:
+def _batch(batch: str, value: Any, where: str) -> Batch:
     names = value.get("names") if isinstance(value, dict) else None
     if (
-        not _UUID.match(uuid)
+        not _UUID.match(batch)
         or not isinstance(names, list)
         or len(names) > BATCH_NAMES
         or not all(map(_is_name, names))
@@ -139,7 +145,7 @@ def read_condemned(objects: Objects) -> Condemned:
         CkstoreError: It cannot be read, or is damaged.
     """
     data = objects.get(keys.CONDEMNED, MAX_BYTES)
-    return Condemned() if data is None else read(data, _parse, keys.CONDEMNED)
+    return Condemned() if data is None else read_document(data, _parse, keys.CONDEMNED)
 
 
 def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
@@ -168,6 +174,7 @@ def read_versioned(objects: Objects) -> tuple[Condemned, Listed | None]:
 
 def swap(objects: Objects, new: Condemned, version: Listed | None) -> bool:
     """Write it over the version that was read, or where there was none; False: another client was faster."""
+    new.change = uuid.uuid4().hex
     data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)
     if version is None:
         return objects.create(keys.CONDEMNED, data)

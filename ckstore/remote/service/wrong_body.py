@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from ckstore.remote.target import Target
+    from ckstore.remote.service.target import Target
 
 _TIMEOUT_S = 20.0
 _RIGHT, _WRONG = b"right", b"wrong"
@@ -39,13 +39,15 @@ def refuses_wrong_body(target: Target, key: str) -> bool | None:
     return None if statuses[0] // 100 != 2 else statuses[1] // 100 != 2
 
 
-def _put(target: Target, endpoint: str, key: str, body: bytes, account: tuple[str, str, str]) -> int:
-    """Send a body under the digest of the right one, and return the status."""
+def _put(
+    target: Target, endpoint: str, key: str, body: bytes, account: tuple[str, str, str], *, digest_of: bytes = _RIGHT
+) -> int:
+    """Send a body under the digest of another one, and return the status."""
     key_id, secret, region = account
     parts, now = urlsplit(endpoint), datetime.now(UTC)
-    path = f"{parts.path.rstrip('/')}/{target.bucket}/{target.prefix}{key}"
+    path = f"{parts.path.rstrip('/')}/{target.bucket}/{target.prefix}{key}".removesuffix("/")
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
-    digest = hashlib.sha256(_RIGHT).hexdigest()
+    digest = hashlib.sha256(digest_of).hexdigest()
     headers = {"host": parts.netloc, "x-amz-content-sha256": digest, "x-amz-date": stamp}
     if token := os.environ.get("AWS_SESSION_TOKEN"):
         headers["x-amz-security-token"] = token

@@ -1,0 +1,55 @@
+"""What a base predicts: itself, or its copy in half the width. Source: docs/format/encoded-1.md, "Predictions".
+
+A wrong prediction costs bytes, never correctness: the difference from it is always stored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from ckstore.model.digest import Buffer
+
+Prediction = Literal["same", "bf16", "fp16"]
+PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)
+
+_QUIET_NAN = 0x7FC0
+
+
+def base_bytes(prediction: Prediction, nbytes: int) -> int:
+    """Return of how many bytes of a base so many bytes are predicted."""
+    return nbytes if prediction == "same" else 2 * nbytes
+
+
+def predict(prediction: Prediction, base: Buffer) -> Buffer:
+    """Return what bytes of a base predict."""
+    if prediction == "same":
+        return base
+    return _bf16(base) if prediction == "bf16" else _fp16(base)
+
+
+def _bf16(base: Buffer) -> bytes:
+    """Return float32 rounded to the nearest bfloat16, ties to even; each NaN becomes 0x7fc0."""
+    import numpy as np
+
+    bits = np.frombuffer(base, "<u4")
+    rounded = ((bits >> 16) & 1) + np.uint32(0x7FFF)
+    rounded += bits
+    out = (rounded >> 16).astype("<u2")
+    nan = (bits & 0x7FFFFFFF) > np.uint32(0x7F800000)
+    if nan.any():
+        out[nan] = _QUIET_NAN
+    return out.tobytes()
+
+
+def _fp16(base: Buffer) -> bytes:
+    """Return float32 rounded to the nearest float16, ties to even; each NaN becomes 0x7e00, beyond 65504 infinity."""
+    import numpy as np
+
+    values = np.frombuffer(base, "<f4")
+    with np.errstate(all="ignore"):
+        out = values.astype("<f2")
+    nan = np.isnan(values)
+    if nan.any():
+        out.view("<u2")[nan] = 0x7E00
+    return out.tobytes()

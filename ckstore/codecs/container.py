@@ -1,0 +1,252 @@
+"""The file of an encoded blob: a header that says what it is, a table of its tiles, the tiles.
+
+Source: docs/format/encoded-1.md, "The container".
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckstore.codecs.casts import PREDICTIONS, Prediction, base_bytes, predict
+from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, Stored, decode, encode
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.model.canonical import canonical_text
+from ckstore.model.digest import Buffer, is_digest
+from ckstore.model.document import parse_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+MAGIC = b"ckenc-1\n"
+HEAD_BYTES = len(MAGIC) + 4
+HEADER_MOST_BYTES = 2**20
+BASES_MOST = 256
+_ENTRY_BYTES = 4
+_LENGTH_BITS = 24
+
+ReadBase = Callable[[str, int, int], Buffer]
+"""Gives bytes of a base: its plain digest, the first byte, how many."""
+
+
+class Run(NamedTuple):
+    """Bytes of a blob that are encoded in one way.
+
+    Attributes:
+        nbytes: How many; a multiple of the width.
+        width: Bytes of an element.
+        prediction: What the base says of them.
+        base: Index into the bases; -1: they have none.
+        offset: Where in the base they are predicted from.
+    """
+
+    nbytes: int
+    width: int
+    prediction: Prediction = "same"
+    base: int = -1
+    offset: int = 0
+
+
+class Tile(NamedTuple):
+    """A tile of an encoded blob: where its bytes are, plain and stored."""
+
+    run: Run
+    start: int
+    nbytes: int
+    base_start: int
+    codec: Codec
+    stored_start: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the head of an encoded blob says.
+
+    Attributes:
+        plain: Digest of the plain blob.
+        nbytes: Its size.
+        bases: Digests of the plain blobs that it is decoded with.
+        runs: Which bytes are encoded how, in order.
+    """
+
+    plain: str
+    nbytes: int
+    bases: tuple[str, ...]
+    runs: tuple[Run, ...]
+    tile_count: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tile_count", sum(-(-run.nbytes // TILE_BYTES) for run in self.runs))
+
+    @property
+    def table_bytes(self) -> int:
+        """Size of the table behind the header."""
+        return self.tile_count * _ENTRY_BYTES
+
+
+def render(header: Header, tiles: Sequence[Stored]) -> bytes:
+    """Return the file of an encoded blob."""
+    runs: list[list[Any]] = [
+        [run.nbytes, run.width] if run.base < 0 else [run.nbytes, run.width, run.prediction, run.base, run.offset]
+        for run in header.runs
+    ]
+    text = {"bases": list(header.bases), "bytes": header.nbytes, "plain": header.plain, "runs": runs}
+    head = canonical_text(text).encode("ascii")
+    if len(head) > HEADER_MOST_BYTES:
+        raise BadInput(f"the header of an encoded blob has {len(head)} bytes, at most {HEADER_MOST_BYTES} can be read")
+    entries = (tile.codec << _LENGTH_BITS | len(tile.data) for tile in tiles)
+    table = b"".join(entry.to_bytes(_ENTRY_BYTES, "little") for entry in entries)
+    return b"".join([MAGIC, len(head).to_bytes(4, "little"), head, table, *(tile.data for tile in tiles)])
+
+
+def encode_blob(plain: Buffer, header: Header, read_base: ReadBase) -> bytes:
+    """Return the file that encodes a blob; `header` says how its runs are to be encoded."""
+    whole = memoryview(plain)
+    tiles = []
+    for run, start, nbytes, base_start in _spans(header):
+        base = None
+        if run.base >= 0:
+            wanted = base_bytes(run.prediction, nbytes)
+            base = predict(run.prediction, read_base(header.bases[run.base], base_start, wanted))
+        tiles.append(encode(whole[start : start + nbytes], base, run.width))
+    return render(header, tiles)
+
+
+def decode_blob(data: Buffer, read_base: ReadBase, *, where: str, most_bytes: int) -> bytearray:
+    """Return the plain bytes of an encoded blob that is in memory.
+
+    Raises:
+        DamagedBlob: It is not one.
+    """
+    file = memoryview(data)
+    first = HEAD_BYTES + header_bytes(file[:HEAD_BYTES])
+    header = parse_header(file[HEAD_BYTES:first], where=where, most_bytes=most_bytes)
+    body = first + header.table_bytes
+    tiles = Tiles(header, file[first:body], len(file), first=body, where=where)
+    plain = bytearray(header.nbytes)
+    out = memoryview(plain)
+    for tile in tiles.between(0, header.nbytes):
+        base = None
+        if needs_base(tile) and tile.run.base >= 0:
+            wanted = base_bytes(tile.run.prediction, tile.nbytes)
+            base = read_base(header.bases[tile.run.base], tile.base_start, wanted)
+        stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
+        decode_tile(tile, stored, base, out[tile.start : tile.start + tile.nbytes])
+    return plain
+
+
+def header_bytes(head: Buffer) -> int:
+    """Return how long the header is, from the first `HEAD_BYTES` of a file.
+
+    Raises:
+        DamagedBlob: It is not the head of an encoded blob.
+    """
+    nbytes = int.from_bytes(head[len(MAGIC) : HEAD_BYTES], "little")
+    if bytes(head[: len(MAGIC)]) != MAGIC or len(head) < HEAD_BYTES or nbytes > HEADER_MOST_BYTES:
+        raise DamagedBlob(f"not the head of an encoded blob: {bytes(head[:HEAD_BYTES])!r}")
+    return nbytes
+
+
+def parse_header(data: Buffer, *, where: str, most_bytes: int) -> Header:
+    """Return what the header says, every number checked.
+
+    Raises:
+        DamagedBlob: It is not as the format says.
+    """
+    try:
+        members = parse_object(bytes(data), where=where)
+    except BadInput as error:
+        raise DamagedBlob(error.message) from error
+    bases, nbytes, plain, runs = (members.get(name) for name in ("bases", "bytes", "plain", "runs"))
+    if not isinstance(bases, list) or len(bases) > BASES_MOST or not all(map(is_digest, bases)):
+        raise DamagedBlob(f"{where}: bases: wanted at most {BASES_MOST} digests")
+    if type(nbytes) is not int or not 1 <= nbytes <= most_bytes or not is_digest(plain):
+        raise DamagedBlob(f"{where}: wanted a digest and a size from 1 to {most_bytes}")
+    if not isinstance(runs, list):
+        raise DamagedBlob(f"{where}: runs: wanted an array")
+    found = tuple(_run(item, len(bases), where) for item in runs)
+    if sum(run.nbytes for run in found) != nbytes:
+        raise DamagedBlob(f"{where}: runs of {sum(run.nbytes for run in found)} bytes, wanted {nbytes}")
+    return Header(str(plain), nbytes, tuple(bases), found)
+
+
+def _run(item: Any, base_count: int, where: str) -> Run:
+    if type(item) is list and len(item) in (2, 5):
+        nbytes, width, prediction, base, offset = item if len(item) == 5 else (*item, "same", -1, 0)
+        numbers = all(type(number) is int for number in (nbytes, width, base, offset))
+        if (
+            numbers
+            and width in WIDTHS
+            and nbytes > 0
+            and nbytes % width == 0
+            and prediction in PREDICTIONS
+            and (prediction == "same" or width == 2)
+            and (len(item) == 2 or 0 <= base < base_count)
+            and offset >= 0
+        ):
+            return Run(nbytes, width, prediction, base, offset)
+    raise DamagedBlob(f"{where}: a run: wanted [bytes, width] or [bytes, width, prediction, base, offset]")
+
+
+class Tiles:
+    """Where the tiles of an encoded blob are.
+
+    Args:
+        header: Of the blob.
+        table: The table behind the header.
+        file_bytes: Size of the file.
+        where: Which file, for messages.
+
+    Raises:
+        DamagedBlob: The table does not fit the header and the file.
+    """
+
+    def __init__(self, header: Header, table: Buffer, file_bytes: int, *, first: int, where: str) -> None:
+        if len(table) != header.table_bytes:
+            raise DamagedBlob(f"{where}: a table of {len(table)} bytes, wanted {header.table_bytes}")
+        entries = memoryview(table)
+        self._tiles: list[Tile] = []
+        at = first
+        for i, (run, start, nbytes, base_start) in enumerate(_spans(header)):
+            entry = int.from_bytes(entries[i * _ENTRY_BYTES : (i + 1) * _ENTRY_BYTES], "little")
+            length = entry % 2**_LENGTH_BITS
+            # Stored bytes are never more than plain ones, so reading them takes no more memory than the result.
+            if entry >> _LENGTH_BITS > max(Codec) or length > nbytes:
+                raise DamagedBlob(f"{where}: tile {i} has {length} bytes by codec {entry >> _LENGTH_BITS}")
+            self._tiles.append(Tile(run, start, nbytes, base_start, Codec(entry >> _LENGTH_BITS), at, length))
+            at += length
+        if at != file_bytes:
+            raise DamagedBlob(f"{where}: it has {file_bytes} bytes, and its tiles end at {at}")
+        self._starts = [tile.start for tile in self._tiles]
+
+    def between(self, start: int, stop: int) -> Iterator[Tile]:
+        """Give the tiles that have bytes from `start` up to `stop`."""
+        at = bisect_right(self._starts, start) - 1
+        while at < len(self._tiles) and self._tiles[at].start < stop:
+            yield self._tiles[at]
+            at += 1
+
+
+def decode_tile(tile: Tile, data: Buffer, base: Buffer | None, out: memoryview) -> None:
+    """Fill `out` with a tile; `base` has the bytes of the base from `base_start` on, `casts.base_bytes` of them."""
+    predicted = None if base is None else predict(tile.run.prediction, base)
+    decode(Stored(tile.codec, data), predicted, tile.run.width, out)
+
+
+def needs_base(tile: Tile) -> bool:
+    """Whether a tile is decoded with bytes of a base."""
+    return tile.codec not in (Codec.RAW, Codec.PLANES)
+
+
+def _spans(header: Header) -> Iterable[tuple[Run, int, int, int]]:
+    """Give run, first byte, size and first byte in the base of each tile."""
+    ends = accumulate(run.nbytes for run in header.runs)
+    for run, end in zip(header.runs, ends, strict=True):
+        start = end - run.nbytes
+        for at in range(0, run.nbytes, TILE_BYTES):
+            nbytes = min(TILE_BYTES, run.nbytes - at)
+            yield run, start + at, nbytes, run.offset + base_bytes(run.prediction, at)

@@ -1,0 +1,97 @@
+"""Byte planes: the first bytes of all elements together, then the second ones; each as it is smallest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.codecs import zstd
+from ckstore.errors import DamagedBlob
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Unsigned = NDArray[np.unsignedinteger]
+
+_LENGTH_BYTES = 4
+
+
+def pack(elements: Unsigned) -> bytes:
+    """Return elements as planes: the stored length of each, then each: nothing if all zero, one zstd frame, or raw."""
+    import numpy as np
+
+    width, count = elements.itemsize, len(elements)
+    planes = np.empty((width, count), np.uint8)
+    np.copyto(planes, elements.view(np.uint8).reshape(count, width).T)
+    stored = [_pack_one(plane) for plane in planes]
+    return b"".join([*(len(data).to_bytes(_LENGTH_BYTES, "little") for data in stored), *stored])
+
+
+def _pack_one(plane: NDArray[np.uint8]) -> bytes:
+    if not plane.any():  # the upper planes of small differences
+        return b""
+    packed = zstd.compress(plane.data)
+    return packed if len(packed) < len(plane) else plane.tobytes()
+
+
+def unpack(data: memoryview, out: Unsigned) -> None:
+    """Fill `out` with the elements of packed planes.
+
+    Raises:
+        DamagedBlob: They are not the planes of so many elements.
+    """
+    width, count = out.itemsize, len(out)
+    at = width * _LENGTH_BYTES
+    if len(data) < at:
+        raise DamagedBlob(f"planes have {len(data)} bytes, wanted at least {at}")
+    lengths = [int.from_bytes(data[i : i + _LENGTH_BYTES], "little") for i in range(0, at, _LENGTH_BYTES)]
+    if at + sum(lengths) != len(data):
+        raise DamagedBlob(f"planes have {len(data)} bytes, and their lengths say {at + sum(lengths)}")
+    planes = []
+    for length in lengths:
+        planes.append(_unpack_one(data[at : at + length], count))
+        at += length
+    _merge(planes, out)
+
+
+def _unpack_one(data: memoryview, count: int) -> NDArray[np.uint8] | None:
+    import numpy as np
+
+    if not data:
+        return None
+    return np.frombuffer(data if len(data) == count else zstd.decompress(data, count), np.uint8)
+
+
+def _merge(planes: list[NDArray[np.uint8] | None], out: Unsigned) -> None:
+    """Put planes together, the lowest first: pairs of narrower numbers are three times as fast as strided writes."""
+    import numpy as np
+
+    low, high = planes[: len(planes) // 2], planes[len(planes) // 2 :]
+    if not low:
+        _put(planes[0], out)
+        return
+    half = np.dtype(f"<u{len(low)}")
+    lower = _merged(low, half, len(out))
+    upper = _merged(high, half, len(out))
+    if upper is None:
+        _put(lower, out)
+        return
+    np.left_shift(upper, 8 * len(low), out=out, dtype=out.dtype)
+    if lower is not None:
+        np.bitwise_or(out, lower, out=out)
+
+
+def _merged(planes: list[NDArray[np.uint8] | None], dtype: np.dtype[np.unsignedinteger], count: int) -> Unsigned | None:
+    import numpy as np
+
+    if len(planes) == 1:
+        return planes[0]
+    if all(plane is None for plane in planes):
+        return None
+    out = np.empty(count, dtype)
+    _merge(planes, out)
+    return out
+
+
+def _put(elements: Unsigned | None, out: Unsigned) -> None:
+    out[:] = 0 if elements is None else elements

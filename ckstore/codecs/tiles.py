@@ -1,0 +1,177 @@
+"""Tiles of at most 1 MiB, each stored by the codec that makes it smallest: docs/format/encoded-1.md, "Tiles"."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckstore.codecs import planes, zstd
+from ckstore.errors import DamagedBlob
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckstore.codecs.planes import Unsigned
+    from ckstore.model.digest import Buffer
+
+TILE_BYTES = 2**20
+"""Small enough for a processor's cache, large enough that the calls of NumPy do not count."""
+WIDTHS = (1, 2, 4, 8)
+
+_HEAD_BYTES = 12
+_SKIP = 255
+# Below, planes by themselves are never smaller than the changes; above, gaps never smaller than the difference.
+_SPARSE, _DENSE = 1 / 16, 1 / 2
+
+
+class Codec(IntEnum):
+    """How a tile is stored."""
+
+    RAW = 0
+    PLANES = 1
+    DIFFERENCE = 2
+    GAPS = 3
+    SAME = 4
+
+
+class Stored(NamedTuple):
+    """A tile as it is stored."""
+
+    codec: Codec
+    data: Buffer
+
+
+def encode(tile: Buffer, base: Buffer | None, width: int) -> Stored:
+    """Return the smallest form of a tile, never larger than itself.
+
+    Args:
+        tile: Its bytes, a whole number of elements.
+        base: As many bytes that a reader has; None: none.
+        width: Bytes of an element.
+    """
+    x = _elements(tile, width)
+    found = []
+    changed: Any = None
+    if base is not None:
+        d = _difference(x, _elements(base, width))
+        (changed,) = d.nonzero()
+        if not len(changed):
+            return Stored(Codec.SAME, b"")
+        found.append(Stored(Codec.DIFFERENCE, planes.pack(d)))
+        if len(changed) <= _DENSE * len(d):
+            found.append(Stored(Codec.GAPS, _pack_gaps(changed, d[changed])))
+    if changed is None or len(changed) > _SPARSE * len(x):
+        found.append(Stored(Codec.PLANES, planes.pack(x)))
+    smallest = min(found, key=lambda stored: len(stored.data))
+    return smallest if len(smallest.data) < len(tile) else Stored(Codec.RAW, bytes(tile))
+
+
+def decode(stored: Stored, base: Buffer | None, width: int, out: memoryview) -> None:
+    """Fill `out` with a tile; `base` is what it was encoded against.
+
+    Raises:
+        DamagedBlob: It is not the form of a tile of this size.
+    """
+    codec, data = stored
+    if codec is Codec.RAW:
+        if len(data) != len(out):
+            raise DamagedBlob(f"a raw tile has {len(data)} bytes, wanted {len(out)}")
+        out[:] = data
+        return
+    x = _elements(out, width)
+    if codec is Codec.PLANES:
+        planes.unpack(memoryview(data), x)
+        return
+    if base is None or len(base) != len(out):
+        raise DamagedBlob(f"a tile is stored as {codec.name.lower()}, and has no base of its size")
+    if codec is Codec.SAME:
+        if data:
+            raise DamagedBlob(f"a tile that is the same as its base has {len(data)} bytes, wanted none")
+        out[:] = base
+    elif codec is Codec.DIFFERENCE:
+        planes.unpack(memoryview(data), x)
+        _add(x, _elements(base, width), x)
+    else:
+        out[:] = base
+        at, d = _unpack_gaps(memoryview(data), len(x), x.dtype)
+        x[at] = _sum(d, x[at])
+
+
+def _elements(data: Buffer, width: int) -> Unsigned:
+    import numpy as np
+
+    if width not in WIDTHS or len(data) % width:
+        raise DamagedBlob(f"{len(data)} bytes are not elements of {width} bytes")
+    elements: Unsigned = np.frombuffer(data, f"<u{width}")
+    return elements
+
+
+# ------------------------------------------------------------------------------------------ differences
+
+
+def _bias(dtype: np.dtype[Any]) -> np.unsignedinteger:
+    """Return 0x80…80: with it the digits of small differences, positive or negative, are 0 in all upper planes."""
+    bias: np.unsignedinteger = dtype.type(int.from_bytes(b"\x80" * dtype.itemsize, "little"))
+    return bias
+
+
+def _difference(x: Unsigned, base: Unsigned) -> Unsigned:
+    d = x - base
+    bias = _bias(d.dtype)
+    d += bias
+    d ^= bias
+    return d
+
+
+def _add(d: Unsigned, base: Unsigned, out: Unsigned) -> None:
+    """Put what differs from `base` by `d` into `out`, which may be `d`."""
+    import numpy as np
+
+    bias = _bias(d.dtype)
+    np.bitwise_xor(d, bias, out=out)
+    np.subtract(out, bias, out=out)
+    np.add(out, base, out=out)
+
+
+def _sum(d: Unsigned, base: Unsigned) -> Unsigned:
+    _add(d, base, d)
+    return d
+
+
+# ------------------------------------------------------------------------------------------------ gaps
+
+
+def _pack_gaps(changed: NDArray[np.int64], d: Unsigned) -> bytes:
+    """Return where elements differ, as bytes that say how many before each do not, and the differences in planes."""
+    import numpy as np
+
+    gaps = np.diff(changed, prepend=-1) - 1
+    skips = gaps // _SKIP
+    # A byte of 255 skips so many elements; each gap ends with a byte below, which names a changed one.
+    ends = np.cumsum(skips + 1) - 1
+    steps = np.full(int(ends[-1]) + 1, _SKIP, np.uint8)
+    steps[ends] = gaps % _SKIP
+    packed = zstd.compress(steps.data)
+    packed = packed if len(packed) < len(steps) else steps.tobytes()
+    head = b"".join(n.to_bytes(4, "little") for n in (len(changed), len(steps), len(packed)))
+    return head + packed + planes.pack(d)
+
+
+def _unpack_gaps(data: memoryview, count: int, dtype: np.dtype[Any]) -> tuple[NDArray[np.int64], Unsigned]:
+    import numpy as np
+
+    changed, step_count, packed = (int.from_bytes(data[i : i + 4], "little") for i in (0, 4, 8))
+    # Each step is at least one element, so more of them than elements are no gaps, and nothing is allocated.
+    if len(data) < _HEAD_BYTES or not 0 < changed <= step_count <= count or packed > len(data) - _HEAD_BYTES:
+        raise DamagedBlob(f"gaps of {changed} changes, {step_count} steps and {packed} bytes do not fit a tile")
+    raw = data[_HEAD_BYTES : _HEAD_BYTES + packed]
+    steps = np.frombuffer(raw if packed == step_count else zstd.decompress(raw, step_count), np.uint8)
+    named = steps != _SKIP
+    # By 32 bits: at most 2^20 steps of at most 255.
+    places = (np.cumsum(steps, dtype=np.int32) + np.cumsum(named, dtype=np.int32) - 1)[named]
+    if len(places) != changed or places[-1] >= count:
+        raise DamagedBlob(f"gaps name {len(places)} elements of {count}, wanted {changed}")
+    d: Unsigned = np.empty(changed, dtype)
+    planes.unpack(data[_HEAD_BYTES + packed :], d)
+    return places, d

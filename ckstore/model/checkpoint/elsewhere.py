@@ -1,0 +1,75 @@
+"""What ``elsewhere.json`` says: which remotes have the blobs of a checkpoint. Source: docs/format/v1.md; no files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ckstore.errors import BadInput
+from ckstore.model.canonical import canonical_json
+from ckstore.model.document import check_created, check_version, parse_object, refuse
+
+_FORMAT = "ckstore-elsewhere"
+_VERSION = 1
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_NAME_CHARS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A remote that has every blob of a checkpoint.
+
+    Attributes:
+        uuid: The remote's own: what has the name by now may be another.
+        name: What the store called it, or the directory of another store.
+    """
+
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Where the blobs of a checkpoint are that its directory lacks.
+
+    Attributes:
+        since: When they were let go; UTC, as in a manifest.
+        remotes: Each has all of them.
+    """
+
+    since: str
+    remotes: tuple[Holder, ...]
+
+    def render(self) -> bytes:
+        """Return the content of the file."""
+        remotes = [{"uuid": one.uuid, "name": one.name} for one in self.remotes]
+        return canonical_json({"format": _FORMAT, "version": _VERSION, "since": self.since, "remotes": remotes}) + b"\n"
+
+
+def parse_elsewhere(data: bytes, where: str) -> Elsewhere:
+    """Return what ``elsewhere.json`` says.
+
+    Args:
+        data: Its whole content.
+        where: Its path, for messages.
+    """
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), _VERSION, where)
+    remotes = members.get("remotes")
+    if not isinstance(remotes, list) or not remotes:
+        refuse(where, "remotes", "an array that is not empty", remotes)
+    return Elsewhere(check_created(members.get("since"), where), tuple(_holder(one, where) for one in remotes))
+
+
+def _holder(value: Any, where: str) -> Holder:
+    if not isinstance(value, dict):
+        refuse(where, "remotes", "objects with uuid and name", value)
+    uuid, name = value.get("uuid"), value.get("name")
+    if not isinstance(uuid, str) or _UUID.match(uuid) is None:
+        refuse(where, "uuid", "a uuid", uuid)
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS or "\0" in name:
+        raise BadInput(f"{where}: the name of a remote has 1 to {_NAME_CHARS} characters")
+    return Holder(uuid, name)

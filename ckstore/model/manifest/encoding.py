@@ -1,0 +1,152 @@
+"""What is in the directory of a compacted checkpoint. Source: docs/format/encoded-1.md, "A compacted checkpoint"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ckstore.errors import DamagedBlob
+from ckstore.model.canonical import SAFE_INT, canonical_text
+from ckstore.model.digest import is_digest
+from ckstore.model.document import check_requires, check_version, refuse
+from ckstore.model.manifest.manifest import MANIFEST_VERSION
+from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, EncodedBlob, Encoding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ckstore.model.digest import Algorithm
+
+ENCODED = "encoded-1"
+PATH_MOST = 8
+"""Encoded blobs one behind the other: a load of the deepest takes as many times as long as one of the first."""
+
+
+def render(encoding: Encoding, algorithm: Algorithm) -> bytes:
+    """Return the ``manifest.json`` of a compacted checkpoint."""
+    members = {
+        "checkpoint": encoding.checkpoint,
+        "encoded": [
+            [digest, form.nbytes, form.file, list(form.bases)] for digest, form in sorted(encoding.encoded.items())
+        ],
+        "files": [list(file) for file in encoding.files],
+        "format": "ckstore-manifest",
+        "place": encoding.place,
+        "requires": [ENCODED],
+        "version": MANIFEST_VERSION,
+    }
+    body = canonical_text(members).encode("ascii")
+    return b'{"digest":"' + algorithm.digest(body).encode("ascii") + b'","manifest":' + body + b"}\n"
+
+
+def is_encoding(members: Mapping[str, Any]) -> bool:
+    """Whether the members of a ``manifest.json`` are those of an encoding."""
+    requires = members.get("requires")
+    return isinstance(requires, list) and ENCODED in requires
+
+
+def parse(members: Mapping[str, Any], where: str) -> Encoding:
+    """Return what an encoding says, checked but for the manifest that it belongs to.
+
+    Raises:
+        BadInput, NewerFormat: It is not as the format says.
+    """
+    if members.get("format") != "ckstore-manifest":
+        refuse(where, "format", "'ckstore-manifest'", members.get("format"))
+    check_version(members.get("version"), MANIFEST_VERSION, where)
+    check_requires(members.get("requires"), (ENCODED,), where)
+    checkpoint, place = members.get("checkpoint"), members.get("place", 0)
+    if not isinstance(checkpoint, str) or not is_digest(checkpoint):
+        refuse(where, "checkpoint", "an id", checkpoint)
+    if type(place) is not int or not 0 <= place <= SAFE_INT:
+        refuse(where, "place", "an integer from 0", place)
+    files = tuple(_file(item, where) for item in _array(members, "files", where))
+    plain = {file.digest for file in files}
+    if len(plain) != len(files):
+        refuse(where, "files", "each file once", len(files))
+    encoded: dict[str, EncodedBlob] = {}
+    for item in _array(members, "encoded", where):
+        digest, form = _encoded(item, len(files), where)
+        if digest in encoded or digest in plain:
+            refuse(where, "encoded", "each blob once, and in one form", digest)
+        encoded[digest] = form
+    found = Encoding(checkpoint, files, encoded, place)
+    _check_paths(found, plain, where)
+    return found
+
+
+def _array(members: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    value = members.get(name)
+    if not isinstance(value, list):
+        refuse(where, name, "an array", value)
+    return value
+
+
+def _file(item: Any, where: str) -> BlobRecord:
+    if not (type(item) is list and len(item) == 2 and is_digest(item[0]) and _is_size(item[1])):
+        refuse(where, "a file", "[digest, size]", item)
+    return BlobRecord(*item)
+
+
+def _encoded(item: Any, file_count: int, where: str) -> tuple[str, EncodedBlob]:
+    digest, nbytes, file, bases = item if type(item) is list and len(item) == 4 else (None,) * 4
+    if (
+        is_digest(digest)
+        and type(nbytes) is int
+        and _is_size(nbytes)
+        and type(file) is int
+        and 0 <= file < file_count
+        and isinstance(bases, list)
+        and all(map(is_digest, bases))
+    ):
+        return str(digest), EncodedBlob(nbytes, file, tuple(bases))
+    return refuse(where, "an encoded blob", "[digest, size, file, bases]", item)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 1 <= value <= BLOB_MAX_BYTES
+
+
+def _check_paths(encoding: Encoding, plain: set[str], where: str) -> None:
+    """Refuse loops, missing bases and paths that are too long; each blob is looked at once."""
+    depths: dict[str, int] = dict.fromkeys(plain, 0)
+    for start in encoding.encoded:
+        # By a list, not by recursion: a hostile chain is as long as the document.
+        waiting: list[str] = [start]
+        while waiting:
+            digest = waiting[-1]
+            if digest in depths and depths[digest] >= 0:
+                waiting.pop()
+                continue
+            form = encoding.encoded.get(digest)
+            if form is None:
+                refuse(where, "encoded", "each base in files or in encoded", digest)
+            unknown = [base for base in form.bases if depths.get(base, -1) < 0]
+            if not unknown:
+                depths[digest] = 1 + max((depths[base] for base in form.bases), default=0)
+                if depths[digest] > PATH_MOST:
+                    refuse(where, "encoded", f"at most {PATH_MOST} encoded blobs on a path", depths[digest])
+                continue
+            if digest in depths:  # met before, and its bases still are not known: they lead back to it
+                refuse(where, "encoded", "no blob that is decoded with itself", digest)
+            depths[digest] = -1
+            waiting += unknown
+
+
+def check_fits(encoding: Encoding, blobs: Iterable[BlobRecord], manifest_id: str, where: str) -> None:
+    """Raise if an encoding is not one of this manifest.
+
+    Raises:
+        DamagedBlob: It is not.
+    """
+    if manifest_id != encoding.checkpoint:
+        _unfit(where, f"it is of the checkpoint {encoding.checkpoint}, and the manifest beside it is {manifest_id}")
+    sizes = dict(encoding.files)
+    for blob in blobs:
+        form = encoding.encoded.get(blob.digest)
+        nbytes = sizes.get(blob.digest) if form is None else form.nbytes
+        if nbytes != blob.nbytes:
+            _unfit(where, f"it has {nbytes or 'no'} bytes of blob {blob.digest}, wanted {blob.nbytes}")
+
+
+def _unfit(where: str, problem: str) -> NoReturn:
+    raise DamagedBlob(f"{where}: {problem}")

@@ -1,0 +1,71 @@
+"""The file ``elsewhere.json`` of a checkpoint: its blobs were let go, and remotes have them. Source: docs/format/v1.md.
+
+While it can be read, a blob that the directory lacks is elsewhere, not missing. It is written before any blob goes, and
+removed after the last one is back.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import files, links
+from ckstore.model.checkpoint.elsewhere import Elsewhere, parse_elsewhere
+from ckstore.model.seal import read, to_write
+from ckstore.objects.documents import atomic_file
+from ckstore.objects.layout import ELSEWHERE, MANIFEST
+
+if TYPE_CHECKING:
+    from ckstore.fs.locks import DirectoryLock
+    from ckstore.objects.layout import Layout
+
+_MAX_BYTES = 2**20
+
+
+def read_elsewhere(dir_fd: int) -> Elsewhere | None:
+    """Return where the blobs are that a checkpoint lacks, by its open directory; None: nowhere else.
+
+    Raises:
+        CkstoreError: The file cannot be read, or a newer ckstore wrote it.
+    """
+    try:
+        data = files.read_file(ELSEWHERE, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return None
+    return read(data, parse_elsewhere, ELSEWHERE)
+
+
+def may_lack(dir_fd: int) -> bool:
+    """Whether what an open directory of a checkpoint lacks is elsewhere; not if the file cannot be read."""
+    try:
+        return read_elsewhere(dir_fd) is not None
+    except CkstoreError:
+        return False
+
+
+def elsewhere_bytes(document: Elsewhere, where: str) -> bytes:
+    """Return the content of the file, after it was read back."""
+    return to_write(document, parse_elsewhere, most_bytes=_MAX_BYTES, where=where)
+
+
+def write_elsewhere(layout: Layout, lock: DirectoryLock, document: Elsewhere) -> None:
+    """Say in a locked checkpoint where its blobs are, durably. It holds them still."""
+    data = elsewhere_bytes(document, str(lock.inside / ELSEWHERE))
+    with atomic_file.changing(layout) as changing:
+        atomic_file.replace_file(layout, changing, lock.fd, ELSEWHERE, data)
+
+
+def remove_elsewhere(lock: DirectoryLock) -> None:
+    """Say no more that blobs of a locked checkpoint are elsewhere: all of them are here, durably."""
+    with suppress(FileNotFoundError):
+        links.unlink(ELSEWHERE, dir_fd=lock.fd)
+    files.sync_open_directory(lock.fd)
+
+
+def touch(lock: DirectoryLock) -> None:
+    """Let every catalog look at a locked checkpoint again: which blobs it holds has changed, its manifest has not."""
+    status = os.stat(MANIFEST, dir_fd=lock.fd, follow_symlinks=False)
+    # The same times: only ctime changes, by which a row of a catalog is known to be older.
+    os.utime(MANIFEST, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=lock.fd, follow_symlinks=False)

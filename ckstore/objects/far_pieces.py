@@ -1,0 +1,105 @@
+"""Pieces of blobs that are at a remote: neighbours that are wanted together come by one request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ckstore.errors import BytesElsewhere
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ckstore.model.manifest.manifest import Extent
+    from ckstore.objects.checkpoints import CheckpointDirectory
+
+# A request takes as long as some hundred KiB at the rate of a link; larger runs take memory and gain nothing.
+_RUN_BYTES = 8 * 2**20
+# Between two pieces of a pack lies padding of less than this; more is fetched only where it is next to nothing.
+_GAP_BYTES = 64
+_GAP_SHARE = 64
+
+
+class Memory(Protocol):
+    """Where the bytes of a piece go further from, as to a device."""
+
+    def __len__(self) -> int: ...
+
+    def windows(self) -> Iterator[memoryview]:
+        """Give memory for one stretch after another; each is full when the next is asked for."""
+
+    def take(self, data: memoryview) -> None:
+        """Fill all of it with bytes in hand."""
+
+
+class Part(NamedTuple):
+    """A piece that is to be read.
+
+    Attributes:
+        extent: Which one.
+        out: Where to; it has the piece's length.
+        what: What it belongs to, for messages.
+    """
+
+    extent: Extent
+    out: memoryview | Memory
+    what: str
+
+
+class Far:
+    """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads."""
+
+    def __init__(self, directory: CheckpointDirectory) -> None:
+        self._directory = directory
+        self._expected: list[tuple[int, int]] = []
+        self._blob = -1
+        self._window: tuple[int, memoryview] = 0, memoryview(b"")
+
+    def expect(self, parts: Sequence[Part]) -> None:
+        """Take note of what is going to be asked for of one blob, in the order in which it lies there."""
+        self.forget()
+        self._blob = parts[0].extent.blob
+        self._expected = [(part.extent.offset, part.extent.offset + part.extent.length) for part in parts]
+
+    def forget(self) -> None:
+        """Fetch again what is asked for next."""
+        self._window = 0, memoryview(b"")
+
+    def read(self, extent: Extent, out: memoryview) -> None:
+        """Fill memory with a piece.
+
+        Raises:
+            RemoteError: The remote cannot be reached, or lacks the blob.
+        """
+        start, stop = extent.offset, extent.offset + extent.length
+        if extent.blob != self._blob:
+            self._blob, self._expected = extent.blob, []
+            self.forget()
+        low, kept = self._window
+        if low <= start and stop <= low + len(kept):
+            out[:] = kept[start - low : stop - low]
+            return
+        run_stop = self._run_stop(start, stop)
+        if run_stop == stop:
+            self._fetch(extent.blob, start, out)
+            return
+        run = memoryview(bytearray(run_stop - start))
+        self._fetch(extent.blob, start, run)
+        self._window = start, run
+        out[:] = run[: len(out)]
+
+    def _run_stop(self, start: int, stop: int) -> int:
+        """Return how far one request reads: over the neighbours that are expected."""
+        for low, high in self._expected:
+            if low < stop:
+                continue
+            # More than padding between them is fetched only up to a small share of what is wanted.
+            if low - stop >= max(_GAP_BYTES, (stop - start) // _GAP_SHARE) or high - start > _RUN_BYTES:
+                break
+            stop = high
+        return stop
+
+    def _fetch(self, blob: int, offset: int, into: memoryview) -> None:
+        record = self._directory.manifest.blobs[blob]
+        if self._directory.fetch is None:
+            raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is at a remote alone")
+        self._directory.fetch(record, offset, into)

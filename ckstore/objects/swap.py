@@ -1,0 +1,94 @@
+"""Put another directory in the place of a checkpoint that holds the same: the last step of a compaction."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+from ckstore.errors import InUse, UnknownOutcome, UnsafePlace
+from ckstore.fs import files, links, locks
+from ckstore.fs.held import Held
+from ckstore.objects import far_locks
+from ckstore.objects.checkpoints import id_at
+from ckstore.objects.documents import marks
+from ckstore.objects.layout import ANNOTATIONS
+from ckstore.objects.shared import two_renames
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.model.names import CheckpointKey
+    from ckstore.objects.layout import Layout
+    from ckstore.objects.staging import Staging
+
+_ANNOTATIONS_MOST_BYTES = 16 * 2**20
+_RUN_TIMEOUT_S = 30.0
+
+
+def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) -> tuple[Inside, locks.DirectoryLock]:
+    """Exchange a checkpoint with the sealed `staging`, and make that durable.
+
+    Returns:
+        Where the old directory is now, in ``staging/``, and the exclusive lock on it, which the caller releases.
+
+    Raises:
+        InUse: A process uses it, or it is damaged or another one by now; nothing was changed.
+        UnknownOutcome: It was exchanged, but a directory could not be made durable.
+        OSError: Nothing was changed.
+    """
+    target = layout.checkpoint(*key)
+    with ExitStack() as held:
+        # Opened before the rename: after it, only the sync itself may fail.
+        parents = [held.enter_context(Held(path)) for path in (target.parent, layout.checkpoints, layout.staging)]
+        # No save replaces it meanwhile, and none judges the one that is about to go (docs/adr/0004).
+        run_lock = held.enter_context(far_locks.lock_run(layout, key[0], exclusive=True, timeout_s=_RUN_TIMEOUT_S))
+        two_renames.complete_run(layout, key)
+        # Against all others: an annotation or a mark that is written now would be lost with the old directory.
+        lock = locks.try_exclusive(target)
+        if lock is None:
+            raise InUse(f"a process is using {target}")
+        try:
+            _check(target, lock, checkpoint)
+            _take_annotations(lock, staging)
+            run_lock.check()
+            old = _exchange(layout, staging, key, run_lock)
+        except BaseException:
+            lock.release()
+            raise
+        try:
+            # The run first, as the new parent (law N4); staging/ last.
+            for parent in parents:
+                files.sync_open_directory(parent.fd)
+        except OSError as error:
+            lock.release()
+            raise UnknownOutcome(
+                f"{target} was compacted, but a directory could not be made durable: {error}"
+            ) from error
+        return old, lock
+
+
+def _check(target: Inside, lock: locks.DirectoryLock, checkpoint: str) -> None:
+    if id_at(target) != checkpoint:
+        raise InUse(f"{target} was replaced meanwhile")
+    # Its files may be wrong: they must stay where a repair finds them.
+    if marks.identity(lock.fd):
+        raise InUse(f"{target} is marked as damaged")
+
+
+def _take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
+    with suppress(FileNotFoundError):
+        data = files.read_file(ANNOTATIONS, most_bytes=_ANNOTATIONS_MOST_BYTES, dir_fd=lock.fd)
+        mode = 0o644
+        files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=mode)
+        files.sync_directory(staging.lock.inside)
+
+
+def _exchange(layout: Layout, staging: Staging, key: CheckpointKey, lock: locks.DirectoryLock) -> Inside:
+    target = layout.checkpoint(*key)
+    try:
+        links.exchange(staging.path, target)
+    except UnsafePlace:
+        return two_renames.replace(layout, staging.path, key, lock, staging.lock)
+    except OSError as error:
+        if not two_renames.is_done(staging.lock, target, error):
+            raise
+    return staging.path

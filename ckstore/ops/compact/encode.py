@@ -1,0 +1,114 @@
+"""Encode one blob, and make sure that it comes back, before any name of the plain one goes (promise P11)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from ckstore.codecs import container
+from ckstore.codecs.container import Header, Run
+from ckstore.errors import DamagedBlob, SaveFailed
+from ckstore.fs import direct
+from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
+from ckstore.model.manifest.stored import Encoding
+from ckstore.objects.encoded import Decoder
+
+if TYPE_CHECKING:
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.compact.match import Segment
+
+# Neighbours have the same bases, and a pack is a base of many small parts.
+_KEPT_BYTES = 160 * 2**20
+
+
+class BlobSource:
+    """Whole plain blobs of open checkpoints, each compared with its digest; a few stay in memory. Not for threads."""
+
+    def __init__(self) -> None:
+        self._decoders: dict[str, Decoder] = {}
+        self._sizes: dict[str, int] = {}
+        self._kept: OrderedDict[str, bytearray] = OrderedDict()
+
+    def add(self, directory: CheckpointDirectory) -> None:
+        """Read from this checkpoint, too, as long as it is open."""
+        encoding = directory.manifest.encoding or Encoding("", directory.manifest.blobs, {})
+        decoder = Decoder(directory, encoding)
+        for blob in directory.manifest.blobs:
+            self._decoders[blob.digest] = decoder
+            self._sizes[blob.digest] = blob.nbytes
+
+    def read(self, digest: str) -> bytearray:
+        """Return a plain blob.
+
+        Raises:
+            DamagedBlob: Its bytes are not what its digest says: nothing may be encoded from them, or against them.
+        """
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+            return self._kept[digest]
+        data = bytearray(self._sizes[digest])
+        self._decoders[digest].read(digest, 0, memoryview(data), "the compaction")
+        found = algorithm_of(digest).digest(data)
+        if found != digest:
+            raise DamagedBlob(f"blob {digest} is damaged: its bytes have the digest {found}", blob=digest)
+        self._kept[digest] = data
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT_BYTES:
+            self._kept.popitem(last=False)
+        return data
+
+    def part(self, digest: str, start: int, nbytes: int) -> memoryview:
+        """Return bytes of a plain blob."""
+        return memoryview(self.read(digest))[start : start + nbytes]
+
+    def sample(self, digest: str, start: int, nbytes: int) -> bytearray:
+        """Return bytes of a plain blob, not compared: only to guess by."""
+        data = bytearray(nbytes)
+        self._decoders[digest].read(digest, start, memoryview(data), "the compaction")
+        return data
+
+    def has(self, digest: str) -> bool:
+        """Whether an open checkpoint has a blob."""
+        return digest in self._sizes
+
+    def close(self) -> None:
+        """Close all files and forget what was read."""
+        for decoder in self._decoders.values():
+            decoder.close()
+        self._decoders.clear()
+        self._sizes.clear()
+        self._kept.clear()
+
+
+def header_of(blob: BlobRecord, segments: list[Segment]) -> Header:
+    """Return the header of the encoded form of a blob."""
+    bases = list(dict.fromkeys(segment.base for segment in segments if segment.base))
+    runs = tuple(
+        Run(s.nbytes, s.width, s.prediction, bases.index(s.base) if s.base else -1, s.offset) for s in segments
+    )
+    return Header(blob.digest, blob.nbytes, tuple(bases), runs)
+
+
+def encode(source: BlobSource, blob: BlobRecord, header: Header) -> bytes:
+    """Return the file of a blob in encoded form."""
+    return container.encode_blob(source.read(blob.digest), header, source.part)
+
+
+def stage(source: BlobSource, staging: Staging, blob: BlobRecord, data: bytes) -> BlobRecord:
+    """Write an encoded form durably, read it from the disk, and decode it; only then is it one.
+
+    Raises:
+        SaveFailed: What comes out is not the plain blob.
+    """
+    digest = algorithm_of(blob.digest).digest(data)
+    staging.put(digest, memoryview(data))
+    # From the disk, not from memory: the plain bytes go because of it.
+    back = direct.read_range(staging.path_of(digest), 0, len(data) + 1)
+    try:
+        plain = container.decode_blob(back, source.part, where=f"blob {digest}", most_bytes=BLOB_MAX_BYTES)
+    except DamagedBlob as error:
+        raise SaveFailed(f"blob {digest} cannot be decoded after it was written: {error.message}") from error
+    if algorithm_of(blob.digest).digest(plain) != blob.digest:
+        raise SaveFailed(f"blob {digest} does not decode to {blob.digest}", hint="the plain blob is kept")
+    return BlobRecord(digest, len(data))

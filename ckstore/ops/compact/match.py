@@ -1,0 +1,216 @@
+"""Which bytes of a checkpoint are like which of another one, or like others of itself.
+
+Tensors are matched by their names, and copies in half the precision by their values. A match that is wrong costs bytes,
+never correctness.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckstore.codecs.casts import Prediction, base_bytes, predict
+from ckstore.codecs.tiles import WIDTHS
+from ckstore.errors import BadInput
+from ckstore.model.manifest.leaf_records import itemsize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ckstore.model.manifest.manifest import LeafRecord, Manifest
+
+_SAMPLE = 256
+_COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}
+
+ReadRange = "Callable[[str, int, int], bytes | bytearray | memoryview]"
+
+
+class Segment(NamedTuple):
+    """Bytes of a blob, and the bytes of another blob that say something about them.
+
+    Attributes:
+        nbytes: How many.
+        width: Bytes of an element.
+        prediction: What the base says.
+        base: Digest of the plain blob; empty: none.
+        offset: Where in it.
+    """
+
+    nbytes: int
+    width: int
+    prediction: Prediction = "same"
+    base: str = ""
+    offset: int = 0
+
+
+class _Place(NamedTuple):
+    offset: int
+    nbytes: int
+    storage: int
+    storage_offset: int
+
+
+class Layout:
+    """Where the storages of a manifest lie in its blobs, and what they are called."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.leaves: dict[int, LeafRecord] = {}
+        self.by_name: dict[object, int] = {}
+        self._name_of: dict[int, object] = {}
+        for leaf in manifest.leaves:
+            if leaf.storage not in self.leaves:
+                self.leaves[leaf.storage] = leaf
+                self._call(leaf.storage, (leaf.name, leaf.kind, leaf.dtype, leaf.offset))
+        for file in manifest.files:
+            for i, storage in enumerate(file.storages):
+                if storage not in self._name_of:
+                    self._call(storage, (file.path, i))
+        self._starts: dict[int, list[int]] = {}
+
+    def _call(self, storage: int, name: object) -> None:
+        record = self.manifest.storages[storage]
+        # The size and the tiling are a part of the name: only then the same offset means the same element.
+        key = (name, record.nbytes, record.tiling)
+        self._name_of[storage] = key
+        self.by_name.setdefault(key, storage)
+
+    def like(self, other: Layout, storage: int) -> int | None:
+        """Return the storage that has the name of a storage of another manifest."""
+        name = other._name_of.get(storage)
+        return None if name is None else self.by_name.get(name)
+
+    def places(self) -> dict[int, list[_Place]]:
+        """Return what lies in each blob, in order and without what overlaps."""
+        found: dict[int, dict[int, _Place]] = defaultdict(dict)
+        for i, storage in enumerate(self.manifest.storages):
+            at = 0
+            for extent in storage.extents:
+                found[extent.blob].setdefault(extent.offset, _Place(extent.offset, extent.length, i, at))
+                at += extent.length
+        return {blob: [by_offset[offset] for offset in sorted(by_offset)] for blob, by_offset in found.items()}
+
+    def within(self, storage: int, start: int, stop: int) -> Iterator[tuple[int, str, int]]:
+        """Give how many bytes of a storage lie in which blob, from where on, from byte `start` up to `stop`."""
+        extents = self.manifest.storages[storage].extents
+        if storage not in self._starts:
+            self._starts[storage] = list(accumulate((extent.length for extent in extents), initial=0))
+        for extent, at in zip(extents, self._starts[storage], strict=False):
+            low, high = max(start, at), min(stop, at + extent.length)
+            if low < high:
+                yield high - low, self.manifest.blobs[extent.blob].digest, extent.offset + low - at
+
+    def is_one_leaf(self, storage: int) -> bool:
+        """Whether a storage is one contiguous tensor of torch and nothing else."""
+        leaf, record = self.leaves.get(storage), self.manifest.storages[storage]
+        if leaf is None or leaf.kind != "torch" or leaf.strides is not None or record.tiling is not None:
+            return False
+        count = 1
+        for size in leaf.shape:
+            count *= size
+        return not leaf.offset and count * (itemsize(leaf.kind, leaf.dtype) or 0) == record.nbytes
+
+    def width(self, storage: int) -> int:
+        """Return the size of what is counted in a storage; 1 where that is not known."""
+        leaf = self.leaves.get(storage)
+        if leaf is None or leaf.kind not in ("torch", "numpy", "numbers"):
+            return 1
+        width = itemsize(leaf.kind, leaf.dtype) or 1
+        if leaf.dtype.startswith("complex") or leaf.dtype[1:2] == "c":
+            width //= 2
+        return width if width in WIDTHS else 1
+
+
+class Matcher:
+    """Says of the blobs of one checkpoint what they are like.
+
+    Args:
+        own: The checkpoint.
+        base: A newer one.
+        read: Gives bytes of a blob of the checkpoint: digest, first byte, how many.
+    """
+
+    def __init__(
+        self, own: Layout, base: Layout, read: Callable[[str, int, int], bytes | bytearray | memoryview]
+    ) -> None:
+        self._own = own
+        self._base = base
+        self._places = own.places()
+        self._masters = self._pairs(read)
+
+    def is_copy(self, blob: int) -> bool:
+        """Whether a part of a blob is a copy of a master: that must be settled before."""
+        return any(place.storage in self._masters for place in self._places.get(blob, ()))
+
+    def segments(self, blob: int, *, alone: bool) -> list[Segment]:
+        """Return what all bytes of a blob are like, one after another; with `alone`, like nothing in another blob."""
+        nbytes = self._own.manifest.blobs[blob].nbytes
+        found: list[Segment] = []
+        at = 0
+        for place in self._places.get(blob, ()):
+            if place.offset < at:  # it overlaps with the one before
+                continue
+            if place.offset > at:
+                found.append(Segment(place.offset - at, 1))
+            found += self._of_place(place, self._own.manifest.blobs[blob].digest, alone=alone)
+            at = place.offset + place.nbytes
+        if at < nbytes:
+            found.append(Segment(nbytes - at, 1))
+        return found
+
+    def _of_place(self, place: _Place, blob: str, *, alone: bool) -> list[Segment]:
+        width = self._own.width(place.storage)
+        width = width if place.nbytes % width == 0 and place.storage_offset % width == 0 else 1
+        like: list[tuple[Layout, int | None, Prediction]] = []
+        if width == 2 and place.storage in self._masters:
+            master = self._masters[place.storage]
+            like.append((self._own, master, _COPIES[self._own.leaves[place.storage].dtype]))
+        like.append((self._base, self._base.like(self._own, place.storage), "same"))
+        for layout, storage, prediction in () if alone else like:
+            if storage is None:
+                continue
+            ratio = base_bytes(prediction, 1)
+            start = ratio * place.storage_offset
+            parts = list(layout.within(storage, start, start + ratio * place.nbytes))
+            # Not elements that are cut by the end of a piece, nor what lies in the same pack: that cannot be decoded.
+            if all(nbytes % (ratio * width) == 0 and digest != blob for nbytes, digest, _ in parts):
+                return [Segment(n // ratio, width, prediction, digest, offset) for n, digest, offset in parts]
+        return [Segment(place.nbytes, width)]
+
+    def _pairs(self, read: Callable[[str, int, int], bytes | bytearray | memoryview]) -> dict[int, int]:
+        """Return the float32 storage of which each storage in half the precision is a copy, by their first values."""
+        own = self._own
+        copies = [i for i, leaf in own.leaves.items() if leaf.dtype in _COPIES and own.is_one_leaf(i)]
+        if not copies:
+            return {}
+        masters: dict[tuple[tuple[int, ...], Prediction, bytes], int] = {}
+        shapes = {own.leaves[i].shape for i in copies}
+        for i, leaf in own.leaves.items():
+            if leaf.dtype == "float32" and leaf.shape in shapes and own.is_one_leaf(i):
+                sample = self._sample(i, 4, read)
+                for prediction in _COPIES.values():
+                    masters.setdefault((leaf.shape, prediction, bytes(predict(prediction, sample))), i)
+        pairs = {}
+        for i in copies:
+            leaf, sample = own.leaves[i], self._sample(i, 2, read)
+            master = masters.get((leaf.shape, _COPIES[leaf.dtype], sample))
+            if master is not None and any(sample):  # zeros are a copy of everything that begins with zeros
+                pairs[i] = master
+        return pairs
+
+    def _sample(
+        self, storage: int, width: int, read: Callable[[str, int, int], bytes | bytearray | memoryview]
+    ) -> bytes:
+        found = next(self._own.within(storage, 0, _SAMPLE * width), None)
+        if found is None:
+            return b""
+        nbytes, digest, offset = found
+        return bytes(read(digest, offset, nbytes))
+
+
+def check_covers(segments: list[Segment], nbytes: int) -> None:
+    """Raise if segments are not of all bytes of a blob: a defect here, which must not become a damaged file."""
+    total = sum(segment.nbytes for segment in segments)
+    if total != nbytes:
+        raise BadInput(f"the parts of a blob have {total} bytes, wanted {nbytes}")

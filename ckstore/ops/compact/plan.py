@@ -1,0 +1,128 @@
+"""Which checkpoints are to be compacted, and against which: a value, made before anything is done."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.fs import peek
+from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.layout import ELSEWHERE
+from ckstore.ops.check.validity import glance
+from ckstore.ops.refs.find import find
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.protection import pins_by_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.names import CheckpointKey
+    from ckstore.ops.context import Context
+    from ckstore.ops.refs.find import AnyRef
+
+KEEP_NEWEST = 3
+"""A resume, a rollout worker and an evaluation read the newest ones."""
+# docs/adr/0020: paths of at most seven links over any number of checkpoints, and one in 64 without a base.
+GROUP = 64
+
+
+def plan(
+    context: Context, refs: Iterable[AnyRef], run: str | None, *, keep_newest: int = KEEP_NEWEST
+) -> CompactionPlan:
+    """Say which checkpoints are to be encoded, against which, and why the others are not.
+
+    Args:
+        context: The store.
+        refs: Only these; none: all.
+        run: Only this one; None: each by itself.
+        keep_newest: So many of the newest of a run stay plain.
+
+    Raises:
+        NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
+        BadInput: `keep_newest` is below 1.
+    """
+    if type(keep_newest) is not int or keep_newest < 1:
+        raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
+    chosen = {find(context, ref).key for ref in refs}
+    runs: set[str | None] = {key[0] for key in chosen} or {run}
+    by_run: dict[str, list[CheckpointInfo]] = {}
+    for name in sorted(runs, key=str):
+        for info in infos(context, name):
+            by_run.setdefault(info.run, []).append(info)
+    pinned = pins_by_checkpoint(context, datetime.now(UTC))
+    entries: list[CompactionEntry] = []
+    for of_run in by_run.values():
+        entries += _plan_run(context, of_run, chosen, pinned, keep_newest)
+    return CompactionPlan(tuple(entries))
+
+
+def _plan_run(
+    context: Context,
+    of_run: Sequence[CheckpointInfo],
+    chosen: Collection[CheckpointKey],
+    pinned: Collection[CheckpointKey],
+    keep_newest: int,
+) -> list[CompactionEntry]:
+    """Return the entries of a run, the newest first; `of_run` has the oldest first."""
+    problems, places, compacted = [], [], []
+    at = -1
+    for info in of_run:
+        found = glance(context.layout.checkpoint(*info.key), *info.key, context.known.manifests)
+        encoding = None if found.manifest is None else found.manifest.encoding
+        # A place is kept once it was given: it decides which base is the best, and dropped neighbours must not move it.
+        at = max(at + 1, encoding.place if encoding is not None else 0)
+        places.append(at)
+        away = peek.exists(context.layout.checkpoint(*info.key) / ELSEWHERE)
+        problems.append(found.problem or ("blobs of it are elsewhere" if away else ""))
+        compacted.append(encoding is not None)
+    whole = [i for i, problem in enumerate(problems) if not problem]
+    entries = []
+    for i, info in enumerate(of_run):
+        newer = [j for j in whole if j > i]
+        base = next((j for j in newer if places[j] >= wanted_base(places[i])), newer[-1] if newer else None)
+        reason = _why_not(info, problems[i], chosen, len(newer), keep_newest)
+        if not reason and not compacted[i]:
+            reason = _why_plain(info, pinned)
+        if not reason and base is None:
+            reason = "there is no newer one"
+        name = "" if reason or base is None else of_run[base].name
+        entries.append(CompactionEntry(info, places[i], name, reason))
+    return entries[::-1]
+
+
+def wanted_base(place: int) -> int:
+    """Return the place of the base of a checkpoint (docs/format/encoded-1.md, "Chains")."""
+    return place + (place % GROUP & -(place % GROUP) or GROUP)
+
+
+def _why_not(
+    info: CheckpointInfo, problem: str, chosen: Collection[CheckpointKey], newer_count: int, keep_newest: int
+) -> str:
+    if problem:
+        return problem
+    if newer_count < keep_newest:
+        return f"it is one of the newest {keep_newest}"
+    return "it was not asked for" if chosen and info.key not in chosen else ""
+
+
+def _why_plain(info: CheckpointInfo, pinned: Collection[CheckpointKey]) -> str:
+    if info.tags:
+        return f"it has the tag {info.tags[0]}"
+    return "it is pinned" if info.key in pinned else ""
+
+
+def opened(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
+    """Open a checkpoint of a plan.
+
+    Raises:
+        DamagedBlob: It is damaged, or another one by now.
+        FileNotFoundError: It is gone.
+    """
+    directory = CheckpointDirectory.at(context.layout.checkpoint(*info.key), context.layout.hash_prefix)
+    if directory.manifest_id != info.id:
+        directory.close()
+        raise DamagedBlob(f"{info.name} was replaced since the plan was made")
+    return directory

@@ -1,0 +1,27 @@
+"""Reads a small object of a remote: what cannot be read is the remote's fault, not an argument's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from ckstore.errors import BadInput, DamagedBlob, RemoteError
+from ckstore.model.seal import Document, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+D = TypeVar("D", bound=Document)
+
+
+def read_document(data: bytes, parse: Callable[[bytes, str], D], where: str) -> D:
+    """Return what a small object says.
+
+    Raises:
+        RemoteError: It is damaged, or has another form.
+        NewerFormat: A newer ckstore wrote it.
+    """
+    try:
+        return read(data, parse, where)
+    except (BadInput, DamagedBlob) as error:
+        failure = RemoteError(error.message, hint="read it again; if it stays so, look at who else writes there")
+    raise failure

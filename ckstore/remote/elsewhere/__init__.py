@@ -1,0 +1,1 @@
+"""Bytes that only a remote has: let go, listed, and read through."""

@@ -1,0 +1,134 @@
+"""Whether a remote has every byte of a checkpoint: compared by digest, never by the word of the service alone.
+
+A blob counts if this store sent it in a request whose body the service was seen to check, or read it back, and the
+remote lists that very version now. Any other is read back here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+from ckstore.ops.call_threads import for_each
+from ckstore.remote import keys, record
+from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.documents.condemned import read_condemned
+from ckstore.remote.objects import Remote
+from ckstore.remote.pull import fetch_checked
+from ckstore.remote.reach import OtherStore, source_of
+from ckstore.remote.source import ObjectSource, Source, read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.ops.context import Context
+    from ckstore.remote.keys import Place
+    from ckstore.remote.objects import Listed
+    from ckstore.remote.push import Manner
+
+
+class Attest(Protocol):
+    """Says what a remote has.
+
+    Attributes:
+        read_back_bytes: Bytes that were read to compare them.
+    """
+
+    read_back_bytes: int
+
+    def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
+        """Return why a remote does not have a checkpoint, one sentence; empty if it has.
+
+        With `read` what is not attested yet is read and compared; without, it is believed by its size.
+
+        Raises:
+            RemoteError: It cannot be read, or other bytes came.
+        """
+
+    def keep(self) -> None:
+        """Keep what was seen."""
+
+
+def attest_of(context: Context, remote: Remote | OtherStore, manner: Manner) -> Attest:
+    """Return what attests a remote."""
+    return _OfObjects(context, remote, manner) if isinstance(remote, Remote) else _OfStore(remote, manner)
+
+
+class _Reader:
+    """Reads blobs back, several at once."""
+
+    def __init__(self, manner: Manner) -> None:
+        self.read_back_bytes = 0
+        self._manner = manner
+
+    def read_back(self, source: Source, place: Place, blobs: Sequence[BlobRecord]) -> None:
+        budget = MemoryBudget()
+
+        def read(blob: BlobRecord) -> None:
+            with budget.taking(blob.nbytes):
+                buffer = aligned_buffer(-(-blob.nbytes // GRAIN_BYTES) * GRAIN_BYTES)[: blob.nbytes]
+                fetch_checked(source, place, blob, buffer)
+            self.read_back_bytes += blob.nbytes
+
+        for_each(read, blobs, threads=self._manner.threads, stopping=budget.end)
+
+
+class _OfObjects(_Reader):
+    def __init__(self, context: Context, remote: Remote, manner: Manner) -> None:
+        super().__init__(manner)
+        self._context, self._remote = context, remote
+        self._record = record.read_record(context.layout, remote.name)
+        self._source = ObjectSource(remote.objects, remote.name)
+        # Listed once, at the beginning: what is not there by then is not relied on.
+        self._listed: dict[str, Listed] = {listed.key: listed for listed in remote.objects.list(keys.BLOBS)}
+        self._condemned = read_condemned(remote.objects)
+
+    def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
+        objects, name = self._remote.objects, self._remote.name
+        there = read_manifest(self._source, place, self._context.layout.hash_prefix)
+        if there is None or objects.head(place.dropped) is not None:
+            return f"{name} does not have it"
+        unknown = []
+        for blob in blobs:
+            current = str(self._condemned.name(blob.digest))
+            listed = self._listed.get(keys.blob(current))
+            if listed is None or listed.nbytes != blob.nbytes:
+                return f"{name} does not have blob {blob.digest}"
+            self._source.use(blob.digest, current)
+            if not self._is_known(blob.digest, listed):
+                unknown.append(blob)
+        if unknown and read:
+            self.read_back(self._source, place, unknown)
+            for blob in unknown:
+                listed = self._listed[keys.blob(str(self._condemned.name(blob.digest)))]
+                self._record.blobs[blob.digest] = record.seen(listed, "read")
+        return ""
+
+    def _is_known(self, digest: str, listed: Listed) -> bool:
+        seen = self._record.blobs.get(digest)
+        if seen is None or not seen.is_still(listed):
+            return False
+        return seen.how == "read" or self._remote.checks_bodies
+
+    def keep(self) -> None:
+        if not self._context.readonly:
+            record.write_record(self._context.layout, self._remote.name, self._record)
+
+
+class _OfStore(_Reader):
+    def __init__(self, store: OtherStore, manner: Manner) -> None:
+        super().__init__(manner)
+        self._store = store
+        self._source = source_of(store)
+
+    def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
+        if read_manifest(self._source, place, self._store.context.layout.hash_prefix) is None:
+            return f"{self._store.name} does not have it"
+        if read:
+            # Each time: only its own saves check what was written there.
+            self.read_back(self._source, place, blobs)
+        return ""
+
+    def keep(self) -> None:
+        """Keep nothing."""

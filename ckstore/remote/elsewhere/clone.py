@@ -1,0 +1,118 @@
+"""Clone: a new store that lists what a remote has, at once; bytes are fetched when they are read.
+
+Manifests alone are brought, each by the protocol of every save, with ``elsewhere.json`` beside it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import UnknownOutcome
+from ckstore.fs import files
+from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.seal import seal
+from ckstore.model.times import text_of_time
+from ckstore.objects import publish as publishing
+from ckstore.objects.documents.elsewhere import elsewhere_bytes
+from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
+from ckstore.objects.staging import Staging
+from ckstore.ops.call_threads import for_each
+from ckstore.ops.free import reclaim
+from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.open.create import read_settings
+from ckstore.remote.beside import take_names
+from ckstore.remote.documents.info import read_info
+from ckstore.remote.elsewhere.evict import require
+from ckstore.remote.pull import Pull, is_here
+from ckstore.remote.push import Manner
+from ckstore.remote.reach import OtherStore, source_of, uuid_of
+from ckstore.remote.service.entries import RemoteEntry, open_objects
+from ckstore.remote.service.target import parse_target
+from ckstore.remote.source import read_manifest
+
+if TYPE_CHECKING:
+    import os
+
+    from ckstore.model.checkpoint.annotations import Annotations
+    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.ops.context import Context
+    from ckstore.remote.keys import Place
+    from ckstore.remote.objects import Remote
+
+
+# Read side by side, since each answer takes its time; kept until they are published.
+_BATCH = 16
+
+
+def new_settings(
+    source: str | os.PathLike[str], name: str, *, endpoint: str | None, region: str | None
+) -> tuple[str, int]:
+    """Return the hash and the chunk size of a store that is to have what is at a place; nothing is made there."""
+    target = parse_target(source, endpoint=endpoint, region=region)
+    if target.kind == "store":
+        settings = read_settings(target.path)
+        return settings.hash, settings.chunk_bytes
+    info = read_info(open_objects(RemoteEntry(name, target, "")), name)
+    return info.hash, info.chunk_bytes
+
+
+def list_remote(context: Context, remote: Remote | OtherStore) -> tuple[int, list[str]]:
+    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
+    context.check_writable()
+    holder = Holder(uuid_of(remote), remote.name)
+    require(context)
+    source = source_of(remote)
+    pull = Pull(context, source, Manner())
+    document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
+    infos: list[CheckpointInfo] = []
+    waiting = [place for place in source.places() if not is_here(context, place)]
+    for start in range(0, len(waiting), _BATCH):
+        read: dict[Place, tuple[tuple[Manifest, str, bytes], Annotations | None]] = {}
+
+        def look(place: Place, read: dict[Place, Any] = read) -> None:
+            found = read_manifest(source, place, context.layout.hash_prefix)
+            if found is not None:  # else it was removed there meanwhile
+                read[place] = found, pull.annotations_of(place)
+
+        batch = waiting[start : start + _BATCH]
+        for_each(look, batch, threads=pull.manner.threads)
+        for place in sorted(read):
+            (manifest, manifest_id, data), annotations = read[place]
+            if _publish(context, manifest, data, annotations, document):
+                infos.append(CheckpointInfo.of(manifest, manifest_id))
+    # Once for all: a transaction for each of thousands would take longer than the rest.
+    catch_up(context, "all")
+    take_names(context, source, infos, pull.warnings)
+    return len(infos), pull.warnings
+
+
+def _publish(
+    context: Context, manifest: Manifest, data: bytes, annotations: Annotations | None, document: Elsewhere
+) -> bool:
+    """Publish a checkpoint without blobs; False if another one keeps its place."""
+    staging = Staging.create(context.layout, manifest.run, manifest.step)
+    try:
+        own = staging.lock.inside
+        where = str(own / ELSEWHERE)
+        files.create_file(own / ELSEWHERE, elsewhere_bytes(document, where), mode=0o600)
+        if annotations is not None:
+            files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
+        staging.seal(data)
+        if_there = publishing.IfThere("keep", lambda: None)
+        outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
+    except UnknownOutcome as error:
+        context.writes_disabled_because = error.message
+        staging.lock.release()
+        raise
+    except BaseException as error:
+        reclaim.discard(context, staging, error)
+        raise
+    if outcome.existing is not None:
+        reclaim.discard(context, staging)
+        return False
+    staging.lock.release()
+    if outcome.old is not None:
+        reclaim.discard_path(context, outcome.old)
+    return True

@@ -1,0 +1,169 @@
+"""Evict: let go of local bytes that a remote has. The checkpoint stays listed, and its bytes are fetched when read.
+
+Nothing is let go before it is elsewhere (P11): every blob was sent there in a way that the service checks, or read back
+and compared, and the remote still lists it. Then, under the lock of who takes a directory apart: ``elsewhere.json`` is
+made durable; ``blobs/`` goes to trash by one rename; the collector frees what no other checkpoint uses. A kill between
+any two of these leaves a checkpoint that reads as before.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, InUse, RemoteError
+from ckstore.fs import files, links, locks, peek
+from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
+from ckstore.model.reports.evict_report import EvictReport
+from ckstore.model.reports.retention_report import Skipped
+from ckstore.model.seal import to_write
+from ckstore.model.settings.settings import ELSEWHERE, parse_settings
+from ckstore.model.times import text_of_time
+from ckstore.objects import far_locks, trash
+from ckstore.objects.checkpoints import id_at, judge_blobs
+from ckstore.objects.documents import atomic_file, marks
+from ckstore.objects.documents.elsewhere import touch, write_elsewhere
+from ckstore.objects.layout import BLOBS
+from ckstore.ops.free import reclaim
+from ckstore.ops.free.drop import make_kept_durable
+from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.open.create import read_settings
+from ckstore.ops.refs.find import open_directory
+from ckstore.remote.elsewhere.attest import Attest, attest_of
+from ckstore.remote.push import Manner, place_of
+from ckstore.remote.reach import OtherStore, uuid_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+    from ckstore.remote.objects import Remote
+
+_CATALOG_TIMEOUT_S = 5.0
+_RUN_TIMEOUT_S = 10.0
+_SETTINGS_MOST_BYTES = 2**20
+
+
+def evict(
+    context: Context, infos: Sequence[CheckpointInfo], remote: Remote | OtherStore, *, dry_run: bool = False
+) -> EvictReport:
+    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`."""
+    if not dry_run:
+        context.check_writable()
+    holder = Holder(uuid_of(remote), remote.name)
+    attest = attest_of(context, remote, Manner())
+    evicted: list[CheckpointInfo] = []
+    skipped: list[Skipped] = []
+    digests: dict[str, int] = {}
+    try:
+        for info in infos:
+            problem = _try_one(context, info, remote, holder, attest, digests, dry_run=dry_run)
+            if problem:
+                skipped.append(Skipped(info, problem))
+            else:
+                evicted.append(info)
+    finally:
+        # Also after an error: what was read back once need not be read again.
+        if not dry_run:
+            with suppress(CkstoreError, OSError):  # it only saves work, and must not hide the first error
+                attest.keep()
+            reclaim.give_back(context, digests)
+    freed = {digest for digest in digests if not peek.exists(context.layout.blob(digest))}
+    return EvictReport(
+        remote.name,
+        dry_run,
+        tuple(evicted),
+        tuple(skipped),
+        0 if dry_run else sum(digests[digest] for digest in freed),
+        attest.read_back_bytes,
+    )
+
+
+def _try_one(  # noqa: PLR0917
+    context: Context,
+    info: CheckpointInfo,
+    remote: Remote | OtherStore,
+    holder: Holder,
+    attest: Attest,
+    digests: dict[str, int],
+    *,
+    dry_run: bool,
+) -> str:
+    """Evict one checkpoint; return why it keeps its blobs, empty if it does not."""
+    with open_directory(context, info) as directory:
+        blobs = directory.manifest.blobs
+        judged = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
+        if judged.problem or marks.read_mark(directory.lock.fd) is not None:
+            return judged.problem or "it is marked as damaged: verify it first"
+        if directory.manifest.encoding is not None:
+            return "it was compacted, and no remote has the files that it is decoded from"
+        if not blobs or len(judged.elsewhere) == len(blobs):
+            return "it has no bytes here"
+    with ExitStack() as held:
+        try:
+            if isinstance(remote, OtherStore):
+                # Until the bytes here are gone: it must not let go of its own because of ours.
+                held.enter_context(locks.lock_shared(remote.context.layout.checkpoint(*info.key)))
+            problem = attest.lacks(place_of(info), blobs, read=not dry_run)
+        except FileNotFoundError:
+            return f"{remote.name} does not have it"
+        except RemoteError as error:
+            return error.message
+        if problem or dry_run:
+            return problem
+        try:
+            _let_go(context, info, holder)
+        except InUse as error:
+            return error.message
+    digests.update((blob.digest, blob.nbytes) for blob in blobs)
+    return ""
+
+
+def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
+    layout = context.layout
+    path = layout.checkpoint(*info.key)
+    # Before the first checkpoint without blobs is there: a reader that does not know them would take it for torn.
+    require(context)
+    make_kept_durable(context, info.run)
+    with ExitStack() as held:
+        # The run first, as savers do: no other process replaces the checkpoint meanwhile.
+        run_lock = held.enter_context(far_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
+        lock = locks.try_exclusive(path)
+        if lock is None:
+            raise InUse(f"{info.name} is open for reading", hint="close it, then evict again")
+        held.enter_context(lock)
+        if id_at(path) != info.id or not lock.names(path):
+            raise InUse(f"{info.name} was replaced meanwhile")
+        document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
+        write_elsewhere(layout, lock, document)
+        run_lock.check()
+        # One rename: its directory has all of its blobs, or none and the word where they are.
+        target = trash.free_name(layout.trash, f"{info.run}@{info.step}")
+        links.rename(path / BLOBS, target)
+        links.make_directory(path / BLOBS)
+        # The new parent first; only then may the collector unlink what is below it (rule F).
+        files.sync_directory(layout.trash)
+        files.sync_open_directory(lock.fd)
+        touch(lock)
+    try:
+        reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
+    except (CkstoreError, OSError):  # the next opener does it: the times of the manifest say so
+        return
+
+
+def require(context: Context) -> None:
+    """Say in ``store.json``, durably, that a reader must know of blobs that are elsewhere."""
+    if ELSEWHERE in context.settings.requires:
+        return
+    layout = context.layout
+    with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
+        settings = read_settings(layout.path)
+        if ELSEWHERE not in settings.requires:
+            settings = replace(settings, requires=(*settings.requires, ELSEWHERE))
+            where = str(layout.settings)
+            data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
+            atomic_file.replace_file(layout, lock, fd, layout.settings.name, data)
+    context.settings = settings

@@ -1,0 +1,123 @@
+"""Intents of other clients, as a pruner reads and changes them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import CkstoreError, RemoteError
+from ckstore.model.canonical import canonical_json
+from ckstore.model.digest import is_digest
+from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.manifest.parse import parse_facts
+from ckstore.model.names import is_run
+from ckstore.model.seal import MEMBER, seal
+from ckstore.remote.documents.reading import read_document
+from ckstore.remote.keys import Place
+
+if TYPE_CHECKING:
+    from ckstore.remote.objects import Listed, Objects
+
+_FORMAT, _VERSION = "ckstore-remote-intent", 1
+_MAX_BYTES = 512 * 2**20
+_KEY = re.compile(r"intents/[0-9a-f]{32}\.json\Z")
+_STATES = ("uploading", "committing", "void")
+_LIFE_S = (60, 86_400)
+
+
+@dataclass(frozen=True, slots=True)
+class IntentRecord:
+    """An intent that was read.
+
+    Attributes:
+        listed: The version that was listed; what was read is that, or a later one.
+        members: All of them, also those that are not known here.
+    """
+
+    listed: Listed
+    members: dict[str, Any]
+
+    @property
+    def state(self) -> str:
+        """``uploading``, ``committing`` or ``void``."""
+        return str(self.members["state"])
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests that the push needs."""
+        return tuple(self.members["blobs"])
+
+    @property
+    def life_s(self) -> float:
+        """After so long without a renewal it is stale."""
+        return float(self.members["life_s"])
+
+    def render(self) -> bytes:
+        """Return the content of its object."""
+        return seal(canonical_json({**self.members, "change": uuid.uuid4().hex}))
+
+
+def is_intent(key: str) -> bool:
+    """Whether a key is that of an intent."""
+    return _KEY.match(key) is not None
+
+
+def read_intent(objects: Objects, listed: Listed) -> IntentRecord | None:
+    """Return an intent; None if it is gone.
+
+    Raises:
+        CkstoreError: It cannot be read, so what it needs is unknown.
+    """
+    data = objects.get(listed.key, _MAX_BYTES)
+    if data is None:
+        return None
+    return replace(read_document(data, _parse, listed.key), listed=listed)
+
+
+def _parse(data: bytes, where: str) -> IntentRecord:
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), _VERSION, where)
+    blobs, state, life_s = members.get("blobs"), members.get("state"), members.get("life_s")
+    if not isinstance(blobs, list) or not all(is_digest(blob) for blob in blobs):
+        refuse(where, "blobs", "digests", blobs)
+    if state not in _STATES:
+        refuse(where, "state", " or ".join(_STATES), state)
+    if isinstance(life_s, bool) or not isinstance(life_s, int | float) or not _LIFE_S[0] <= life_s <= _LIFE_S[1]:
+        refuse(where, "life_s", f"seconds from {_LIFE_S[0]} to {_LIFE_S[1]}", life_s)
+    members.pop(MEMBER, None)
+    return IntentRecord(None, members)  # type: ignore[arg-type]  # the caller knows which version it listed
+
+
+def void(objects: Objects, record: IntentRecord) -> bool:
+    """Take a stale intent away from its push, if it is still as it was listed; False: the push lives."""
+    gone = replace(record, members={**record.members, "state": "void"})
+    return objects.update(record.listed.key, gone.render(), record.listed) is not None
+
+
+def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
+    """Do the last steps of a push that had all its blobs there; whether its manifest was still missing.
+
+    Raises:
+        RemoteError: The manifest in it is not that of its place.
+    """
+    members, where = record.members, record.listed.key
+    run, step, manifest_id, manifest = (members.get(name) for name in ("run", "step", "id", "manifest"))
+    if not isinstance(manifest, str) or not manifest.isascii() or not isinstance(run, str) or not is_run(run):
+        raise RemoteError(f"{where} says that its manifest follows, and has none that can be written")
+    data = manifest.encode("ascii")
+    try:
+        info = parse_facts(data, where=where, hash_prefix=hash_prefix)
+    except CkstoreError as error:
+        raise RemoteError(error.message, hint=error.hint) from error
+    if (info.run, info.step, info.id) != (run, step, manifest_id):
+        raise RemoteError(f"{where} says {run}@{step}, and its manifest says {info.name}")
+    place = Place(info.run, info.step, info.id)
+    missing = objects.head(place.dropped) is None and objects.head(place.manifest) is None
+    if missing:
+        objects.put(place.manifest, data)
+    objects.delete([where])
+    return missing

@@ -1,0 +1,108 @@
+"""What a remote needs: every digest that a checkpoint or a push names. Intents first, manifests after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from ckstore.ops.call_threads import for_each
+from ckstore.remote import keys
+from ckstore.remote.pruning.intent_record import IntentRecord, finish, is_intent, read_intent, void
+from ckstore.remote.source import ObjectSource, read_manifest
+
+if TYPE_CHECKING:
+    from ckstore.remote.keys import Place
+    from ckstore.remote.objects import Remote
+
+# Each waits for an answer most of its time.
+_THREADS = 8
+
+
+@dataclass(slots=True)
+class Survey:
+    """Looks at a remote for one pruner, again and again; manifests are read once, since they never change.
+
+    Attributes:
+        remote: Where.
+        hash_prefix: Of its digests.
+        now: By the server's clock.
+        grace_s: How long a push that stopped is left alone.
+        changes: Whether intents of dead pushes are voided, finished and removed; else they count as alive.
+        voided, finished: Intents of which that was done.
+    """
+
+    remote: Remote
+    hash_prefix: str
+    now: datetime
+    grace_s: float
+    changes: bool
+    voided: set[str] = field(default_factory=set)
+    finished: set[str] = field(default_factory=set)
+    _blobs_of: dict[Place, tuple[str, ...]] = field(default_factory=dict)
+
+    def named(self) -> set[str]:
+        """Return every digest that is needed.
+
+        Raises:
+            CkstoreError: Something that names blobs cannot be read; a pruner must stop.
+        """
+        # A push writes its manifest before it removes its intent: in this order one of the two is seen.
+        found: set[str] = set()
+        for record in self._intents():
+            found.update(record.blobs)
+        source = ObjectSource(self.remote.objects, self.remote.name)
+        places = source.places()
+        unread = [place for place in places if place not in self._blobs_of]
+        for_each(lambda place: self._read(source, place), unread, threads=_THREADS)
+        for place in places:
+            found.update(self._blobs_of.get(place, ()))
+        return found
+
+    def end_intents(self) -> list[IntentRecord]:
+        """Finish or remove every intent of a dead push, where nothing else writes; return those that are not stale."""
+        live = [record for record in self._records() if record.state == "uploading" and not self._is_stale(record)]
+        for record in [] if live else self._records():
+            if record.state != "committing":
+                self.remote.objects.delete([record.listed.key])
+            elif finish(self.remote.objects, record, self.hash_prefix):
+                self.finished.add(record.listed.key)
+        return live
+
+    def _read(self, source: ObjectSource, place: Place) -> None:
+        found = read_manifest(source, place, self.hash_prefix)
+        if found is not None:
+            self._blobs_of[place] = tuple(blob.digest for blob in found[0].blobs)
+
+    def _records(self) -> list[IntentRecord]:
+        listed = [one for one in self.remote.objects.list(keys.INTENTS) if is_intent(one.key)]
+        records = (read_intent(self.remote.objects, one) for one in listed)
+        return [record for record in records if record is not None]
+
+    def _intents(self) -> list[IntentRecord]:
+        """Return the intents that count, after what is to be done with those of dead pushes."""
+        return [record for record in self._records() if not self._is_dead(record)]
+
+    def _is_dead(self, record: IntentRecord) -> bool:
+        objects, key = self.remote.objects, record.listed.key
+        old = self._older(record, self.grace_s)
+        if record.state == "void":
+            if old and self.changes:
+                objects.delete([key])
+            return True
+        if not self.changes:
+            return False
+        if record.state == "committing":
+            if old and finish(objects, record, self.hash_prefix):
+                self.finished.add(key)
+            return False  # its blobs count in this look; its manifest names them in the next
+        if self._is_stale(record) and void(objects, record):
+            self.voided.add(key)
+            return True
+        return False
+
+    def _is_stale(self, record: IntentRecord) -> bool:
+        return record.state == "uploading" and self._older(record, record.life_s)
+
+    def _older(self, record: IntentRecord, seconds: float) -> bool:
+        return self.now - record.listed.modified > timedelta(seconds=seconds)

@@ -1,0 +1,106 @@
+"""The remotes that a store has, as ``config.json`` keeps them: by name, without credentials."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import BadInput, NoSuchRemote, RemoteError
+from ckstore.model.document import refuse
+from ckstore.ops import config_file
+from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.target import Target
+
+if TYPE_CHECKING:
+    from ckstore.objects.layout import Layout
+    from ckstore.remote.objects import Objects
+
+MEMBER = "remotes"
+# No slash, which makes a path of it; no dash first, which makes an option of it.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteEntry:
+    """A remote of a store.
+
+    Attributes:
+        name: What users call it.
+        target: Where it is.
+        uuid: Of the remote, or of the store that is there.
+        abilities: What a probe saw the service do; None for a store in a directory, where nothing is tried.
+    """
+
+    name: str
+    target: Target
+    uuid: str
+    abilities: Abilities | None = None
+
+    def setting(self) -> dict[str, Any]:
+        """Return what ``config.json`` keeps of it under its name."""
+        abilities = None if self.abilities is None else self.abilities.to_json()
+        return {"target": self.target.to_json(), "uuid": self.uuid, "abilities": abilities}
+
+
+def _entry(name: str, value: Any, where: str) -> RemoteEntry:
+    if _NAME.match(name) is None or not isinstance(value, dict) or not isinstance(value.get("uuid"), str):
+        refuse(where, MEMBER, "names with a target and a uuid", {name: value})
+    target, abilities = Target.from_json(value.get("target"), where), value.get("abilities")
+    return RemoteEntry(
+        name, target, value["uuid"], None if abilities is None else Abilities.from_json(abilities, where)
+    )
+
+
+def entries(layout: Layout) -> dict[str, RemoteEntry]:
+    """Return the remotes of a store by their names."""
+    found = config_file.read_config(layout).get(MEMBER, {})
+    if not isinstance(found, dict):
+        refuse(str(layout.config), MEMBER, "an object", found)
+    return {name: _entry(name, value, str(layout.config)) for name, value in sorted(found.items())}
+
+
+def entry_named(layout: Layout, name: str) -> RemoteEntry:
+    """Return a remote by its name; "": the only one.
+
+    Raises:
+        NoSuchRemote: There is none of that name, or no only one.
+    """
+    found = entries(layout)
+    if not name and len(found) == 1:
+        return next(iter(found.values()))
+    if name in found:
+        return found[name]
+    names = ", ".join(found)
+    if not found:
+        raise NoSuchRemote(f"the store {layout.path} has no remote", hint="ckstore remote add NAME s3://BUCKET/PREFIX")
+    if not name:
+        raise NoSuchRemote(f"the store {layout.path} has several remotes: {names}", hint="name one of them")
+    raise NoSuchRemote(f"the store {layout.path} has no remote {name!r}, but {names}")
+
+
+def open_objects(entry: RemoteEntry) -> Objects:
+    """Return the objects of a remote on object storage."""
+    from ckstore.remote.service.engine import ServiceObjects
+
+    return ServiceObjects(entry.target, entry.abilities)
+
+
+def check_takes_pushes(entry: RemoteEntry) -> None:
+    """Raise if the probe saw that a remote cannot be pushed to.
+
+    Raises:
+        RemoteError: It cannot.
+    """
+    abilities = entry.abilities
+    if abilities is None or (abilities.writes and abilities.lists_writes):
+        return
+    why = "it cannot be written with the credentials of the probe" if not abilities.writes else "it lists writes late"
+    raise RemoteError(f"{entry.name} cannot be pushed to: {why}", hint=f"ckstore remote probe {entry.name}")
+
+
+def check_name(name: str) -> None:
+    """Raise unless a remote can have this name."""
+    if _NAME.match(name) is None:
+        msg = f"the name of a remote has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {name!r}"
+        raise BadInput(msg, hint="it begins with neither a dot nor a dash")

@@ -1,0 +1,145 @@
+"""Fill memory on a device from the disk: threads read into pinned slots, which the device takes one by one."""
+
+from __future__ import annotations
+
+import threading
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import torch
+
+from ckstore.tensors.device import pinned, streams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from ckstore.tensors.device.pinned import Buffer
+    from ckstore.tensors.device.streams import Mark
+
+SLOT_BYTES = 2 * 2**20
+"""PCIe takes it in 40 µs, and the processor's cache holds it while it is hashed."""
+_SLOTS = 4
+"""Of each thread: one is read, one is hashed by now, two are on their way."""
+
+
+class Feed:
+    """The way to one device, for several threads. Call `finish` at the end, whatever happened."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lane = streams.system.lane(device, "to")
+        self._local = threading.local()
+        self._mutex = threading.Lock()
+        self._buffers: list[Buffer] = []
+
+    def begin(self) -> None:
+        """Wait for what was queued on the device: it may still read, or write, the memory that is to be filled."""
+        streams.system.synchronize(self._device)
+
+    def windows(self, flat: torch.Tensor) -> Iterator[memoryview]:
+        """Give memory for each part of `flat` in turn; what was put into it goes to the device when the next is asked.
+
+        Not for two threads at once with one `flat`.
+        """
+        slots = self._slots()
+        for at in range(0, flat.numel(), SLOT_BYTES):
+            slot = next(slots)
+            nbytes = min(SLOT_BYTES, flat.numel() - at)
+            slot.wait()
+            yield slot.view[:nbytes]
+            with self._lane.active():
+                self._lane.copy(flat[at : at + nbytes], slot.flat[:nbytes])
+                slot.mark = self._lane.mark()
+
+    def finish(self) -> None:
+        """Wait until the device has all of it.
+
+        Raises:
+            RuntimeError: The device failed.
+        """
+        mark = self._lane.mark()
+        try:
+            mark.synchronize()
+        finally:
+            with self._mutex:
+                buffers, self._buffers = self._buffers, []
+                self._local = threading.local()
+            for buffer in buffers:
+                pinned.pool.give(buffer)
+
+    def _slots(self) -> Iterator[_Slot]:
+        slots: Iterator[_Slot] | None = getattr(self._local, "slots", None)
+        if slots is None:
+            buffer = pinned.pool.take(_SLOTS * SLOT_BYTES)
+            with self._mutex:
+                self._buffers.append(buffer)
+            slots = self._local.slots = cycle([_Slot(buffer, i * SLOT_BYTES) for i in range(_SLOTS)])
+        return slots
+
+
+class _Slot:
+    def __init__(self, buffer: Buffer, at: int) -> None:
+        self.view = buffer.view[at : at + SLOT_BYTES]
+        self.flat = buffer.flat[at : at + SLOT_BYTES]
+        self.mark: Mark | None = None
+
+    def wait(self) -> None:
+        """Wait until the device has taken what was in it."""
+        if self.mark is not None:
+            self.mark.synchronize()
+
+
+class FarMemory:
+    """Bytes on a device that are to be filled, or a part of them: it is sliced as a memoryview is.
+
+    Attributes:
+        flat: They.
+        feed: What fills them; `begin` sets it.
+    """
+
+    __slots__ = ("feed", "flat")
+
+    def __init__(self, flat: torch.Tensor, feed: Feed | None = None) -> None:
+        self.flat = flat
+        self.feed = feed
+
+    def __len__(self) -> int:
+        return self.flat.numel()
+
+    def __getitem__(self, at: slice) -> FarMemory:
+        return FarMemory(self.flat[at], self.feed)
+
+    def windows(self) -> Iterator[memoryview]:
+        """Give memory for each part in turn, as `Feed.windows`."""
+        if self.feed is None:
+            raise RuntimeError("memory on a device is filled between `begin` and `Feed.finish`")
+        return self.feed.windows(self.flat)
+
+    def take(self, data: memoryview) -> None:
+        """Fill all of it with bytes in hand."""
+        at = 0
+        for window in self.windows():
+            window[:] = data[at : at + len(window)]
+            at += len(window)
+
+
+def begin(memories: Iterable[object]) -> list[Feed]:
+    """Begin to fill those of `memories` that are on devices; return what is to be finished."""
+    feeds: dict[torch.device, Feed] = {}
+    for memory in memories:
+        if isinstance(memory, FarMemory):
+            device = memory.flat.device
+            if device not in feeds:
+                feeds[device] = Feed(device)
+                feeds[device].begin()
+            memory.feed = feeds[device]
+    return [*feeds.values()]
+
+
+def fresh(sizes: Mapping[int, int], device: torch.device) -> dict[int, FarMemory]:
+    """Return new memory on a device for storages of these sizes.
+
+    Raises:
+        torch.OutOfMemoryError: There is not so much.
+    """
+    return {index: FarMemory(torch.empty(size, dtype=torch.uint8, device=device)) for index, size in sizes.items()}

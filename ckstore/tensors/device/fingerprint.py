@@ -1,0 +1,228 @@
+"""Fingerprints of bytes on a device, taken there: 128 bits that tell whether they changed. They name nothing on a disk.
+
+Of each region, as words of 64 bits, the sum of a mix of each word and its position, modulo 2^64; twice, with other
+constants. For one position a mix is a bijection of the word, so another word always makes another sum: an element of up
+to 8 bytes that changes is always seen. Against other changes it is a checksum of 128 bits, and no proof against bytes
+that were made to collide (docs/adr/0018).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+
+from ckstore.interpreter import log
+from ckstore.tensors.device import constants
+
+if TYPE_CHECKING:
+    from ckstore.tensors.device.staging import FarSource
+
+Kernel = Callable[[Sequence[tuple[int, int]], torch.device], torch.Tensor]
+WORD_BYTES = 8
+# What torch needs beside the state is four times this; more would save no time.
+_SLICE_BYTES = 16 * 2**20
+_PART_BYTES = 32 * 2**20
+"""A kernel takes each region with so many programs, so a large one is cut."""
+_LARGE_BYTES = 2**20
+"""Smaller regions are put together: each call of torch takes 5 µs, whatever it is about."""
+
+
+def fingerprints(chunks: Sequence[tuple[FarSource, int, int]]) -> list[bytes]:
+    """Return the fingerprint of each range of bytes of a source, on the current streams; it waits for them.
+
+    It has 16 bytes for each part that lies in one row. Empty: the devices have no memory left for that.
+    """
+    numbered: dict[torch.device, list[int]] = defaultdict(list)
+    places: dict[torch.device, list[tuple[int, int]]] = defaultdict(list)
+    for index, (source, start, stop) in enumerate(chunks):
+        for device, address, nbytes in source.far_places(start, stop):
+            numbered[device].append(index)
+            places[device].append((address, nbytes))
+    found: list[bytes] = [b""] * len(chunks)
+    for device, indexes in numbered.items():
+        kernel = _compiled.get() if device.type == "cuda" else None
+        try:
+            for index, row in zip(indexes, _rows(chunks, indexes, places[device], device, kernel), strict=True):
+                found[index] += row
+        except torch.OutOfMemoryError:  # without them everything is read, which is always right
+            return []
+    return found
+
+
+def _rows(
+    chunks: Sequence[tuple[FarSource, int, int]],
+    indexes: Sequence[int],
+    places: Sequence[tuple[int, int]],
+    device: torch.device,
+    kernel: Kernel | None,
+) -> list[bytes]:
+    """Return the two sums of each part, of which `indexes` has the number of its chunk, and `places` where it is."""
+    # A word that lies across two words cannot be read by a kernel: such views are rare.
+    even = [] if kernel is None else [at for at, (address, _) in enumerate(places) if address % WORD_BYTES == 0]
+    rows = [b""] * len(places)
+    if kernel is not None and even:
+        for at, row in zip(even, kernel([places[at] for at in even], device).cpu().numpy(), strict=True):
+            rows[at] = row.tobytes()
+    if len(even) < len(places):
+        parts = [part for i in dict.fromkeys(indexes) for _, part in chunks[i][0].far_parts(*chunks[i][1:])]
+        odd = [at for at, row in enumerate(rows) if not row]
+        for at, row in zip(odd, by_torch([parts[at] for at in odd]).cpu().numpy(), strict=True):
+            rows[at] = row.tobytes()
+    return rows
+
+
+def of_storages(sources: Sequence[FarSource]) -> list[bytes]:
+    """Return the fingerprint of each source; empty as `fingerprints`."""
+    cuts = [
+        (i, at, min(at + _PART_BYTES, source.nbytes))
+        for i, source in enumerate(sources)
+        for at in range(0, source.nbytes, _PART_BYTES)
+    ]
+    found = [b""] * len(sources)
+    parts = fingerprints([(sources[i], start, stop) for i, start, stop in cuts])
+    for (i, _, _), part in zip(cuts, parts, strict=False):
+        found[i] += part
+    return found if parts else []
+
+
+def by_torch(regions: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return two sums for each region, with operations of torch alone."""
+    sums = torch.empty((len(regions), 2), dtype=torch.int64, device=regions[0].device)
+    few: list[int] = []
+    few_bytes = 0
+    for i, region in enumerate(regions):
+        if region.numel() >= _LARGE_BYTES:
+            sums[i] = _of_large(region)
+            continue
+        few.append(i)
+        few_bytes += region.numel()
+        if few_bytes >= _SLICE_BYTES:
+            sums[few] = _of_small([regions[j] for j in few])
+            few, few_bytes = [], 0
+    if few:
+        sums[few] = _of_small([regions[j] for j in few])
+    return sums
+
+
+def _of_large(region: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(2, dtype=torch.int64, device=region.device)
+    for at in range(0, region.numel(), _SLICE_BYTES):
+        words = _words(region[at : at + _SLICE_BYTES])
+        first = at // WORD_BYTES
+        places = torch.arange(first, first + words.numel(), dtype=torch.int64, device=region.device)
+        total += torch.stack([mixed.sum() for mixed in _mixes(words, places)])
+    return total
+
+
+def _of_small(regions: Sequence[torch.Tensor]) -> torch.Tensor:
+    words = [_words(region) for region in regions]
+    counts = [len(one) for one in words]
+    ends = torch.tensor(counts, dtype=torch.int64).cumsum(0).to(regions[0].device)
+    every = torch.cat(words)
+    lengths = torch.tensor(counts, dtype=torch.int64).to(every.device)
+    starts = torch.repeat_interleave(ends - lengths, lengths, output_size=every.numel())
+    places = torch.arange(every.numel(), dtype=torch.int64, device=every.device) - starts
+    sums = []
+    for mixed in _mixes(every, places):
+        # Differences of running sums, which wrap as the sums do.
+        running = torch.cat([mixed.new_zeros(1), mixed.cumsum(0)])
+        sums.append(running[ends] - running[ends - lengths])
+    return torch.stack(sums, dim=1)
+
+
+def _words(flat: torch.Tensor) -> torch.Tensor:
+    """Return bytes as words, the last one filled up with zeros."""
+    if flat.numel() % WORD_BYTES == 0 and flat.storage_offset() % WORD_BYTES == 0 and flat.data_ptr() % WORD_BYTES == 0:
+        return flat.view(torch.int64)
+    padded = torch.zeros(-(-flat.numel() // WORD_BYTES) * WORD_BYTES, dtype=torch.uint8, device=flat.device)
+    padded[: flat.numel()] = flat
+    return padded.view(torch.int64)
+
+
+def _mixes(words: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
+    found = []
+    for seed, step, first, second in constants.MIXES:
+        mixed = words ^ (places * _signed(step) + _signed(seed))
+        mixed.mul_(_signed(first))
+        mixed ^= _shifted(mixed, 32)
+        mixed.mul_(_signed(second))
+        mixed ^= _shifted(mixed, 29)
+        found.append(mixed)
+    return found
+
+
+def _shifted(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Shift to the right as unsigned numbers: torch's own shift brings in copies of the sign."""
+    return (values >> count).bitwise_and_((1 << (64 - count)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+class _Compiled:
+    """The kernel, which a thread of its own compiles: that takes a second, and operations of torch give the same."""
+
+    def __init__(self) -> None:
+        self.why_not = "it is not compiled yet"
+        self._kernel: Kernel | None = None
+        self._is_tried = False
+        self._thread: threading.Thread | None = None
+        self._mutex = threading.Lock()
+
+    def get(self, timeout_s: float = 0.0) -> Kernel | None:
+        """Return it, if it is there within some time."""
+        if self._is_tried:
+            return self._kernel
+        with self._mutex:
+            if self._thread is None:
+                self._thread = threading.Thread(target=_compile, name="ckstore-compile", daemon=True)
+                self._thread.start()
+            self._thread.join(timeout_s)
+            # Another thread may have tried it while this one waited.
+            if self._thread.is_alive() or self._is_tried:
+                return self._kernel
+            self._try()
+            self._is_tried = True
+        return self._kernel
+
+    def _try(self) -> None:
+        """Compare it with torch; here, since no other thread may ask CUDA for anything while a graph is captured."""
+        try:
+            from ckstore.tensors.device import kernel
+
+            probe = [torch.arange(n, dtype=torch.uint8, device="cuda") for n in (250, 1, 8)]
+            got = kernel.sums([(one.data_ptr(), one.numel()) for one in probe], probe[0].device)
+            wanted = by_torch(probe)
+            # A compiler that is wrong would take changed tensors for unchanged ones.
+            self.why_not = "" if torch.equal(got, wanted) else f"its sums are {got.tolist()}, wanted {wanted.tolist()}"
+        # Whatever a compiler, a driver or a missing cc raises: there is another way, which only takes longer.
+        except Exception as error:  # noqa: BLE001
+            self.why_not = f"{type(error).__name__}: {error}"
+        else:
+            self._kernel = kernel.sums if not self.why_not else None
+        if self.why_not:
+            text = f"no kernel for fingerprints ({self.why_not.splitlines()[0]}): torch takes them, which takes longer"
+            log(logging.INFO, text, name="ckstore")
+
+
+def _compile() -> None:
+    # What fails here fails again where the kernel is tried, and is said there.
+    with suppress(Exception):
+        from ckstore.tensors.device import kernel
+
+        kernel.compile_it()
+
+
+_compiled = _Compiled()
+
+
+def compiled(timeout_s: float) -> tuple[Kernel | None, str]:
+    """Return the kernel, if it is there in time, and why not; for tests and measurements."""
+    return _compiled.get(timeout_s), _compiled.why_not

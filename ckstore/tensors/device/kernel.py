@@ -1,0 +1,82 @@
+"""The fingerprints of `fingerprint` by one kernel for all regions, in Triton; imported where that is there."""
+
+# Triton reads the sources of what it compiles, and knows no annotations but its own; its constants are in capitals.
+# ruff: noqa: ANN001, ANN202, N803, PLR0917, SIM102
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from ckstore.tensors.device import constants
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SEED_A, _STEP_A, _FIRST_A, _SECOND_A = (tl.constexpr(number) for number in constants.MIXES[0])
+_SEED_B, _STEP_B, _FIRST_B, _SECOND_B = (tl.constexpr(number) for number in constants.MIXES[1])
+# Programs for each region: a chunk of 32 MiB is a MiB for each, and some hundred regions fill any card.
+_SPLITS = 32
+_BLOCK = 1024
+
+
+@triton.jit
+def _mixed(word, place, seed: tl.constexpr, step: tl.constexpr, first: tl.constexpr, second: tl.constexpr):
+    mixed = (word ^ (place * step + seed)) * first
+    mixed = (mixed ^ (mixed >> 32)) * second
+    return mixed ^ (mixed >> 29)
+
+
+@triton.jit
+def _sums(table, out, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    region = tl.program_id(0)
+    split = tl.program_id(1)
+    address = tl.load(table + region * 2)
+    nbytes = tl.load(table + region * 2 + 1)
+    words = nbytes // 8
+    base = address.to(tl.pointer_type(tl.uint64))
+    sum_a = tl.zeros([BLOCK], dtype=tl.uint64)
+    sum_b = tl.zeros([BLOCK], dtype=tl.uint64)
+    none = tl.zeros([BLOCK], dtype=tl.uint64)
+    for at in range(split * BLOCK, words, SPLITS * BLOCK):
+        place = at + tl.arange(0, BLOCK).to(tl.int64)
+        inside = place < words
+        word = tl.load(base + place, mask=inside, other=0)
+        number = place.to(tl.uint64)
+        sum_a += tl.where(inside, _mixed(word, number, _SEED_A, _STEP_A, _FIRST_A, _SECOND_A), none)
+        sum_b += tl.where(inside, _mixed(word, number, _SEED_B, _STEP_B, _FIRST_B, _SECOND_B), none)
+    total_a = tl.sum(sum_a, axis=0)
+    total_b = tl.sum(sum_b, axis=0)
+    # The last bytes, if they are no whole word: the rest of it are zeros.
+    left = nbytes - words * 8
+    if split == 0:
+        if left > 0:
+            at8 = tl.arange(0, 8).to(tl.int64)
+            bytes_at = address.to(tl.pointer_type(tl.uint8)) + words * 8 + at8
+            parts = tl.load(bytes_at, mask=at8 < left, other=0).to(tl.uint64) << (at8 * 8).to(tl.uint64)
+            last = tl.sum(parts, axis=0)
+            end = words.to(tl.uint64)
+            total_a += _mixed(last, end, _SEED_A, _STEP_A, _FIRST_A, _SECOND_A)
+            total_b += _mixed(last, end, _SEED_B, _STEP_B, _FIRST_B, _SECOND_B)
+    row = out + (region * SPLITS + split) * 2
+    tl.store(row, total_a.to(tl.int64, bitcast=True))
+    tl.store(row + 1, total_b.to(tl.int64, bitcast=True))
+
+
+def compile_it() -> None:
+    """Compile the kernel, for the current device; nothing is started on it."""
+    _sums.warmup(torch.int64, torch.int64, SPLITS=_SPLITS, BLOCK=_BLOCK, grid=(1, 1))
+
+
+def sums(places: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
+    """Return two sums for each region, of which addresses and sizes are given; each begins where a word does."""
+    table = torch.tensor(places, dtype=torch.int64).to(device)
+    parts = torch.empty((len(places), _SPLITS, 2), dtype=torch.int64, device=device)
+    # Of the device of the regions: Triton starts its kernels on the current one.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        _sums[len(places), _SPLITS](table, parts, SPLITS=_SPLITS, BLOCK=_BLOCK)
+    return parts.sum(1)

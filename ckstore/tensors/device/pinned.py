@@ -1,0 +1,100 @@
+"""Memory of ours that devices copy by themselves: pinned once, and kept."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+
+import torch
+
+from ckstore.fs.buffers import aligned_buffer
+from ckstore.interpreter import log
+from ckstore.tensors.device import streams
+
+_KEPT_BYTES = 512 * 2**20
+"""Of buffers that nothing uses: sixteen threads with a chunk each."""
+
+
+class Pinned:
+    """Memory that is pinned as long as this is open.
+
+    Attributes:
+        flat: All of it, as bytes.
+        why_not: Why it could not be pinned; copies are right then, and slower.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        # Not through torch's own pinned memory: the saver maps this, and disks write from it (O_DIRECT).
+        self._address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
+        self.flat = torch.frombuffer(memory, dtype=torch.uint8)
+        self._system = streams.system
+        self.why_not = self._system.register(self._address, len(memory))
+        if self.why_not:
+            _say_once(self.why_not)
+
+    def close(self) -> None:
+        """Unpin it; no copy may be under way."""
+        if self.why_not == "":
+            self.why_not = "it is closed"
+            self._system.unregister(self._address)
+        self.flat = torch.empty(0, dtype=torch.uint8)
+
+
+class Buffer:
+    """Private pinned memory, for disks and devices."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.view = aligned_buffer(nbytes)
+        self._pinned = Pinned(self.view)
+        self.flat = self._pinned.flat
+
+    def close(self) -> None:
+        """Give it back to the system."""
+        self.flat = torch.empty(0, dtype=torch.uint8)
+        self._pinned.close()
+
+
+class BufferPool:
+    """Buffers that are kept for the next save or load: to pin one takes longer than to use it."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._free: list[Buffer] = []
+
+    def take(self, nbytes: int) -> Buffer:
+        """Return one of exactly this size."""
+        with self._mutex:
+            for at, buffer in enumerate(self._free):
+                if len(buffer.view) == nbytes:
+                    return self._free.pop(at)
+        return Buffer(nbytes)
+
+    def give(self, buffer: Buffer) -> None:
+        """Keep one, with which nothing is under way; the oldest go where there are too many."""
+        with self._mutex:
+            self._free.append(buffer)
+            over = []
+            while sum(len(one.view) for one in self._free) > _KEPT_BYTES:
+                over.append(self._free.pop(0))
+        # Outside the lock: to unpin waits for the device.
+        for one in over:
+            one.close()
+
+    def close(self) -> None:
+        """Give all of them back."""
+        with self._mutex:
+            free, self._free = self._free, []
+        for one in free:
+            one.close()
+
+
+pool = BufferPool()
+_said: set[str] = set()
+
+
+def _say_once(reason: str) -> None:
+    if not _said:
+        _said.add(reason)
+        text = f"memory cannot be pinned ({reason}), so copies from and to the GPU are slower; `ulimit -l` may allow it"
+        log(logging.WARNING, text, name="ckstore")

@@ -1,0 +1,182 @@
+"""``python -m tests.bench compact``: what compaction makes of histories of small real trainings, and how fast."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ckstore import CkstoreWarning, Store
+from tests.bench import histories
+from tests.bench.histories import Parts
+
+GOALS = {
+    ("bf16 1e-6", 1): 75,
+    ("bf16 3e-6", 1): 75,
+    ("bf16 1e-6", 10): 20,
+    ("bf16 3e-6", 10): 20,
+    ("w+m+v", 1): 1.45,
+    ("w+m+v", 10): 1.3,
+    ("w+m+v", 100): 1.2,
+    ("14 bytes", 10): 1.5,
+    ("chain of 100, bf16 3e-6", 1): 15,
+}
+"""History and steps between checkpoints -> how many times smaller it should be."""
+_ROUNDS = 5
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure, and print a table; a JSON with ``--out``."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench compact", description=__doc__)
+    parser.add_argument("--steps", type=int, default=100, help="the greatest distance between two checkpoints")
+    parser.add_argument("--chain", type=int, default=100, help="checkpoints of the chain, one step apart")
+    parser.add_argument("--pretrained", type=int, default=histories.PRETRAINED, help="steps before a fine-tune begins")
+    parser.add_argument("--out", type=Path, help="a file for the figures")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", CkstoreWarning)
+    rows = []
+    for row in measure(given.steps, given.chain, given.pretrained):
+        rows.append(row)
+        print(_line(row), flush=True)
+    if given.out is not None:
+        given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measure(steps: int, chain: int, pretrained: int) -> Iterator[dict[str, Any]]:
+    """Give a row for each history and distance."""
+    distances = [distance for distance in (1, 10, 100) if distance <= steps]
+    training = histories.pretraining()
+    early: dict[int, Parts] = {}
+    model: histories.Model | None = None
+    start = 40
+    for step, (trained, parts) in zip(range(max(pretrained, start + steps) + 1), training, strict=False):
+        if step - start in (0, *distances):
+            early[step - start] = parts
+        model = trained
+    assert model is not None
+    for distance in distances:
+        for kind in ("w", "m", "v", "ema"):
+            yield _pair(f"{kind} pre-training", distance, early[0][kind], early[distance][kind])
+        yield _pair("w+m+v", distance, *(_joined(early[at], "w", "m", "v") for at in (0, distance)))
+    for rate in ("1e-6", "3e-6", "1e-5"):
+        found = histories.taken(histories.finetuning(model, float(rate)), [20, *(20 + d for d in distances if d <= 10)])
+        for distance in [d for d in distances if d <= 10]:
+            yield _pair(f"bf16 {rate}", distance, found[20]["bf16"], found[20 + distance]["bf16"])
+        if rate == "3e-6":
+            for distance in [d for d in distances if d <= 10]:
+                states = [_joined(found[at], "w", "m", "v", "bf16") for at in (20, 20 + distance)]
+                yield _pair("14 bytes", distance, *states)
+            lasting = histories.eight_bit(histories.finetuning(model, float(rate)))
+            eight = histories.taken(lasting, [20, *(20 + d for d in distances if d <= 10)])
+            for distance in [d for d in distances if d <= 10]:
+                yield _pair("8-bit moments", distance, eight[20]["8-bit"], eight[20 + distance]["8-bit"])
+    adapters = histories.taken(histories.lora(model), [20, *(20 + d for d in distances if d <= 10)])
+    for distance in [d for d in distances if d <= 10]:
+        yield _pair("LoRA", distance, adapters[20]["lora"], adapters[20 + distance]["lora"])
+    yield _chain(chain, model)
+
+
+def _joined(parts: Parts, *kinds: str) -> dict[str, torch.Tensor]:
+    return {f"{kind}.{name}": value for kind in kinds for name, value in parts[kind].items()}
+
+
+def _pair(name: str, distance: int, older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+    """Compact the older of two checkpoints, and load it."""
+    folder = tempfile.mkdtemp(prefix="ckstore-compact-")
+    try:
+        with Store.init(f"{folder}/store") as store:
+            store.save(older, step=0)
+            store.save(newer, step=1)
+            plain_s = _seconds(lambda: store.load(0))
+            begun_s = time.process_time()
+            report = store.compact(keep_newest=1)
+            encode_s = time.process_time() - begun_s
+            decode_s = _seconds(lambda: store.load(0))
+            found = store.load(0)
+        for key, value in older.items():
+            assert torch.equal(value, found[key]), key
+        raw = b"".join(value.contiguous().flatten().view(torch.uint8).numpy().tobytes() for value in older.values())
+        return {
+            "history": name,
+            "distance": distance,
+            "plain_bytes": report.plain_bytes,
+            "encoded_bytes": report.encoded_bytes,
+            "zstd_bytes": _zstd(raw),
+            "times": report.plain_bytes / max(report.encoded_bytes, 1),
+            "encode_bytes_s": report.plain_bytes / encode_s,
+            "decode_bytes_s": report.plain_bytes / decode_s,
+            "load_times_plain": decode_s / plain_s,
+        }
+    finally:
+        shutil.rmtree(folder)
+
+
+def _chain(count: int, model: histories.Model) -> dict[str, Any]:
+    folder = tempfile.mkdtemp(prefix="ckstore-compact-")
+    try:
+        with Store.init(f"{folder}/store") as store:
+            last: dict[str, torch.Tensor] = {}
+            for step, parts in zip(range(count), histories.finetuning(model, 3e-6), strict=False):
+                last = parts["bf16"]
+                store.save(last, step=step)
+            before = store.du().disk_bytes
+            begun_s = time.process_time()
+            report = store.compact()
+            encode_s = time.process_time() - begun_s
+            after = store.du().disk_bytes
+            assert store.verify().ok
+            plain_s = _seconds(lambda: store.load(count - 1))
+            looked_at = range(0, count - 3, max(1, count // 16))
+            deepest = max(_seconds(partial(store.load, step)) for step in looked_at)
+        return {
+            "history": f"chain of {count}, bf16 3e-6",
+            "distance": 1,
+            "plain_bytes": before,
+            "encoded_bytes": after,
+            "zstd_bytes": 0,
+            "times": before / after,
+            "encode_bytes_s": report.plain_bytes / encode_s,
+            "decode_bytes_s": before / count / deepest,
+            "load_times_plain": deepest / plain_s,
+        }
+    finally:
+        shutil.rmtree(folder)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return the processor time of a call, the median of several: others use this machine, too."""
+    found = []
+    for _ in range(_ROUNDS):
+        begun_s = time.process_time()
+        work()
+        found.append(time.process_time() - begun_s)
+    return max(statistics.median(found), 1e-9)
+
+
+def _zstd(data: bytes) -> int:
+    import zstandard
+
+    return len(zstandard.ZstdCompressor(level=3).compress(data))
+
+
+def _line(row: dict[str, Any]) -> str:
+    goal = GOALS.get((row["history"], row["distance"]))
+    wanted = "" if goal is None else f"  wanted {goal} x: {'yes' if row['times'] >= goal else 'NO'}"
+    zstd = row["zstd_bytes"] and row["plain_bytes"] / row["zstd_bytes"]
+    return (
+        f"{row['history']:<26} {row['distance']:>4} {row['plain_bytes']:>12,} -> {row['encoded_bytes']:>12,}"
+        f" {row['times']:>7.2f} x (zstd-3 {zstd:.2f} x)  encode {row['encode_bytes_s'] / 1e9:.2f}"
+        f"  decode {row['decode_bytes_s'] / 1e9:.2f} GB/s a core, load {row['load_times_plain']:.1f} x plain{wanted}"
+    )

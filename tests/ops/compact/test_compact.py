@@ -1,0 +1,437 @@
+"""Compaction of a history: each checkpoint comes back, from fewer bytes, and the plain ones go last."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore import Store
+from ckstore.fs import direct
+from ckstore.ops.compact import encode
+from tests.format import reader
+
+STEPS = 12
+
+
+def history(seed: int = 0, count: int = 300_000) -> Iterator[dict[str, Any]]:
+    """Give the states of a run in which one in fifty of the bfloat16 weights moves a step, beside float32 masters."""
+    generator = torch.Generator().manual_seed(seed)
+    master = torch.randn(count, generator=generator) * 0.02
+    small = torch.randn(100, generator=generator)
+    while True:
+        yield {
+            "master": master.clone(),
+            "copy": master.to(torch.bfloat16),
+            "small": small.clone(),
+            "frozen": torch.arange(1000),
+            "step": 1,
+        }
+        moved = torch.rand(count, generator=generator) < 0.02
+        master = torch.where(moved, master + 1e-4 * torch.randn(count, generator=generator), master)
+        small = small + 1e-3
+
+
+def saved(store: Store, steps: int = STEPS, **options: Any) -> list[dict[str, Any]]:
+    states = []
+    for step, state in zip(range(steps), history(), strict=False):
+        store.save(state, step=step, **options)
+        states.append(state)
+    return states
+
+
+def listing(root: Path) -> dict[str, int]:
+    """Return every file below a directory but those of the catalog, with its inode number."""
+    return {str(path): path.stat().st_ino for path in root.rglob("*") if not path.name.startswith("catalog.db")}
+
+
+def same(one: Any, other: Any) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+        for name, value in one.items()
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.init(tmp_path / "store") as opened:
+        yield opened
+
+
+def test_every_checkpoint_comes_back_from_less_space(store: Store) -> None:
+    states = saved(store)
+    infos = store.checkpoints()
+    before = store.du().disk_bytes
+
+    report = store.compact()
+
+    assert len(report.compacted) == STEPS - 3
+    assert not report.skipped
+    assert store.du().disk_bytes < before / 2.5
+    assert store.checkpoints() == infos
+    for step, state in enumerate(states):
+        assert same(store.load(step), state), step
+    assert store.verify().ok
+    with Store.open(store.path) as again:
+        assert same(again.load(0), states[0])
+        again.reindex()
+        assert again.verify().ok
+
+
+# ---------------------------------------------------------------------------------------- how it is read
+
+
+def test_every_way_of_reading_gives_what_was_saved(store: Store, tmp_path: Path) -> None:
+    states = saved(store, 6)
+    store.compact()
+    wanted = states[0]
+
+    target = {name: torch.zeros_like(value) for name, value in wanted.items() if isinstance(value, torch.Tensor)}
+    store.load_into({**target, "step": 0}, 0)
+    assert all(torch.equal(value, wanted[name]) for name, value in target.items())
+    with store.open_checkpoint(0) as opened:
+        assert torch.equal(opened.slice("copy")[70_000:200_000], wanted["copy"][70_000:200_000])
+        assert torch.equal(opened["small"], wanted["small"])
+    store.export(0, tmp_path / "out", format="safetensors")
+    from safetensors.torch import load_file
+
+    (file,) = (tmp_path / "out").rglob("*.safetensors")
+    assert torch.equal(load_file(file)["master"], wanted["master"])
+    assert same(store.load(0, select="copy") | {"step": 1}, {"copy": wanted["copy"], "step": 1})
+
+
+def test_a_mapping_of_encoded_bytes_is_read_and_said(store: Store) -> None:
+    states = saved(store, 5)
+    store.compact()
+
+    with pytest.warns(ckstore.CkstoreWarning, match="of main@0 are encoded, and were decoded into memory"):
+        found = store.load(0, mmap=True)
+
+    assert same(found, states[0])
+    assert same(store.load(4, mmap=True), states[4])
+
+
+def test_committed_files_come_back(store: Store, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    contents = []
+    for step, state in zip(range(5), history(), strict=False):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        save_file({"copy": state["copy"], "small": state["small"]}, folder / "model.safetensors")
+        (folder / "config.json").write_text('{"a": 1}')
+        contents.append((folder / "model.safetensors").read_bytes())
+        store.commit(folder, step=step)
+
+    report = store.compact()
+
+    assert report.encoded_count
+    for step, content in enumerate(contents):
+        store.checkout(step, tmp_path / f"out-{step}")
+        assert (tmp_path / f"out-{step}" / "model.safetensors").read_bytes() == content
+
+
+def test_a_copied_directory_is_complete(store: Store, tmp_path: Path) -> None:
+    states = saved(store)
+    store.compact()
+    for step in range(STEPS):
+        shutil.copytree(store.path / "checkpoints" / "main" / str(step), tmp_path / str(step))
+    shutil.rmtree(store.path)
+
+    for step, state in enumerate(states):
+        with ckstore.open_checkpoint(tmp_path / str(step)) as opened:
+            assert same(opened.load(), state), step
+
+
+def test_the_reader_of_the_format_page_decodes_it(store: Store) -> None:
+    states = [state for _, state in zip(range(6), history(count=4000), strict=False)]
+    for step, state in enumerate(states):
+        store.save(state, step=step)
+    store.compact()
+
+    for step, state in enumerate(states):
+        found = reader.Checkpoint(store.path / "checkpoints" / "main" / str(step))
+        # The pack of the first save has the tensors that never change, so that of the newest need it plain.
+        assert (found.encoding is not None) == (step in {1, 2})
+        found.check_blobs()
+        read = dict(found.state())
+        for name in ("master", "copy", "small"):
+            assert read[name].data == state[name].view(torch.uint8).numpy().tobytes(), (step, name)
+
+
+# ----------------------------------------------------------------------------- plain and encoded files
+
+
+def test_what_is_tagged_or_pinned_stays_plain(store: Store) -> None:
+    saved(store, 7)
+    store.tag("best", 1)
+    store.pin(2, reason="figure")
+
+    report = store.compact()
+
+    assert {entry.info.step: entry.reason for entry in report.plan.entries if entry.reason} == {
+        6: "it is one of the newest 3",
+        5: "it is one of the newest 3",
+        4: "it is one of the newest 3",
+        2: "it is pinned",
+        1: "it has the tag best",
+    }
+    assert {done.info.step for done in report.compacted} == {0, 3}
+    assert not (store.path / "checkpoints/main/1/plain.json").exists()
+
+
+def test_a_dry_run_changes_nothing(store: Store) -> None:
+    saved(store, 5)
+    before = listing(store.path)
+
+    report = store.compact(dry_run=True)
+
+    assert report.dry_run
+    assert str(report).splitlines()[-1] == "would compact 2 of 5 checkpoints"
+    assert listing(store.path) == before
+
+
+def test_annotations_are_taken_along(store: Store) -> None:
+    saved(store, 5)
+    store.annotate(0, metrics={"bleu": 3})
+    store.compact()
+
+    assert store.info(0).metrics == {"bleu": 3}
+
+
+def test_the_plain_bytes_are_freed_at_once_and_gc_finds_nothing_more(store: Store) -> None:
+    saved(store)
+    store.compact()
+
+    usage = store.du()
+    assert usage.unused_bytes == 0
+    assert store.gc().freed_count == 0
+    linked = {os.stat(path).st_ino: os.stat(path) for path in (store.path / "blobs").rglob("*-*")}
+    names = [os.stat(path).st_ino for path in (store.path / "checkpoints").rglob("blobs/*")]
+    assert all(status.st_nlink == 1 + names.count(inode) for inode, status in linked.items())
+
+
+def test_a_second_compaction_does_nothing(store: Store) -> None:
+    saved(store)
+    store.compact()
+    before = listing(store.path / "checkpoints")
+
+    report = store.compact()
+
+    assert (report.encoded_count, report.compacted, report.skipped) == (0, (), ())
+    assert str(report) == "nothing to compact"
+    assert listing(store.path / "checkpoints") == before
+
+
+def test_compacting_after_each_save_keeps_every_path_short(store: Store) -> None:
+    states = []
+    for step, state in zip(range(30), history(count=20_000), strict=False):
+        store.save(state, step=step)
+        states.append(state)
+        report = store.compact()
+        assert not report.skipped, report
+
+    for step, state in enumerate(states):
+        assert same(store.load(step), state)
+    depths = {step: depth_of(store, step) for step in range(30)}
+    assert max(depths.values()) <= 8
+    assert min(depths[step] for step in range(1, 27)) >= 1  # of the first, the newest need the pack
+    assert store.verify().ok
+
+
+def depth_of(store: Store, step: int) -> int:
+    document = json.loads((store.path / f"checkpoints/main/{step}/manifest.json").read_bytes())["manifest"]
+    bases = {item[0]: item[3] for item in document.get("encoded", ())}
+
+    def depth(digest: str) -> int:
+        return 1 + max(map(depth, bases[digest]), default=0) if digest in bases else 0
+
+    return max(map(depth, bases), default=0)
+
+
+def test_a_base_that_is_dropped_stays_as_long_as_it_is_needed(store: Store) -> None:
+    states = saved(store, 8)
+    store.compact()
+    for step in (7, 5, 2, 1):
+        store.delete(step)
+    store.gc()
+
+    for step in (0, 3, 4, 6):
+        assert same(store.load(step), states[step]), step
+    assert store.verify().ok
+    store.compact()
+    assert same(store.load(0), states[0])
+
+
+def test_an_open_checkpoint_is_left_alone(store: Store) -> None:
+    states = saved(store, 6)
+    with store.open_checkpoint(1) as opened:
+        with Store.open(store.path) as other:
+            report = other.compact()
+        assert [(skipped.info.step, "is using" in skipped.reason) for skipped in report.skipped] == [(1, True)]
+        assert same(opened.load(), states[1])
+    assert store.verify().ok
+    assert same(store.load(0), states[0])
+
+
+def test_saving_and_replacing_goes_on_beside_compacted_checkpoints(store: Store) -> None:
+    states = saved(store, 6)
+    store.compact()
+    again = store.save(states[0], step=0, if_exists="keep")
+    assert again.id == store.info(0).id
+    store.save(states[5], step=1, if_exists="replace")
+    store.save(states[1], step=6)
+
+    assert same(store.load(1), states[5])
+    assert same(store.load(6), states[1])
+    assert same(store.load(0), states[0])
+    assert store.verify().ok
+
+
+def test_a_follower_is_not_given_a_compacted_checkpoint_again(store: Store) -> None:
+    saved(store, 6)
+    with store.follow("main", after=0, timeout_s=0) as follower:
+        assert [info.step for info in follower] == [1, 2, 3, 4, 5]
+    with store.follow("main", after=0, timeout_s=0.2) as follower:
+        assert next(follower).step == 1
+        store.compact()
+        assert [info.step for info in follower] == [2, 3, 4, 5]
+
+
+# ---------------------------------------------------------------------------------------------- damage
+
+
+def test_damage_in_a_base_names_every_checkpoint_that_needs_it(store: Store) -> None:
+    states = saved(store, 8)
+    store.compact()
+    newest = store.path / "checkpoints/main/7/blobs"
+    # Not of 5 and 6, which are plain: they share a pack with the newest, and the damage is in another part of it.
+    needing = {step for step in range(5) for path in newest.iterdir() if shares(store, step, path)} | {7}
+    assert needing == {0, 1, 2, 3, 4, 7}
+    for path in newest.iterdir():
+        path.chmod(0o644)
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    report = store.verify()
+
+    assert {found.step for found in report.damage if found.affects} == needing
+    for step in needing:
+        with pytest.raises(ckstore.DamagedBlob):
+            store.load(step)
+    for step in set(range(8)) - needing:
+        assert same(store.load(step), states[step])
+
+
+def shares(store: Store, step: int, path: Path) -> bool:
+    return (store.path / f"checkpoints/main/{step}/blobs" / path.name).exists()
+
+
+def test_every_flipped_byte_of_a_small_encoded_blob_is_found(store: Store) -> None:
+    states = [{"w": torch.arange(300, dtype=torch.float32) + step} for step in range(5)]
+    for step, state in enumerate(states):
+        store.save(state, step=step)
+    store.compact()
+    folder = store.path / "checkpoints/main/0"
+    (name, _), *_ = [
+        item for item in reader.Checkpoint(folder).stored() if (folder / "blobs" / item[0]).read_bytes()[:5] == b"ckenc"
+    ]
+    path = folder / "blobs" / name
+    path.chmod(0o644)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        try:
+            found = store.load(0)
+        except ckstore.DamagedBlob:
+            continue
+        assert same(found, states[0]), at  # the name of a member that a reader ignores
+    path.write_bytes(whole)
+    assert same(store.load(0), states[0])
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "plain.json", "base"])
+def test_a_missing_part_is_damage_and_other_checkpoints_load(store: Store, missing: str) -> None:
+    states = saved(store, 6)
+    store.compact()
+    folder = store.path / "checkpoints/main/0"
+    found = reader.Checkpoint(folder)
+    assert found.encoding is not None
+    name = f"blobs/{next(iter(found.encoding.encoded.values()))[2][0]}" if missing == "base" else missing
+    name = name if (folder / name).exists() else f"blobs/{found.encoding.members['files'][0][0]}"
+    (folder / name).unlink()
+
+    with pytest.raises((ckstore.DamagedBlob, ckstore.NoSuchRef)):
+        store.load(0)
+    assert not store.verify().ok
+    assert same(store.load(5), states[5])
+
+
+# ---------------------------------------------------------------- nothing is let go before it is elsewhere
+
+
+def test_what_the_disk_does_not_give_back_is_not_relied_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = saved(store, 6)
+    before = listing(store.path / "checkpoints")
+
+    def other(path: Any, start: int, stop: int) -> bytearray:
+        data = direct.read_range(path, start, stop)
+        data[-1] ^= 1
+        return data
+
+    monkeypatch.setattr(encode, "direct", SimpleNamespace(read_range=other))
+    report = store.compact()
+
+    assert {skipped.info.step for skipped in report.skipped} == {0, 1, 2}
+    assert report.compacted == ()
+    assert listing(store.path / "checkpoints") == before
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
+    assert store.gc().freed_count == 0
+
+
+def test_nothing_is_encoded_against_a_damaged_base(store: Store) -> None:
+    states = saved(store, 6)
+    for path in (store.path / "checkpoints/main/5/blobs").iterdir():
+        if os.stat(path).st_nlink == 2:  # its own, and the canonical name
+            path.chmod(0o644)
+            with path.open("r+b") as file:
+                file.seek(1000)
+                file.write(b"rot")
+            os.utime(path, (10**9, 10**9))
+
+    report = store.compact()
+
+    assert report.skipped
+    for step in range(5):
+        assert same(store.load(step), states[step])
+
+
+def test_du_says_what_compaction_saves(store: Store) -> None:
+    saved(store)
+    before = store.du()
+    store.compact()
+    after = store.du()
+
+    assert before.saved_bytes == 0
+    assert after.disk_bytes + after.saved_bytes == pytest.approx(before.disk_bytes, rel=0.01)
+    assert "more without compaction" in str(after)
+
+
+def test_a_compacted_checkpoint_is_pulled_as_it_was_saved(store: Store, tmp_path: Path) -> None:
+    states = saved(store, 5)
+    store.compact()
+    with Store.init(tmp_path / "other") as other:
+        other.pull(remote=str(store.path), all=True)
+        assert [info.id for info in other.checkpoints()] == [info.id for info in store.checkpoints()]
+        for step, state in enumerate(states):
+            assert same(other.load(step), state)
+        assert other.verify().ok

@@ -1,0 +1,72 @@
+"""No order of pushes, pruners, sleeps and late removals loses a blob of a remote; without any one rule one does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.protocol.remote import NAMES, Rules, Scenario
+from tests.protocol.search import explore
+from tests.protocol.test_one_blob import resolved
+from tests.support.coverage import covered
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = pytest.mark.crash
+
+_ONE = Scenario("a push, a pruner", pushes=1, passes=(3,))
+_NEW = Scenario("a push of a new blob, a pruner", pushes=1, passes=(3,), there=False)
+_TWO_PRUNERS = Scenario("a push, two pruners", pushes=1, passes=(2, 2), again=0)
+_TWO_PUSHES = Scenario("two pushes, a pruner", pushes=2, passes=(2,), again=0)
+_SHORT = (_ONE, _NEW, _TWO_PRUNERS, _TWO_PUSHES)
+_FULL = (
+    *_SHORT,
+    Scenario("a push, a pruner, long", pushes=1, passes=(5,), losses=2, again=2),
+    Scenario("a push, two pruners, long", pushes=1, passes=(3, 2), losses=2),
+    Scenario("two pushes, two pruners", pushes=2, passes=(2, 2), again=0, losses=1),
+)
+
+MUTANTS = {
+    "intent_first": _ONE,
+    "strike": _ONE,
+    "burn_needed": _ONE,
+    "commit_by_intent": _ONE,
+    "manifest_last": _NEW,
+    "intents_before_manifests": _ONE,
+    "look_again": _ONE,
+    "version_first": _TWO_PRUNERS,
+    "void_by_swap": _ONE,
+    "finish": _ONE,
+    "burn_unknown": _ONE,
+    "burn_foreign": _TWO_PRUNERS,
+    "unique_writes": _TWO_PRUNERS,
+}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scenario", _FULL if CRASH_FULL else _SHORT, ids=lambda scenario: scenario.name)
+def test_no_order_of_requests_loses_a_blob(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explore(scenario.start(), scenario.steps, scenario.wrong, most=5_000_000)
+
+    with capsys.disabled():
+        bad = int(bool(found.problem))
+        print("\n" + covered("protocol model", f"remote: {scenario.name}", violations=bad, states=found.states))
+    assert not found.problem, str(found)
+    assert found.states > 100
+    # So that the model does not stay behind when the code changes.
+    assert [name for name in found.functions if not resolved(name)] == []
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_without_a_rule_a_blob_is_lost(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = replace(MUTANTS[rule], rules=Rules().without(rule))
+    found = explore(scenario.start(), scenario.steps, scenario.wrong)
+
+    with capsys.disabled():
+        what = f"remote without {rule}: {found.problem}"
+        print("\n" + covered("protocol model", what, mutants=1, steps=len(found.trace)))
+    assert found.problem, f"nothing bad in {found.states} states"
+
+
+def test_every_rule_has_a_mutant() -> None:
+    assert tuple(MUTANTS) == NAMES

@@ -1,0 +1,78 @@
+"""Clone: a new store lists all that a remote has, at once, and reads it through."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckstore import BadInput, RemoteError, Store
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+from tests.support.s3_server import Service
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    made.save(state(1), step=1, metrics={"loss": 2.0})
+    made.save(state(2), step=2)
+    made.tag("best", 1)
+    made.pin(1, "paper")
+    made.annotate(1, metrics={"bleu": 1.0})
+    return made
+
+
+def test_a_clone_lists_everything_has_no_bytes_and_trains_on(store: Store, tmp_path: Path) -> None:
+    clone = Store.clone(store.path, tmp_path / "clone")
+    assert [(info.id, info.elsewhere) for info in clone.checkpoints()] == [
+        (info.id, True) for info in store.checkpoints()
+    ]
+    assert not list(clone.path.rglob("xxh3-*"))
+    assert clone.info("best").metrics == {"loss": 2.0, "bleu": 1.0}
+    assert len(clone.pins()) == 1
+    assert clone.settings.chunk_bytes == MIB
+    assert same(clone.load("latest"), state(2))
+    assert same(clone.load("latest-valid"), state(2))
+    target = state(9)
+    clone.load_into(target, "best")
+    assert same(target, state(1))
+    assert clone.save(state(3)).step == 3
+    assert clone.verify().ok
+    assert clone.pull(2).moved_bytes > 3 * MIB
+    assert not clone.info(2).elsewhere
+    clone.gc()
+    assert same(clone.load(2), state(2))
+
+
+def test_a_clone_again_adds_what_is_new(store: Store, tmp_path: Path) -> None:
+    Store.clone(store.path, tmp_path / "clone")
+    store.save(state(4), step=4)
+    clone = Store.clone(store.path, tmp_path / "clone")
+    assert [info.step for info in clone.checkpoints()] == [1, 2, 4]
+
+
+def test_what_is_no_remote_leaves_nothing(store: Store, tmp_path: Path) -> None:
+    from ckstore import StoreNotFound
+
+    with pytest.raises(StoreNotFound):
+        Store.clone(tmp_path / "nothing", tmp_path / "clone")
+    assert not (tmp_path / "clone").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    with pytest.raises(BadInput):
+        Store.clone(store.path, tmp_path / "full")
+    assert os.listdir(tmp_path / "full") == ["file"]
+
+
+def test_a_clone_of_object_storage(store: Store, service: Service, tmp_path: Path) -> None:
+    target = service.target("run")
+    with pytest.raises(RemoteError):
+        Store.clone(target.address, tmp_path / "clone", endpoint=target.endpoint, region=target.region)
+    assert not (tmp_path / "clone").exists()
+    store.remotes.add("cloud", target.address, endpoint=target.endpoint, region=target.region)
+    store.push(all=True)
+    clone = Store.clone(target.address, tmp_path / "clone", endpoint=target.endpoint, region=target.region)
+    assert [info.name for info in clone.checkpoints()] == ["main@1", "main@2"]
+    assert same(clone.load("best"), state(1))

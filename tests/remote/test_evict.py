@@ -1,0 +1,354 @@
+"""Evict: nothing goes before it is elsewhere; what is elsewhere is listed, read by ranges, and never called damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckstore import BytesElsewhere, DamagedBlob, RemoteError, RetentionPolicy, Store
+from ckstore.remote import keys
+from ckstore.remote.objects import Remote
+from tests.remote.double import REMOTES, Double, new_remote
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    made.save(state(1), step=1, metrics={"loss": 2.0})
+    made.save(state(2), step=2)
+    return made
+
+
+@pytest.fixture
+def evicted(store: Store) -> tuple[Store, Double]:
+    objects, remote = new_remote(store.settings)
+    store.push(remote=remote, all=True)
+    report = store.evict(1, remote)
+    assert [info.step for info in report.evicted] == [1]
+    assert report.freed_bytes > 3 * MIB
+    objects.forget_requests()
+    return store, objects
+
+
+def blob_files(store: Store) -> set[str]:
+    return {path.name for path in store.path.rglob("xxh3-*")}
+
+
+def test_bytes_are_gone_and_everything_reads_as_before(evicted: tuple[Store, Double], tmp_path: Path) -> None:
+    store, objects = evicted
+    assert os.listdir(store.path / "checkpoints/main/1/blobs") == []
+    assert blob_files(store) == set(os.listdir(store.path / "checkpoints/main/2/blobs"))
+    assert [(info.step, info.elsewhere) for info in store.checkpoints()] == [(1, True), (2, False)]
+    assert store.info(1).elsewhere
+    assert same(store.load(1), state(1))
+    assert same(Store.open(store.path).load(1), state(1))
+    assert same(store.load(1, mmap=True), state(1))
+    target = state(7)
+    store.load_into(target, 1)
+    assert same(target, state(1))
+    with store.open_checkpoint(1) as ckpt:
+        assert np.array_equal(ckpt.slice("big")[5:10], state(1)["big"][5:10])  # type: ignore[index]
+    store.export(1, tmp_path / "out")
+    assert (tmp_path / "out/model.safetensors").stat().st_size > 3 * MIB
+    assert not store.diff(1, 2).same_content
+    assert objects.request_count() > 0
+
+
+def test_a_committed_file_comes_back_byte_for_byte(store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "run"
+    source.mkdir()
+    (source / "w.bin").write_bytes(os.urandom(3 * MIB + 5))
+    store.commit(source, step=7)
+    _, remote = new_remote(store.settings)
+    store.push(7, remote)
+    store.evict(7, remote)
+    for link in ("auto", "copy", "hardlink"):
+        store.checkout(7, tmp_path / link, link=link)
+        assert (tmp_path / link / "w.bin").read_bytes() == (source / "w.bin").read_bytes()
+
+
+def test_nothing_calls_it_damaged(evicted: tuple[Store, Double]) -> None:
+    store, _ = evicted
+    assert store.verify().ok
+    assert store.verify(1).ok
+    assert store.info("latest-valid").step == 2
+    store.delete(2)
+    assert store.info("latest-valid").step == 1
+    assert same(store.load("latest-valid"), state(1))
+    assert not [finding for finding in store.doctor().findings if "main@1" in finding.found]
+    assert not (store.path / "checkpoints/main/1/damaged.json").exists()
+    report = Store.open(store.path, recover=False).reindex()
+    assert report.ok
+    assert report.incomplete == ()
+    assert report.orphan_count == report.copy_count == 0
+    assert store.gc().freed_count == 0
+    assert [info.step for info in Store.open(store.path).checkpoints()] == [1]
+
+
+def test_retention_and_pins_know_it(evicted: tuple[Store, Double]) -> None:
+    store, objects = evicted
+    store.tag("best", 1)
+    store.annotate(1, metrics={"bleu": 1.0})
+    store.prune(RetentionPolicy(keep_last=1))
+    assert [info.step for info in store.checkpoints()] == [1, 2]
+    store.untag("best")
+    store.prune(RetentionPolicy(keep_last=1))
+    assert [info.step for info in store.checkpoints()] == [2]
+    assert any(key.startswith("checkpoints/main/1/") for key in objects.held)
+
+
+def test_saving_the_same_bytes_again_is_a_miss(evicted: tuple[Store, Double]) -> None:
+    store, objects = evicted
+    saved = store.save(state(1), step=3)
+    assert saved.new_bytes > 3 * MIB
+    assert same(store.load(3), state(1))
+    assert objects.request_count() == 0
+    assert store.verify().ok
+
+
+def test_the_same_step_again_is_the_same_checkpoint(evicted: tuple[Store, Double]) -> None:
+    store, _ = evicted
+    before = store.info(1).id
+    assert store.save(state(1), step=1).id == before
+    from ckstore import StepExists
+
+    with pytest.raises(StepExists):
+        store.save(state(5), step=1)
+    assert store.save(state(5), step=1, if_exists="keep").id == before
+    store.save(state(5), step=1, if_exists="replace")
+    assert same(store.load(1), state(5))
+    assert not store.info(1).elsewhere
+
+
+def test_a_pull_brings_the_bytes_back(evicted: tuple[Store, Double]) -> None:
+    store, _ = evicted
+    store.annotate(1, note="kept")
+    report = store.pull(1, "away")
+    assert report.new_count == 0
+    assert report.moved_bytes > 3 * MIB
+    info = store.info(1)
+    assert not info.elsewhere
+    assert [note.text for note in info.notes] == ["kept"]
+    from tests.support.stores import check_store
+
+    assert store.verify().ok
+    check_store(store.path)
+    assert store.gc().freed_count == 0
+    assert same(ckstore_open(store, 1), state(1))
+
+
+def ckstore_open(store: Store, step: int) -> object:
+    import ckstore
+
+    with ckstore.open_checkpoint(store.path / f"checkpoints/main/{step}") as ckpt:
+        return ckpt.load()
+
+
+def test_what_another_checkpoint_shares_stays(store: Store) -> None:
+    changed = state(1)
+    changed["step"] = 3
+    store.save(changed, step=3)
+    _, remote = new_remote(store.settings)
+    store.push(remote=remote, all=True)
+    store.evict(1, remote)
+    assert same(store.load(3), changed)
+    assert store.verify().ok
+    assert len(os.listdir(store.path / "checkpoints/main/3/blobs")) > 3
+
+
+@pytest.mark.parametrize("harm", ["missing", "short", "other", "manifest", "dropped", "never pushed"])
+def test_nothing_goes_that_is_not_at_the_remote(store: Store, harm: str) -> None:
+    objects, remote = new_remote(store.settings)
+    if harm != "never pushed":
+        store.push(1, remote)
+    blobs = [key for key in objects.held if key.startswith(keys.BLOBS)]
+    place = keys.Place("main", 1, store.info(1).id)
+    if harm == "missing":
+        objects.delete(blobs[:1])
+    elif harm == "short":
+        objects.put(blobs[0], b"x")
+    elif harm == "other":
+        # The same size and another version: what was noted of it at the push counts no more.
+        objects.put(blobs[0], b"x" * len(objects.held[blobs[0]]))
+    elif harm == "manifest":
+        objects.delete([place.manifest])
+    elif harm == "dropped":
+        objects.put(place.dropped, b"{}")
+    before = blob_files(store)
+    report = store.evict(1, remote)
+    assert report.evicted == ()
+    assert report.skipped[0].reason
+    assert blob_files(store) == before
+    assert not store.info(1).elsewhere
+    assert same(store.load(1), state(1))
+
+
+def test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    key = next(key for key in objects.held if key.startswith(keys.BLOBS))
+    objects.held[key] = objects.held[key][:-1] + bytes([objects.held[key][-1] ^ 1])  # the same version
+    assert "damaged" in store.evict(1, remote).skipped[0].reason
+    assert same(store.load(1), state(1))
+
+
+def test_what_was_read_back_once_or_sent_to_a_service_that_checks_is_not_read_again(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.save({**state(1), "step": 3}, step=3)
+    store.push(remote=remote, all=True)
+    first = store.evict(1, remote)
+    assert first.read_back_bytes > 3 * MIB
+    assert store.evict(3, remote).read_back_bytes < MIB
+    REMOTES[remote] = Remote(remote, objects, checks_bodies=True)
+    assert store.evict(2, remote).read_back_bytes == 0
+
+
+def test_dry_run_changes_nothing(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    objects.forget_requests()
+    report = store.evict(remote=remote, all=True, dry_run=True)
+    assert [info.step for info in report.evicted] == [1]
+    assert [skipped.info.step for skipped in report.skipped] == [2]
+    assert objects.requests["read"] == 0
+    assert not store.info(1).elsewhere
+    assert "would let go" in str(report)
+
+
+def test_an_open_checkpoint_keeps_its_bytes(store: Store) -> None:
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+    with store.open_checkpoint(1):
+        assert "open" in store.evict(1, remote).skipped[0].reason
+    assert store.evict(1, remote).evicted
+
+
+def test_only_what_is_needed_is_fetched(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    rng = np.random.default_rng(0)
+    base = {f"layer{i}": rng.integers(0, 255, 2 * MIB, dtype=np.uint8) for i in range(4)}
+    lora = {f"layer{i}.lora_{ab}": rng.random(1000 + i) for i in range(30) for ab in "AB"}
+    tensor = rng.integers(0, 255, (200, MIB // 2), dtype=np.uint8)
+    store.save({"base": base, "lora": lora, "tensor": tensor}, step=1)
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    store.evict(1, remote)
+    objects.forget_requests()
+    loaded = store.load(1, select="lora")
+    needed = sum(array.nbytes for array in lora.values())
+    assert same(loaded, {"lora": lora})
+    assert objects.received_bytes <= 1.05 * needed
+    assert objects.requests["read"] <= 8
+    objects.forget_requests()
+    with store.open_checkpoint(1) as ckpt:
+        assert np.array_equal(ckpt.slice("tensor")[100:102], tensor[100:102])
+    assert objects.received_bytes <= 0.02 * tensor.nbytes
+
+
+def test_bytes_that_were_changed_on_the_way_are_read_again_and_never_mark_the_checkpoint(
+    evicted: tuple[Store, Double],
+) -> None:
+    store, objects = evicted
+    flipped: set[str] = set()
+
+    def flip_once(call: str, key: str) -> str | None:
+        if call == "read" and key not in flipped:
+            flipped.add(key)
+            return "flip"
+        return None
+
+    objects.fault = flip_once  # type: ignore[assignment]
+    assert same(store.load(1), state(1))
+    objects.fault = lambda call, key: "flip" if call == "read" else None
+    with pytest.raises(RemoteError, match="damaged there"):
+        store.load(1)
+    assert not (store.path / "checkpoints/main/1/damaged.json").exists()
+    objects.fault = lambda *_: None
+    assert same(store.load(1), state(1))
+
+
+def test_a_remote_that_is_away_is_said(evicted: tuple[Store, Double], tmp_path: Path) -> None:
+    store, objects = evicted
+    objects.fault = lambda call, key: "fail"
+    with pytest.raises(BytesElsewhere, match=r"away: .*503"):
+        store.load(1)
+    objects.fault = lambda *_: None
+    assert same(store.load(1), state(1))
+    # Another remote that has the name by now is not asked.
+    new_remote(store.settings)
+    with pytest.raises(BytesElsewhere, match="another remote has the name away"):
+        Store.open(store.path).load(1)
+    import ckstore
+
+    with (
+        ckstore.open_checkpoint(store.path / "checkpoints/main/1") as ckpt,
+        pytest.raises(BytesElsewhere, match="at a remote alone"),
+    ):
+        ckpt.load()
+
+
+def test_an_older_reader_refuses_the_store(evicted: tuple[Store, Double]) -> None:
+    store, _ = evicted
+    assert json.loads((store.path / "store.json").read_bytes())["requires"] == ["elsewhere"]
+
+
+def test_a_file_that_cannot_be_read_makes_nothing_elsewhere(evicted: tuple[Store, Double]) -> None:
+    store, _ = evicted
+    path = store.path / "checkpoints/main/1/elsewhere.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"away", b"aw y"))
+    os.utime(store.path / "checkpoints/main/1/manifest.json")
+    with pytest.raises(DamagedBlob, match="is missing"):
+        store.verify(1)
+    assert not (path.parent / "damaged.json").exists()
+    path.write_bytes(whole)
+    assert store.verify(1).ok
+
+
+def test_two_stores_never_let_go_of_each_others_last_copy(store: Store, tmp_path: Path) -> None:
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    store.push(1, other.path)
+    assert store.evict(1, other.path).evicted
+    assert same(store.load(1), state(1))
+    assert "it has no bytes here" not in other.evict(1, store.path).skipped[0].reason
+    assert not other.info(1).elsewhere
+    assert same(store.load(1), state(1))
+    assert store.pull(1, other.path).moved_bytes > 3 * MIB
+    assert same(ckstore_open(store, 1), state(1))
+
+
+@pytest.mark.parametrize("step", ["write_elsewhere", "rename", "make_directory", "sync_directory", "touch"])
+def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    from ckstore import CkstoreError
+    from ckstore.fs import files, links
+    from ckstore.remote.elsewhere import evict as evicting
+
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        if step in ("write_elsewhere", "touch"):
+            failing.setattr(evicting, step, fail)
+        else:
+            module = files if step == "sync_directory" else links
+            failing.setattr(evicting, "make_kept_durable", lambda *_: None)
+            failing.setattr(module, step, fail)
+        with pytest.raises(CkstoreError):
+            store.evict(1, remote)
+    again = Store.open(store.path)
+    assert same(again.load(1), state(1))
+    assert again.verify().ok
+    again.evict(1, remote)
+    assert again.pull(1, remote).checkpoints[0].step == 1
+    assert same(ckstore_open(again, 1), state(1))

@@ -1,0 +1,168 @@
+"""Services of object storage on loopback, for `make remote`: Ceph RGW, rclone, moto, Azurite."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.support.requirements import require
+from tests.support.s3_server import BUCKET, KEY, SECRET, Service
+
+_START_S = 120.0
+ROOT = Path(__file__).parents[2]
+
+_CEPH_CONF = """
+[global]
+fsid = {fsid}
+mon host = v1:127.0.0.1:{mon_port}/0
+public addr = 127.0.0.1
+ms bind msgr2 = false
+auth cluster required = none
+auth service required = none
+auth client required = none
+osd pool default size = 1
+osd pool default min size = 1
+osd pool default pg num = 8
+osd crush chooseleaf type = 0
+osd pool default pg autoscale mode = off
+mon allow pool size one = true
+mon data avail crit = 1
+mon data avail warn = 2
+run dir = {root}/run
+admin socket = {root}/run/$name.asok
+log file = {root}/log/$name.log
+pid file = {root}/run/$name.pid
+keyring = {root}/keyring
+[mon.a]
+mon data = {root}/mon
+[osd.0]
+osd data = {root}/osd
+osd objectstore = bluestore
+bluestore block size = 6G
+osd memory target = 1G
+[client.rgw.a]
+rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
+rgw enable usage log = false
+"""
+
+
+def free_port() -> int:
+    """Return a port that no process listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _wait_for(port: int, what: str) -> None:
+    end_s = time.monotonic() + _START_S
+    while time.monotonic() < end_s:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{what} did not listen on port {port} within {_START_S:g} s")
+
+
+@contextmanager
+def ceph_service(root: Path) -> Iterator[Service]:
+    """Run one monitor, one OSD on bluestore, and an RGW, below a directory."""
+    require(shutil.which("radosgw") and shutil.which("ceph-osd"), "Ceph is not installed (radosgw ceph-mon ceph-osd)")
+    for name in ("mon", "osd", "log", "run"):
+        (root / name).mkdir(parents=True)
+    port, mon_port = free_port(), free_port()
+    fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
+    conf, keyring, monmap = root / "ceph.conf", root / "keyring", root / "monmap"
+    conf.write_text(_CEPH_CONF.format(root=root, port=port, mon_port=mon_port, fsid=fsid))
+
+    def call(*command: object) -> None:
+        subprocess.run([str(part) for part in command], check=True, capture_output=True, timeout=60)
+
+    try:
+        call("ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
+        call("monmaptool", "--create", "--clobber", "--fsid", fsid, "--addv", "a", f"[v1:127.0.0.1:{mon_port}]", monmap)
+        call("ceph-mon", "-c", conf, "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring)
+        call("ceph-mon", "-c", conf, "-i", "a")
+        # One uuid in all three places, or the OSD finds another filesystem than it expects.
+        call("ceph-osd", "-c", conf, "-i", 0, "--mkfs", "--osd-uuid", osd)
+        call("ceph", "-c", conf, "osd", "new", osd, 0)
+        call("ceph", "-c", conf, "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=h")
+        call("ceph-osd", "-c", conf, "-i", 0, "--osd-uuid", osd)
+        call("radosgw", "-c", conf, "-n", "client.rgw.a")
+        _wait_for(port, "radosgw")
+        user = ("--uid", "ck", "--display-name", "ck", "--access-key", KEY, "--secret-key", SECRET)
+        call("radosgw-admin", "-c", conf, "user", "create", *user)
+        make_bucket(port)
+        yield Service(port)
+    finally:
+        for pid_file in (root / "run").glob("*.pid"):
+            with suppress(OSError, ValueError):
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
+@contextmanager
+def rclone_service(root: Path) -> Iterator[Service]:
+    """Run ``rclone serve s3``, which ignores conditions."""
+    program = shutil.which("rclone") or Path(sys.executable).with_name("rclone")
+    require(Path(program).exists(), "rclone is not installed")
+    (root / BUCKET).mkdir(parents=True)
+    port = free_port()
+    command = [program, "serve", "s3", root, "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY},{SECRET}"]
+    with _running([*command, "--vfs-cache-mode", "off"], port):
+        yield Service(port)
+
+
+@contextmanager
+def moto_service(root: Path) -> Iterator[Service]:
+    """Run moto, whose compare-and-swap loses updates."""
+    program = Path(sys.executable).with_name("moto_server")
+    require(program.exists(), "moto is not installed")
+    port = free_port()
+    with _running([program, "-H", "127.0.0.1", "-p", str(port)], port):
+        make_bucket(port)
+        yield Service(port)
+
+
+@contextmanager
+def azurite_service(root: Path) -> Iterator[int]:
+    """Run Azurite, and return its port."""
+    program = ROOT / "build/remote/node/node_modules/.bin/azurite-blob"
+    require(program.exists(), "Azurite is not installed")
+    port = free_port()
+    command = [program, "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", root]
+    with _running([*command, "--silent", "--skipApiVersionCheck", "--disableTelemetry"], port):
+        yield port
+
+
+@contextmanager
+def _running(command: list[object], port: int) -> Iterator[None]:
+    with subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            _wait_for(port, str(command[0]))
+            yield
+        finally:
+            process.kill()
+
+
+def make_bucket(port: int) -> None:
+    """Make the bucket of the tests; the engine makes none."""
+    from ckstore.remote.service import wrong_body
+    from ckstore.remote.service.target import Target
+
+    target = Target("url", f"s3://{BUCKET}", f"http://127.0.0.1:{port}")
+    end_s = time.monotonic() + _START_S
+    while True:
+        status = wrong_body._put(target, target.endpoint, "", b"", (KEY, SECRET, "us-east-1"), digest_of=b"")
+        if status in (200, 409):
+            return
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"no bucket could be made: status {status}")
+        time.sleep(0.5)
