@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 from ckstore.background import BackgroundSaves
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.interpreter import log_notes
+from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, places_of
@@ -715,8 +716,13 @@ class Store:
         return load_into(self._context, ref, target, request)
 
     @act
-    def open_checkpoint(self, ref: RefLike = "latest") -> OpenCheckpoint:
+    def open_checkpoint(self, ref: RefLike = "latest", *, max_bytes: int | None = None) -> OpenCheckpoint:
         """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart.
+
+        Args:
+            ref: Which one.
+            max_bytes: Refuse each read of more bytes, a tensor, a slice or a load, before any memory is taken. As
+                with `load`, for checkpoints of people whom you do not know.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
@@ -725,7 +731,7 @@ class Store:
         """
         from ckstore.ops.read.open_checkpoint import open_ref
 
-        return open_ref(self._context, ref)
+        return open_ref(self._context, ref, max_bytes)
 
     @act
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:
@@ -795,7 +801,7 @@ class Store:
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
-        return infos(self._context, self.run if run is None else run, newest=newest)
+        return BriefList(infos(self._context, self.run if run is None else run, newest=newest))
 
     @act
     def runs(self) -> list[RunSummary]:
@@ -808,7 +814,7 @@ class Store:
         """
         from ckstore.ops.refs.latest import run_summaries
 
-        return run_summaries(self._context)
+        return BriefList(run_summaries(self._context))
 
     @act
     def follow(
@@ -1032,7 +1038,7 @@ class Store:
         """
         from ckstore.ops.report.why import why
 
-        return why(self._context, digest)
+        return BriefList(why(self._context, digest))
 
     @act
     def plan_push(
@@ -1400,7 +1406,7 @@ class Store:
         """
         from ckstore.ops.refs.tags import tags
 
-        return tags(self._context)
+        return BriefList(tags(self._context))
 
     @act
     def pin(self, ref: RefLike, reason: str, expires: str | float | timedelta | datetime | None = None) -> Pin:
@@ -1440,7 +1446,7 @@ class Store:
         """
         from ckstore.ops.refs.pins import pins
 
-        return pins(self._context)
+        return BriefList(pins(self._context))
 
     @act
     def annotate(
@@ -1659,18 +1665,22 @@ def _create(
 
 
 @short_tracebacks
-def open_checkpoint(path: str | os.PathLike[str]) -> OpenCheckpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
+
+    Args:
+        path: Its directory.
+        max_bytes: As with `Store.open_checkpoint`.
 
     Raises:
         BadInput: There is no such directory.
         DamagedBlob: It has no valid manifest.
     """
-    return _open_checkpoint(_resolved(path))
+    return _open_checkpoint(_resolved(path), max_bytes)
 
 
 @act
-def _open_checkpoint(path: Path) -> OpenCheckpoint:
+def _open_checkpoint(path: Path, max_bytes: int | None) -> OpenCheckpoint:
     from ckstore.ops.read.open_checkpoint import open_path
 
-    return open_path(path)
+    return open_path(path, max_bytes)

@@ -14,6 +14,7 @@ from ckstore.containers.pickle_values import (
     NAME_CHARS_SHOWN,
     Global,
     PlainNode,
+    PlainObject,
     Sparse,
     Storage,
     TensorView,
@@ -193,6 +194,7 @@ FUNCTIONS: dict[Global, Callable[[tuple[Any, ...]], Any]] = {
     Global("torch", "Size"): _size,
     Global("torch", "device"): _device,
 }
+_OBJECT = Global("builtins", "object")
 _RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "torch.tensor": "torch._tensor"}
 
 
@@ -209,6 +211,11 @@ def reduced(function: Any, args: Any) -> Any:
     if make is None:
         # An object of a class without a function of its own for it.
         is_object = str(function) == "copyreg._reconstructor" and type(args) is tuple and len(args) == 3
-        return Unknown(str(args[0] if is_object and type(args[0]) is Global else function))
+        if not is_object or type(args[0]) is not Global:
+            return Unknown(str(function))
+        # As protocols 0 and 1 write an argparse.Namespace.
+        make = FUNCTIONS.get(args[0]) if args[1:] == (_OBJECT, None) else None
+        made = None if make is None else make(())
+        return made if type(made) is PlainObject else Unknown(str(args[0]))
     made = make(args) if type(args) is tuple else None
     return Unknown(f"{function} with arguments that are not written by torch.save") if made is None else made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Collection
 from dataclasses import fields
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -14,6 +14,7 @@ MOST_LINES = 24
 MOST_CHARS = 1500
 _ITEMS_SHOWN = 3
 _VALUE_CHARS = 60
+_LINE_CHARS = COLUMNS - 4
 
 
 def _make_short() -> reprlib.Repr:
@@ -44,6 +45,35 @@ def brief(*shown: str) -> Callable[[type[T]], type[T]]:
         return cls
 
     return with_brief_repr
+
+
+class BriefList(list[T]):
+    """A list with a short `repr`: a long one shows its first and last items, each as `str` says it, on a line."""
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> BriefList[T]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> T | BriefList[T]:
+        return BriefList(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
+
+    def __repr__(self) -> str:
+        # Names are short, and may be copied into a program; of reports a line each is easier to read.
+        is_short = len(self) <= (MOST_CHARS // 4 if self and isinstance(self[0], str) else _ITEMS_SHOWN)
+        if is_short and len(text := super().__repr__()) <= MOST_CHARS:
+            return text
+        most = MOST_LINES - 3  # both brackets, and how many are left out
+        first = self[: most // 2] if len(self) > most else self
+        last = self[len(self) - most + len(first) :] if len(self) > most else []
+        more = [f"... {len(self) - len(first) - len(last):,} more ..."] if last else []
+        lines = [*map(_line, first), *more, *map(_line, last)]
+        return "\n".join(["[", *(f"    {line}" for line in lines), f"] <{len(self):,} in all>"])
+
+
+def _line(item: object) -> str:
+    text = repr(item) if isinstance(item, str) else str(item).partition("\n")[0]
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= _LINE_CHARS else f"{text[: _LINE_CHARS - 3]}..."
 
 
 def _value(value: object) -> str:

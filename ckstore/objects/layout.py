@@ -153,7 +153,7 @@ class Layout:
 
     def subdirectories(self, run: str) -> dict[str, int]:
         """Return name -> inode number of every directory of a run, whatever its name is, in no order."""
-        return {name: inode for name, inode, is_directory in self._of_run(run) if is_directory}
+        return {name: inode for name, inode, is_directory in self.listed(run) if is_directory}
 
     def is_filled(self, run: str) -> bool:
         """Whether a run has a directory that is a checkpoint by its name."""
@@ -170,11 +170,8 @@ class Layout:
         """Return the names of all runs, sorted."""
         return sorted(name for name, _, is_directory in peek.listed(self.checkpoints) if is_directory and is_run(name))
 
-    def names(self, run: str) -> dict[str, int]:
-        """Return every name in the directory of a run, whatever it is, with its inode number."""
-        return {name: inode for name, inode, _ in self._of_run(run)}
-
-    def _of_run(self, run: str) -> list[tuple[str, int, bool]]:
+    def listed(self, run: str) -> list[tuple[str, int, bool]]:
+        """Return each name in the directory of a run with its inode number and whether it is a directory."""
         try:
             return peek.listed(self.checkpoints / run)
         except PermissionError:

@@ -24,8 +24,10 @@ from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
 from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign
 from ckstore.model.names import DEFAULT_RUN, expanded
+from ckstore.model.sizes import size_text
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
+from ckstore.ops.notices import warn
 from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, check_names, signs_of_incompleteness, step_in_name
 from ckstore.tracebacks import short_tracebacks
 
@@ -38,6 +40,7 @@ _LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_i
 _DELETING = ".ckstore-deleting-"
 # These files hold one name; a folder from elsewhere may have anything under it.
 _LATEST_MOST_BYTES = 4096
+_STATE = "trainer_state.json"
 _STATE_MOST_BYTES = 256 * 2**20
 IMPORTED = "imported"
 """The name in the metadata of what says where a checkpoint came from."""
@@ -304,20 +307,23 @@ def _present(store: Store, run: str | None, source: Source, listing: str) -> Che
 
 def _commit(store: Store, run: str | None, source: Source, entries: list[Entry]) -> CheckpointInfo:
     about = {"name": source.path.name, "time": source.time, "listing": _listing(entries)}
-    metrics = _metrics(entries, source.step)
+    metrics = _metrics(entries, source)
     return store.commit(source.path, source.step, run, metrics=metrics, metadata={IMPORTED: about}, times=True)
 
 
-def _metrics(entries: Iterable[Entry], step: int) -> dict[str, float]:
-    """Return what the Trainer of transformers logged at the step of a checkpoint."""
-    states = (entry for entry in entries if entry.path == "trainer_state.json" and entry.kind == "file")
-    state = next(states, None)
-    if state is None or state.nbytes > _STATE_MOST_BYTES:
+def _metrics(entries: Iterable[Entry], source: Source) -> dict[str, float]:
+    """Return what the Trainer of transformers logged at the step of a checkpoint; its log is no symlink."""
+    state = next((entry for entry in entries if entry.path == _STATE), None)
+    if state is None or state.kind == "directory":
+        return {}
+    if state.kind != "file" or state.nbytes > _STATE_MOST_BYTES:
+        why = f"a {state.kind}" if state.kind != "file" else f"larger than {size_text(_STATE_MOST_BYTES)}"
+        warn(f"{source.path.name} comes in without metrics: its {_STATE} is {why}, kept as it is and not read")
         return {}
     with _reading(state.where):
         content = state.content()
     try:
-        return numbers_at(parse_foreign(content)["log_history"], step)
+        return numbers_at(parse_foreign(content)["log_history"], source.step)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # there is no such history
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ from ckstore import (
     StoreSettings,
     training,
 )
+from ckstore.model.brief import BriefList
 from ckstore.model.sizes import size_text
 from ckstore.ops.free.retain import carry_out
 from ckstore.training.history import ImportReport
@@ -47,6 +49,7 @@ GIVEN = {Ranks, RetentionPolicy, StoreSettings}
 EXPORTED = {name: getattr(ckstore, name) for name in ckstore.__all__}
 REPORTS = [one for one in EXPORTED.values() if isinstance(one, type) and is_dataclass(one) and one not in GIVEN]
 LONGEST = 120
+LEAF = DiffLeaf("w", "torch", "float32", (3,), 12)
 
 
 class Maker:
@@ -297,3 +300,29 @@ def test_other_results_are_printed_as_the_command_line_says_them(store: Store, t
     assert str(exported).split("\n")[-1].startswith(f"exported exp@200 to {tmp_path / 'out'}: 2 tensors, 2 files, ")
     assert index[0].startswith("2 checkpoints, ")
     assert str(store.du()).split("\n")[0].startswith("exp@100 holds ")
+
+
+@pytest.mark.parametrize("item", ["name", "a name of\n two lines" * 200, LeafChange(LEAF, LEAF, 1)], ids=type)
+def test_the_repr_of_a_list_is_at_most_a_screen_with_its_ends_and_how_many_there_are(item: object) -> None:
+    lines = repr(BriefList([item] * 20_000)).split("\n")
+
+    assert (lines[0], lines[-1]) == ("[", "] <20,000 in all>")
+    assert len(lines) == 24
+    assert max(map(len, lines)) <= 120
+    assert "    ... 19,979 more ..." in lines
+
+
+def test_a_short_list_shows_all_and_a_list_is_a_list() -> None:
+    names = [f"w{i}" for i in range(300)]
+    brief = BriefList(names)
+
+    assert repr(brief[:100]) == repr(names[:100])
+    assert repr(BriefList([])) == "[]"
+    assert repr(brief[5:]).split("\n")[1::22] == ["    'w5'", "] <295 in all>"]
+    assert repr(BriefList([LeafChange(LEAF, LEAF, 1)] * 4)).split("\n")[1:] == [
+        *["    w: float32 [3], 12 B, 1 B changed"] * 4,
+        "] <4 in all>",
+    ]
+    assert brief == names
+    assert brief[-1] == "w299"
+    assert pickle.loads(pickle.dumps(brief)) == brief

@@ -31,7 +31,7 @@ MACHINES = [
     Mutant(
         "a run that is closed to a user is passed over",
         "closed-run-stops-a-list",
-        "Layout._of_run",
+        "Layout.listed",
         "        except PermissionError:\n",
         "        except FileExistsError:\n",
         f"{_CLOSED}[run]",

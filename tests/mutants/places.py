@@ -45,8 +45,8 @@ PLACES = [
         "a log of a Trainer is read only if it is a file in the checkpoint",
         "log-followed",
         "history._metrics",
-        ' and entry.kind == "file")',
-        ")",
+        'state.kind != "file" or state.nbytes',
+        "state.nbytes",
         "tests/training/test_history.py::test_a_log_that_is_a_symlink_gives_no_metrics_and_is_kept_as_a_symlink",
         "StateChanged",
     ),
@@ -80,7 +80,7 @@ PLACES = [
     Mutant(
         "a state larger than the caller allows is refused before memory is taken",
         "bound-ignored",
-        "load.load_open",
+        "check_bound",
         "if max_bytes is not None and nbytes > max_bytes:",
         "if max_bytes == -1:",
         "tests/ops/read/test_claims.py::"
@@ -113,5 +113,24 @@ PLACES = [
         "            pass\n",
         "tests/ops/test_deep.py::test_opening_and_gc_take_apart_what_is_nested_deep",
         "assert",
+    ),
+    Mutant(
+        "no read by the caller of an open checkpoint takes more than it allows",
+        "tensor-unbounded",
+        "OpenCheckpoint._read",
+        "self._max_bytes, less)",
+        "None, less)",
+        "tests/ops/read/test_claims.py::"
+        "test_no_tensor_slice_or_load_of_an_open_checkpoint_takes_more_than_the_caller_allows",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a transaction of fsspec in which everything was removed again makes no checkpoint",
+        "empty-transaction-committed",
+        "CheckpointTransaction.complete",
+        "                if not staging.has_files():  # all that was written was removed again\n",
+        "                if False:\n",
+        "tests/integrations/test_fsspec.py::test_a_transaction_in_which_all_was_removed_again_makes_no_checkpoint",
+        "Error",
     ),
 ]

@@ -7,13 +7,20 @@ from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef
+from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted
 from ckstore.objects.pieces import PieceMaps, encoded
 from ckstore.ops.notices import warn
-from ckstore.ops.read.storage_read import Tally, check_memories, names_of, read_far_memories, read_memories
+from ckstore.ops.read.storage_read import (
+    Tally,
+    check_bound,
+    check_memories,
+    names_of,
+    read_far_memories,
+    read_memories,
+)
 from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.allocation import wrap
@@ -167,12 +174,7 @@ def load_open(
     # Before gigabytes are read: a device that is not there must not cost the load first.
     check_device(manifest.leaves, device)
     nbytes = sum(manifest.storages[storage].nbytes for storage in needed)
-    if max_bytes is not None and type(max_bytes) is not int:
-        raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
-    # By the manifest, before a byte is allocated: a few bytes on the disk can be terabytes of zeros in memory.
-    if max_bytes is not None and nbytes > max_bytes:
-        msg = f"{manifest.name} loads as {nbytes} bytes, which is more than max_bytes={max_bytes}"
-        raise InsufficientSpace(msg, hint="load a part with select=, or raise max_bytes if you trust its maker")
+    check_bound(manifest.name, nbytes, max_bytes, "load a part with select=")
     tally = Tally(nbytes, progress)
     if mmap:
         memories = map_memories(directory, needed, verify=verify)

@@ -13,7 +13,7 @@ from typing import Any, Self
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, NoSuchRef
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside, Where
-from ckstore.model.brief import brief
+from ckstore.model.brief import BriefList, brief
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import itemsize
@@ -31,11 +31,14 @@ from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_re
 from ckstore.ops.read.entries import TensorNames
 from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.regions import RegionReader
-from ckstore.ops.read.storage_read import check_room, read_memories
+from ckstore.ops.read.storage_read import check_bound, check_room, read_memories
 from ckstore.ops.refs.find import AnyRef, open_directory
 from ckstore.tensors.allocation import allocate
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import LeafMaker, build_with, is_empty, make_leaf
 from ckstore.tensors.walks import leaf_numbers
+
+_FEWER_ROWS = "read fewer rows at once, as with [a:b]"
 
 
 @brief()
@@ -71,8 +74,10 @@ class OpenCheckpoint:
         info: What the store says about it.
     """
 
-    def __init__(self, directory: CheckpointDirectory, info: CheckpointInfo) -> None:
+    def __init__(self, directory: CheckpointDirectory, info: CheckpointInfo, max_bytes: int | None = None) -> None:
+        check_bound(info.name, 0, max_bytes, "")
         self.info = info
+        self._max_bytes = max_bytes
         self._directory = directory
         self._reopened: dict[CheckpointDirectory, CheckpointDirectory] = {}
         self._closed = False
@@ -84,7 +89,7 @@ class OpenCheckpoint:
         A dot in a key is written without a backslash, unless two names would then be the same. A tensor that is made of
         several, a sparse or a quantized one, is listed by its own name; the names of its parts are found as well.
         """
-        return list(self._names.listed)
+        return BriefList(self._names.listed)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -101,15 +106,16 @@ class OpenCheckpoint:
 
         Raises:
             NoSuchRef: There is no such name.
+            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes` of `open_checkpoint`.
             DamagedBlob: Its bytes are damaged or missing.
         """
         found, leaves = self._names.find(name), self._directory.manifest.leaves
         if isinstance(found, LeafRecord):
-            memories = read_memories(self._here(), [found.storage], verify=True)
+            memories = self._read([found.storage], found.name, "slice() reads some rows of it")
             return make_leaf(found, memories[found.storage])
         name, node = found
         storages = {leaves[i].storage for i in leaf_numbers(node) if not is_empty(leaves[i])}
-        memories = read_memories(self._here(), sorted(storages), verify=True)
+        memories = self._read(sorted(storages), name, "read the tensors that it is made of one by one")
         return build_with(node, LeafMaker(leaves, memories.__getitem__).leaf, leaves, path=name)
 
     def slice(self, name: str) -> LeafSlice:
@@ -130,7 +136,7 @@ class OpenCheckpoint:
     def leaves(self) -> list[LeafSummary]:
         """Return name, kind, dtype, shape and size of every value kept as bytes, without reading data."""
         written = self._names.written
-        return [_summary(leaf, self._directory, written[name]) for name, leaf in self._names.leaves.items()]
+        return BriefList(_summary(leaf, self._directory, written[name]) for name, leaf in self._names.leaves.items())
 
     @property
     def directory(self) -> Path:
@@ -140,7 +146,7 @@ class OpenCheckpoint:
 
     def files(self) -> list[FileSummary]:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
-        return summaries(self._directory.manifest)
+        return BriefList(summaries(self._directory.manifest))
 
     @act
     def open_file(self, path: str) -> io.BufferedReader:
@@ -170,15 +176,26 @@ class OpenCheckpoint:
 
         Raises:
             NoSuchRef: `select` fits nothing.
-            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes`.
+            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes`; None: that of
+                `open_checkpoint`.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
         """
-        return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify, max_bytes=max_bytes)
+        most = self._max_bytes if max_bytes is None else max_bytes
+        return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify, max_bytes=most)
 
     def close(self) -> None:
         """Let go of the checkpoint; tensors that were read or mapped stay valid."""
         self._closed = True
         self._directory.close()
+
+    def _read(self, storages: list[int], name: str, less: str) -> dict[int, StorageMemory]:
+        """Read the storages of one value, unless they are larger than the caller allows."""
+        records = self._directory.manifest.storages
+        check_bound(self._words(name), sum(records[i].nbytes for i in storages), self._max_bytes, less)
+        return read_memories(self._here(), storages, verify=True)
+
+    def _words(self, name: str) -> str:
+        return f"{named(plain(name))} of {self.info.name}"
 
     def _here(self) -> CheckpointDirectory:
         """Return its directory, which this process has open; a child that was forked since opens it again.
@@ -210,7 +227,7 @@ class OpenCheckpoint:
             raise BadInput(f"{self.info.name} was closed", hint="pickle it inside its with block")
         where = self._directory.path
         top, parts = (where.top, where.parts) if isinstance(where, Inside) else (str(where), ())
-        return _open_again, (Path(top), parts, self.info)
+        return _open_again, (Path(top), parts, self.info, self._max_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -243,6 +260,7 @@ class LeafSlice:
 
         Raises:
             IndexError: The index does not fit.
+            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes` of `open_checkpoint`.
             DamagedBlob: Bytes are damaged or missing.
         """
         first, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
@@ -258,7 +276,7 @@ class LeafSlice:
         return (self._checkpoint,)
 
     def _whole(self) -> Any:
-        memories = read_memories(self._here(), [self._leaf.storage], verify=True)
+        memories = self._checkpoint._read([self._leaf.storage], self._leaf.name, _FEWER_ROWS)  # noqa: SLF001
         return make_leaf(self._leaf, memories[self._leaf.storage])
 
     def _rows(self, start: int, stop: int) -> Any:
@@ -271,6 +289,8 @@ class LeafSlice:
             row_bytes *= n
         first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
         directory = self._here()
+        checkpoint = self._checkpoint
+        check_bound(checkpoint._words(leaf.name), last - first, checkpoint._max_bytes, _FEWER_ROWS)  # noqa: SLF001
         # A slice of a tensor of zeros can be as large as the whole, which is one chunk on the disk.
         check_room(directory, last - first)
         memory = allocate(leaf.kind, last - first)
@@ -290,15 +310,15 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> Lea
     return LeafSummary(name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 
-def open_ref(context: Context, ref: AnyRef) -> OpenCheckpoint:
+def open_ref(context: Context, ref: AnyRef, max_bytes: int | None = None) -> OpenCheckpoint:
     """Open the checkpoint that `ref` names; see `ckstore.Store.open_checkpoint`."""
     directory = open_directory(context, ref)
     # Locked from here: a traceback that a notebook keeps would hold the checkpoint from gc.
     with _closed_by_an_error(directory):
-        return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id))
+        return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id), max_bytes)
 
 
-def open_path(path: Path) -> OpenCheckpoint:
+def open_path(path: Path, max_bytes: int | None = None) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or copied out of one; see `ckstore.open_checkpoint`."""
     try:
         directory = CheckpointDirectory.at(path)
@@ -308,7 +328,8 @@ def open_path(path: Path) -> OpenCheckpoint:
             msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
         ) from error
     with _closed_by_an_error(directory):
-        return OpenCheckpoint(directory, replace(_info_of_open(directory), durable=examine(path).durable))
+        info = replace(_info_of_open(directory), durable=examine(path).durable)
+        return OpenCheckpoint(directory, info, max_bytes)
 
 
 @contextmanager
@@ -322,9 +343,9 @@ def _closed_by_an_error(directory: CheckpointDirectory) -> Iterator[None]:
 
 
 @act
-def _open_again(top: Path, parts: tuple[str, ...], info: CheckpointInfo) -> OpenCheckpoint:
+def _open_again(top: Path, parts: tuple[str, ...], info: CheckpointInfo, max_bytes: int | None) -> OpenCheckpoint:
     """Open a checkpoint that was pickled, at the place `parts` in `top`."""
-    return OpenCheckpoint(_again(Inside(str(top), parts) if parts else top, info), info)
+    return OpenCheckpoint(_again(Inside(str(top), parts) if parts else top, info), info, max_bytes)
 
 
 def _again(path: Where, info: CheckpointInfo) -> CheckpointDirectory:

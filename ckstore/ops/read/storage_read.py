@@ -8,7 +8,7 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ckstore.errors import InsufficientSpace
+from ckstore.errors import BadInput, InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
 from ckstore.model.sizes import PACK_BELOW_BYTES
@@ -253,6 +253,24 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
         msg = f"reading {where} takes {nbytes} bytes of memory, and {found}"
         hint = "select= reads a part of it, mmap=True maps the blobs of the store, slice() reads rows"
         raise InsufficientSpace(msg, hint=hint)
+
+
+def check_bound(what: str, nbytes: int, max_bytes: int | None, less: str) -> None:
+    """Raise if more bytes are to be read than the caller allows: by the manifest, before a byte is allocated.
+
+    A few bytes on the disk can be terabytes of zeros in memory.
+
+    Args:
+        what: What is to be read, for the message.
+        nbytes: What it takes in memory.
+        max_bytes: None: any number.
+        less: How to read less.
+    """
+    if max_bytes is not None and type(max_bytes) is not int:
+        raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
+    if max_bytes is not None and nbytes > max_bytes:
+        msg = f"{what} loads as {nbytes} bytes, which is more than max_bytes={max_bytes}"
+        raise InsufficientSpace(msg, hint=f"{less}, or raise max_bytes if you trust its maker")
 
 
 def read_memories(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -224,3 +225,29 @@ def test_a_small_checkpoint_that_names_one_blob_many_times_is_refused_beyond_wha
             store.load(1, max_bytes="1GB")  # type: ignore[arg-type]
         assert len(store.load(1, max_bytes=64 * MIB)) == 64
         assert list(store.load(1, select="w7", max_bytes=MIB)) == ["w7"]
+
+
+def test_no_tensor_slice_or_load_of_an_open_checkpoint_takes_more_than_the_caller_allows(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store") as store:
+        zeros = np.zeros((64, MIB), dtype=np.uint8)  # one chunk on the disk, again and again
+        store.save({"big": zeros, "turned": zeros.T, "small": np.arange(9)}, step=1)
+        place = directory_of(store, 1)
+
+        for opened in (store.open_checkpoint(1, max_bytes=MIB), ckstore.open_checkpoint(place, max_bytes=MIB)):
+            with opened as checkpoint, pickle.loads(pickle.dumps(checkpoint)) as again:
+                refused = f"big of main@1 loads as {64 * MIB} bytes, which is more than max_bytes={MIB}"
+                for one in (checkpoint, again):
+                    with pytest.raises(InsufficientSpace, match=refused) as found:
+                        one["big"]
+                    assert found.value.hint.startswith("slice() reads some rows of it, or raise max_bytes")
+                with pytest.raises(InsufficientSpace, match=f"big of main@1 loads as {2 * MIB} bytes"):
+                    checkpoint.slice("big")[:2]
+                with pytest.raises(InsufficientSpace, match="read fewer rows at once"):
+                    checkpoint.slice("turned")[:1]
+                with pytest.raises(InsufficientSpace, match="load a part with select="):
+                    checkpoint.load()
+                assert checkpoint["small"].tolist() == [*range(9)]
+                assert checkpoint.slice("big")[3:4].shape == (1, MIB)
+                assert len(checkpoint.load(select="big", max_bytes=64 * MIB)["big"]) == 64
+        with pytest.raises(BadInput, match="max_bytes must be a number of bytes, got '1GB'"):
+            store.open_checkpoint(1, max_bytes="1GB")  # type: ignore[arg-type]

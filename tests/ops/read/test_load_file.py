@@ -115,7 +115,7 @@ def test_every_protocol_of_pickle_is_read(protocol: int, store: Store, tmp_path:
         assert_same(state, store.load(file=name))
 
 
-@pytest.mark.parametrize("protocol", [2, 5])
+@pytest.mark.parametrize("protocol", [1, 2, 5])
 def test_the_options_of_a_script_are_loaded_with_the_rest(protocol: int, store: Store, tmp_path: Path) -> None:
     args = Namespace(lr=0.1, data=["a"], inner=SimpleNamespace(w=torch.ones(3)))
     state = {"args": args, "more": UserDict(a=1), "again": args, "model": {"w": torch.ones(4)}}
