@@ -207,7 +207,7 @@ class Recheck:
     def _warning(self, digest: str, problem: str) -> str:
         # The save had the right bytes, and `put` exchanged them under every name.
         if digest in self._staging.written:
-            note(self._context, "healed", (self._run, None), nbytes=self._staging.written[digest], why=problem)
+            note(self._context, "healed", (self.run, None), nbytes=self._staging.written[digest], why=problem)
             return (
                 f"{problem}. Each save rereads a share of the blobs that it reuses; this one put the right"
                 " bytes in place in every checkpoint that uses the blob. Check the disk"
