@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore.model.manifest.parse import parse_manifest
+from ckstore.fs.inside import Where
 from ckstore.model.names import step_of
+from ckstore.objects import checkpoints
 from ckstore.objects.layout import Layout, RunChange
 from ckstore.ops import manifest_cache
 from ckstore.ops.check import validity
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The manifests that are parsed from here on."""
     found: list[str] = []
-    original = parse_manifest
+    original = checkpoints.manifest_in
 
-    def watched(data: bytes, *, where: str) -> object:
-        found.append(where)
-        return original(data, where=where)
+    def watched(dir_fd: int, path: Where, hash_prefix: str = "") -> object:
+        found.append(str(path))
+        return original(dir_fd, path, hash_prefix)
 
-    monkeypatch.setattr(validity, "parse_manifest", watched)
+    monkeypatch.setattr(validity, "manifest_in", watched)
     return found
 
 
