@@ -1648,7 +1648,8 @@ def _create(
     *,
     exist_ok: bool,
 ) -> None:
-    from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES, create
+    from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
+    from ckstore.ops.open.create import create
     from ckstore.ops.open.opening import check_new
 
     try:
