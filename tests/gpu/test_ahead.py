@@ -14,6 +14,7 @@ from ckstore.errors import CannotStore
 from ckstore.saver.client.ahead import HeadStarts
 from ckstore.saver.client.snapshot import SnapshotPool
 from ckstore.tensors.capture import capture
+from ckstore.tensors.device import streams
 from tests.gpu.streams import StandIn
 from tests.saver.conftest import DEADLINE_S
 from tests.support.states import assert_same
@@ -76,7 +77,12 @@ def test_what_changes_before_the_walk_comes_to_it_is_saved_as_the_walk_finds_it(
     state = made(device)
     begun(store, state)
     wide = state["wide"] if is_counted else state["wide"].data
-    walked = {"hook": Hook(lambda: wide.add_(5)), **state}
+
+    def act() -> None:
+        streams.system.synchronize(torch.device(device))  # what was begun is copied by now
+        wide.add_(5)
+
+    walked = {"hook": Hook(act), **state}
 
     store.save_async(walked, step=2).result(DEADLINE_S)
 

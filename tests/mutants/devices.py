@@ -26,15 +26,6 @@ DEVICES = [
         "assert",
     ),
     Mutant(
-        "what was copied before the walk is where the walk finds it",
-        "head-start-elsewhere",
-        "HeadStart.indexes",
-        "now.far_places(0, now.nbytes) != source.far_places(0, source.nbytes)",
-        "False",
-        f"{_ROOM}/test_ahead.py::test_whatever_lies_elsewhere_than_before_is_saved_as_it_is[swapped-cpu]",
-        "assert",
-    ),
-    Mutant(
         "a saver has a snapshot when the copies are done",
         "sent-before-it-is-copied",
         "Client._submit_behind",

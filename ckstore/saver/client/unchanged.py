@@ -226,7 +226,7 @@ class Bases:
             nbytes += aligned(length)
         parts = tuple(RangeSource(captured.sources[of.storage], of.start, of.nbytes) for of in samples)
         part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
-        kept = Kept(base.step, base.id, storages, tuple(samples)) if storages else None
+        kept = Kept(base.step, base.id, storages, tuple(samples), tuple(unnamed)) if storages else None
         return SnapshotPlan(places, kept, parts, part_places, nbytes)
 
     def _due(
