@@ -277,12 +277,9 @@ def _fingerprints(captured: Captured) -> dict[int, bytes]:
 
 
 def _compile_fingerprints() -> None:
-    import torch
+    from ckstore.tensors.device.fingerprint import prepare
 
-    from ckstore.tensors.device.fingerprint import compiled
-
-    if torch.cuda.is_available():
-        compiled(_COMPILE_S)
+    prepare(_COMPILE_S)
 
 
 def _check_unchanged(captured: Captured) -> None:
