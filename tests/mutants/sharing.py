@@ -47,7 +47,8 @@ SHARING = [
         "a share of the hits is read again",
         "hits-never-read-again",
         "agrees",
-        "        if stopped_at is None:\n            return self.is_right(digest, self._known[digest].nbytes)\n",
+        "        if stopped_at is None:\n"
+        "            return self.is_right(digest, self._known[digest].nbytes) and not believed\n",
         "",
         "tests/ops/save/test_recheck.py::test_rot_anywhere_in_a_frozen_base_is_healed_within_the_stated_number_of_saves",
         "assert",
