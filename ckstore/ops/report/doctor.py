@@ -22,6 +22,7 @@ from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.ops.index.catalog_place import place_of
+from ckstore.ops.mirrored import status_of
 from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.listing import infos, misplaced, order_problem
 from ckstore.ops.refs.pins import pins
@@ -209,6 +210,12 @@ def _hashes(context: Context) -> Findings:
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
 
 
+def _mirror(context: Context) -> Findings:
+    status = status_of(context, infos(context))
+    if status is not None:
+        yield contents.check_mirror(status)
+
+
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:
     found += deleted_but_open(os.stat(context.layout.path).st_dev)
     yield contents.check_leaks(found)
@@ -230,4 +237,5 @@ _LOOKS: tuple[Look, ...] = (
     ("damage", _damage),
     ("last readings", _readings),
     ("hash", _hashes),
+    ("mirror", _mirror),
 )
