@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import torch
 import ckstore
 from ckstore import Store
 from ckstore.fs import direct
+from ckstore.model.manifest.parse import parse_manifest
 from ckstore.ops.compact import encode
 from tests.format import reader
 
@@ -488,3 +490,29 @@ def test_a_compacted_checkpoint_is_pulled_as_it_was_saved(store: Store, tmp_path
         for step, state in enumerate(states):
             assert same(other.load(step), state)
         assert other.verify().ok
+
+
+# ------------------------------------------------------------------------------- who cannot read it says so
+
+
+def test_a_reader_that_does_not_know_encoded_pieces_says_what_to_install(store: Store) -> None:
+    saved(store, 5)
+    store.compact()
+    data = (store.path / "checkpoints/main/0/manifest.json").read_bytes()
+
+    # Such a reader knows no second document beside this one.
+    with pytest.raises(ckstore.NewerFormat, match="requires 'encoded-1', and this ckstore knows only") as found:
+        parse_manifest(data, where="manifest.json")
+
+    assert "install a newer ckstore" in str(found.value)
+
+
+def test_without_zstandard_it_is_said_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(store, 5)
+    store.compact()
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+
+    with pytest.raises(ckstore.CkstoreError, match=r"zstandard is not installed") as found:
+        store.load(0)
+
+    assert "pip install 'ckstore[compact]'" in str(found.value)
