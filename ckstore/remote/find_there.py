@@ -9,6 +9,7 @@ from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
+from ckstore.remote.budget import MemoryBudget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,7 +100,7 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
             raise RemoteError(msg)
         found[place] = info
 
-    for_each(look, places, threads=_THREADS)
+    for_each(look, places, threads=_THREADS, stopping=MemoryBudget().ending(source.close))
     return found
 
 

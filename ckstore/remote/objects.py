@@ -63,6 +63,9 @@ class Objects(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; those that are missing already are no error."""
 
+    def close(self) -> None:
+        """End the waits of all threads, and refuse further calls."""
+
 
 @dataclass(frozen=True, slots=True)
 class Remote:

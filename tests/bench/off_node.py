@@ -101,7 +101,7 @@ def _beside(root: Path, service: Service, rounds: int, nbytes: int) -> dict[str,
             up, down = systems[name]
             source = store if name == "ckstore" else files
             for act, function, folder in (("push", up, source), ("pull", down, root / "pulled")):
-                took_s, _ = _in_child(function, folder, service, f"{name}-{at}")
+                took_s, _ = _in_child(function, folder, service.port, f"{name}-{at}")
                 seconds[act].setdefault(name, []).append(took_s)
                 print(f"{name}: {act} {took_s:.2f} s", flush=True)
             shutil.rmtree(root / "pulled")
@@ -113,11 +113,10 @@ def _unchanged(root: Path, service: Service) -> dict[str, int]:
     store = root / "unchanged"
     _in_child(_make, store, _UNCHANGED_BYTES, 2)
     with faulty_proxy(service.port) as proxy:
-        through = Service(proxy.port)
-        _in_child(_push, store, through, "unchanged", 1)
+        _in_child(_push, store, proxy.port, "unchanged", 1)
         proxy.seen.clear()
         proxy.lengths.clear()
-        _in_child(_push, store, through, "unchanged", 2)
+        _in_child(_push, store, proxy.port, "unchanged", 2)
         asked = [line for line in proxy.seen if "list-type=2" not in line]
         return {"bytes": sum(proxy.lengths), "requests": len(asked)}
 
@@ -126,8 +125,8 @@ def _memory(root: Path, service: Service) -> dict[str, float]:
     """Return the MiB that a push and a pull of many chunks took beside what the process had."""
     store = root / "large"
     _in_child(_make, store, _MEMORY_CHUNKS * CHUNK_BYTES, 1)
-    _, up = _in_child(_push, store, service, "large")
-    _, down = _in_child(_pull, root / "large-pulled", service, "large")
+    _, up = _in_child(_push, store, service.port, "large")
+    _, down = _in_child(_pull, root / "large-pulled", service.port, "large")
     return {"push": up, "pull": down}
 
 
@@ -166,11 +165,11 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(name))
 
 
-def _push(folder: Path, service: Service, prefix: str, step: int = 1) -> list[float]:
+def _push(folder: Path, port: int, prefix: str, step: int = 1) -> list[float]:
     from ckstore import Store
 
     store = Store.open(folder)
-    target = service.target(prefix)
+    target = Service(port).target(prefix)
     if prefix not in {entry.name for entry in store.remotes}:
         store.remotes.add(prefix, target.address, endpoint=target.endpoint)
     taken: list[float] = []
@@ -179,11 +178,11 @@ def _push(folder: Path, service: Service, prefix: str, step: int = 1) -> list[fl
     return taken
 
 
-def _pull(folder: Path, service: Service, prefix: str) -> list[float]:
+def _pull(folder: Path, port: int, prefix: str) -> list[float]:
     from ckstore import Store
 
     store = Store.init(folder)
-    target = service.target(prefix)
+    target = Service(port).target(prefix)
     store.remotes.add(prefix, target.address, endpoint=target.endpoint)
     taken: list[float] = []
     with _measured(taken):
@@ -191,11 +190,11 @@ def _pull(folder: Path, service: Service, prefix: str) -> list[float]:
     return taken
 
 
-def _rclone(service: Service, *arguments: str) -> None:
+def _rclone(port: int, *arguments: str) -> None:
     program = shutil.which("rclone") or str(Path(sys.executable).with_name("rclone"))
     options = {
         "provider": "Other",
-        "endpoint": f"http://127.0.0.1:{service.port}",
+        "endpoint": f"http://127.0.0.1:{port}",
         "access-key-id": KEY,
         "secret-access-key": SECRET,
     }
@@ -204,35 +203,35 @@ def _rclone(service: Service, *arguments: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=1800)
 
 
-def _rclone_up(folder: Path, service: Service, prefix: str) -> list[float]:
+def _rclone_up(folder: Path, port: int, prefix: str) -> list[float]:
     taken: list[float] = []
     with _measured(taken):
-        _rclone(service, str(folder), f":s3:{BUCKET}/{prefix}")
+        _rclone(port, str(folder), f":s3:{BUCKET}/{prefix}")
     return taken
 
 
-def _rclone_down(folder: Path, service: Service, prefix: str) -> list[float]:
+def _rclone_down(folder: Path, port: int, prefix: str) -> list[float]:
     taken: list[float] = []
     with _measured(taken):
-        _rclone(service, f":s3:{BUCKET}/{prefix}", str(folder))
+        _rclone(port, f":s3:{BUCKET}/{prefix}", str(folder))
         sync_tree(folder)  # a pull is durable
     return taken
 
 
-def _client(service: Service) -> tuple[Any, Any]:
+def _client(port: int) -> tuple[Any, Any]:
     """Return a client of boto3, and how it transfers: each file by one request, as a push and rclone send it."""
     boto3, config = importlib.import_module("boto3"), importlib.import_module("botocore.config")
     transfer = importlib.import_module("boto3.s3.transfer")
     client = boto3.client(
         "s3",
-        endpoint_url=f"http://127.0.0.1:{service.port}",
+        endpoint_url=f"http://127.0.0.1:{port}",
         config=config.Config(max_pool_connections=_THREADS, s3={"addressing_style": "path"}),
     )
     return client, transfer.TransferConfig(use_threads=False, multipart_threshold=2 * CHUNK_BYTES)
 
 
-def _boto3_up(folder: Path, service: Service, prefix: str) -> list[float]:
-    client, how = _client(service)
+def _boto3_up(folder: Path, port: int, prefix: str) -> list[float]:
+    client, how = _client(port)
 
     def send(file: Path) -> None:
         client.upload_file(str(file), BUCKET, f"{prefix}/{file.name}", Config=how)
@@ -243,8 +242,8 @@ def _boto3_up(folder: Path, service: Service, prefix: str) -> list[float]:
     return taken
 
 
-def _boto3_down(folder: Path, service: Service, prefix: str) -> list[float]:
-    client, how = _client(service)
+def _boto3_down(folder: Path, port: int, prefix: str) -> list[float]:
+    client, how = _client(port)
     folder.mkdir()
 
     def fetch(listed: dict[str, Any]) -> None:

@@ -83,15 +83,14 @@ def ceph_service(root: Path) -> Iterator[Service]:
     conf.write_text(_CEPH_CONF.format(root=root, port=port, mon_port=mon_port, fsid=fsid))
 
     def call(*command: object) -> None:
-        for _ in range(_TRIES):
+        for left in reversed(range(_TRIES)):
             done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, timeout=60)
             if done.returncode == 0:
                 return
-            # A client that asks before the monitor has told it which cluster this is gets this answer, on a busy machine.
-            if "wrong fsid" not in done.stderr:
-                break
+            # On a busy machine a client asks before the monitor has told it which cluster this is.
+            if not left or "wrong fsid" not in done.stderr:
+                raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-1000:]}")
             time.sleep(0.5)
-        raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-1000:]}")
 
     try:
         call("ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
