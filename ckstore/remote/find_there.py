@@ -9,6 +9,7 @@ from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
+from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.objects import THREADS
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
             raise RemoteError(msg)
         found[place] = info
 
-    for_each(look, places, threads=THREADS)
+    for_each(look, places, threads=THREADS, stopping=MemoryBudget().ending(source.close))
     return found
 
 

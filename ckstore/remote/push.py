@@ -142,8 +142,9 @@ class _Push:
         self._context, self._remote, self._manner, self._plan = context, remote, manner, plan
         self._record = record.read_record(context.layout, remote.name)
         self._before = self._record.render()
-        self._limiter = None if manner.bytes_s is None else RateLimiter(manner.bytes_s)
         self._budget = MemoryBudget()
+        self._limiter = None if manner.bytes_s is None else RateLimiter(manner.bytes_s, sleep=self._budget.sleep)
+        self._end = self._budget.ending(remote.objects.close)
 
     def send_all(self) -> None:
         """Send what the plan says, in batches."""
@@ -179,6 +180,10 @@ class _Push:
                     self._send_under(directories, intents)
                 except Voided:
                     continue
+                except BaseException:
+                    # A Ctrl-C must not wait for an answer below.
+                    self._end()
+                    raise
                 else:
                     return
                 finally:
@@ -213,7 +218,7 @@ class _Push:
             blob, directory = wanted[digest]
             tags[digest] = self._send_blob(directory, blob, keys.blob(names[digest])).tag
 
-        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._budget.end)
+        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)
         there = self._look(names, wanted) if lacking else there
         gone = [digest for digest in wanted if digest not in there]
         if gone:
@@ -256,12 +261,12 @@ class _Push:
                 written = self._remote.objects.put(key, data)
             except RemoteError:
                 # A lost answer is no failure: the same bytes are written again, which changes nothing.
-                if attempt + 1 == _SENDS:
+                if attempt + 1 == _SENDS or self._budget.is_ended:
                     raise
             else:
                 if written.nbytes == len(data):
                     return written
-            time.sleep(_PAUSE_S * attempt)
+            self._budget.sleep(_PAUSE_S * attempt)
         msg = f"{key} at {self._remote.name} has another size than was sent, {_SENDS} times"
         raise RemoteError(msg)
 

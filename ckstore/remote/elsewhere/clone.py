@@ -23,6 +23,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
 from ckstore.remote.beside import take_names
+from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.pull import Pull, is_here
@@ -77,7 +78,7 @@ def list_remote(context: Context, remote: Remote | OtherStore) -> tuple[int, lis
                 read[place] = found, pull.annotations_of(place)
 
         batch = waiting[start : start + _BATCH]
-        for_each(look, batch, threads=pull.manner.threads)
+        for_each(look, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
         for place in sorted(read):
             (manifest, manifest_id, data), annotations = read[place]
             if _publish(context, manifest, data, annotations, document):

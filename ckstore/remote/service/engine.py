@@ -269,7 +269,7 @@ class ServiceObjects:
             else:
                 if found is not None:
                     return found
-            if not left:
+            if not left or self._workers.stopped:
                 break
             time.sleep(pause_s)
             pause_s *= 2
