@@ -103,9 +103,6 @@ class Double:
         with self._mutex:
             return self._listed(key) if key in self.held else None
 
-    def close(self) -> None:
-        """Nothing waits here."""
-
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._begin("delete", key)
