@@ -112,7 +112,7 @@ def _counted(objects: Objects, key: str, racer: int) -> bool:
     for _ in range(_MOST_TRIES):
         version: Listed | None = objects.head(key)
         value = int((objects.get(key, 100) or b"0").split()[0])
-        # With the racer's number: equal bytes of another one would count as this one's own.
+        # With the racer's number: equal bytes of another one would count as ours.
         if version is not None and objects.update(key, b"%d %d" % (value + 1, racer), version) is not None:
             return True
     return False
