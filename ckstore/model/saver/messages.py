@@ -25,7 +25,17 @@ from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
 from ckstore.model.manifest.manifest import Description, LeafRecord
 
 SaverState = Literal[
-    "starting", "idle", "staging", "hashing", "writing", "syncing", "committing", "just committed", "closing"
+    "starting",
+    "idle",
+    "staging",
+    "hashing",
+    "writing",
+    "syncing",
+    "committing",
+    "just committed",
+    "closing",
+    "mirroring",
+    "waiting",
 ]
 
 
