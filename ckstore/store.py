@@ -859,12 +859,13 @@ class Store:
         return follow(self._context, run, after, timeout_s)
 
     @act
-    def delete(self, ref: RefLike, *, dry_run: bool = False) -> None:
+    def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
         """Delete a checkpoint durably and free the bytes that only it used.
 
         Args:
             ref: Which checkpoint.
             dry_run: Delete nothing: only raise what deleting it now would raise.
+            now: Free its bytes at once, also where it could be brought back (`StoreConfig.undo_by_hand_s`).
 
         Raises:
             InUse: It is open for reading, a tag names it, or it is pinned.
@@ -872,7 +873,7 @@ class Store:
         """
         from ckstore.ops.free.drop import delete
 
-        delete(self._context, ref, dry_run=dry_run)
+        delete(self._context, ref, dry_run=dry_run, now=now)
 
     @act
     def verify(
@@ -1709,7 +1710,8 @@ def _create(
     *,
     exist_ok: bool,
 ) -> None:
-    from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES, create
+    from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
+    from ckstore.ops.open.create import create
     from ckstore.ops.open.opening import check_new
 
     try:

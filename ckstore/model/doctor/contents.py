@@ -83,6 +83,16 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
     return DoctorFinding("note", "trash", told, "ckstore gc frees it")
 
 
+def check_undo(window_s: float, count: int, kept_bytes: int) -> DoctorFinding:
+    """Return what is to be said of what can be brought back; `window_s`: how long what is deleted waits from now on."""
+    if count:
+        told = f"{_count(count, 'checkpoint')} with {size_text(kept_bytes)} can be brought back"
+        return DoctorFinding("note", "undo", told, "ckstore undo lists them; ckstore gc --now frees them at once")
+    if not window_s:
+        return ok("undo", "off: what is deleted cannot be brought back; ckstore config undo --on keeps it for a day")
+    return ok("undo", f"what is deleted can be brought back for {age_words(window_s)}")
+
+
 def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
     """Return what is to be said of the tags.
 

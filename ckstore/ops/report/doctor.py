@@ -21,6 +21,8 @@ from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
+from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
+from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.mirrored import status_of
 from ckstore.ops.os_errors import why_of
@@ -161,7 +163,16 @@ def _staging(context: Context) -> Findings:
 
 
 def _trash(context: Context) -> Findings:
-    yield contents.check_trash(survey.leftovers(context.layout.trash), shared=bool(context.shared))
+    layout = context.layout
+    found = survey.leftovers(layout.trash)
+    if context.shared:  # there the grace is the window, and is of all that lies in trash
+        yield contents.check_trash(found, shared=True)
+        return
+    waits = waiting(context)
+    entries = {one.entry for one in waits}
+    yield contents.check_trash([one for one in found if one.name not in entries])
+    nbytes = sum(one.nbytes for one in waits)
+    yield contents.check_undo(setting_of(layout, UNDO_BY_HAND_S), len(waits), nbytes)
 
 
 def _tags(context: Context) -> Findings:

@@ -23,12 +23,13 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
 from ckstore.remote.beside import take_names
+from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, source_of, uuid_of
-from ckstore.remote.service.entries import RemoteEntry, open_objects
+from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import read_manifest
 
@@ -54,7 +55,7 @@ def new_settings(
     if target.kind == "store":
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes
-    info = read_info(open_objects(RemoteEntry(name, target, "")), name)
+    info = read_info(open_objects(target), name)
     return info.hash, info.chunk_bytes
 
 
@@ -77,7 +78,7 @@ def list_remote(context: Context, remote: Remote | OtherStore) -> tuple[int, lis
                 read[place] = found, pull.annotations_of(place)
 
         batch = waiting[start : start + _BATCH]
-        for_each(look, batch, threads=pull.manner.threads)
+        for_each(look, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
         for place in sorted(read):
             (manifest, manifest_id, data), annotations = read[place]
             if _publish(context, manifest, data, annotations, document):

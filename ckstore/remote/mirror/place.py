@@ -41,7 +41,7 @@ def settings_at(mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
         except StoreNotFound:
             return None
         return settings.hash, settings.chunk_bytes
-    objects = open_objects(RemoteEntry(_NAME, target, ""))
+    objects = open_objects(target)
     if objects.get(keys.INFO, _INFO_MOST_BYTES) is None:
         return None
     info = read_info(objects, _NAME)
