@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
     from ckstore.model.reports.html_report import HtmlReport
+    from ckstore.model.reports.mirror import MirrorStatus
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
@@ -201,6 +203,7 @@ class Store:
         hash: str = "xxh3_128",
         chunk_bytes: int | None = None,
         catalog_path: str | os.PathLike[str] | None = None,
+        mirror: str | os.PathLike[str] | None = None,
     ) -> Store:
         """Open the store at `path`; make it if there is none. Several processes may do so at once.
 
@@ -210,18 +213,31 @@ class Store:
             hash: Of a new store: see `init`.
             chunk_bytes: Of a new store: see `init`.
             catalog_path: See `open`.
+            mirror: What gets every checkpoint after it is durable here: a URL (``s3://BUCKET/PREFIX``), a directory,
+                where a store is made if there is none, or the name of a remote of the store. A new store lists what
+                is there at once, as one of `clone` does, with its hash and chunk size: so a training goes on on
+                another machine. It is kept as the setting `StoreConfig.mirror`; where it is set already, no
+                request is made. None: as the setting says.
 
         Raises:
+            RemoteError: The store is new, or the mirror is new to it, and the mirror does not answer.
+            NoSuchRemote: `mirror` is a name, and there is no remote of that name.
             NewerFormat: A newer ckstore made the store that is there.
             UnsafePlace: The filesystem cannot hold a store.
             BadInput: Something else is at `path`, its parent is not there, or an argument is out of range.
         """
         try:
-            return cls(path, run=run, catalog_path=catalog_path)
+            store = cls(path, run=run, catalog_path=catalog_path)
         except StoreNotFound:
             root = _resolved(path)
+            if mirror is not None:
+                # Before anything is made: a store that began beside a mirror that was away would train from the start.
+                hash, chunk_bytes = _settings_at(root, mirror) or (hash, chunk_bytes)
             _create(root, hash, chunk_bytes, catalog_path, exist_ok=True)
-            return cls(root, run=run, catalog_path=catalog_path)
+            store = cls(root, run=run, catalog_path=catalog_path)
+        if mirror is not None:
+            store._mirror_to(mirror)
+        return store
 
     @classmethod
     @short_tracebacks
@@ -886,12 +902,13 @@ class Store:
         return follow(context, run, after, timeout_s, news)
 
     @act
-    def delete(self, ref: RefLike, *, dry_run: bool = False) -> None:
+    def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
         """Delete a checkpoint durably and free the bytes that only it used.
 
         Args:
             ref: Which checkpoint.
             dry_run: Delete nothing: only raise what deleting it now would raise.
+            now: Free its bytes at once, also where it could be brought back (`StoreConfig.undo_by_hand_s`).
 
         Raises:
             InUse: It is open for reading, a tag names it, or it is pinned.
@@ -899,7 +916,7 @@ class Store:
         """
         from ckstore.ops.free.drop import delete
 
-        delete(self._context, ref, dry_run=dry_run)
+        delete(self._context, ref, dry_run=dry_run, now=now)
 
     @act
     def verify(
@@ -1588,6 +1605,35 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
 
+    def _mirror_to(self, mirror: str | os.PathLike[str]) -> None:
+        """Have a place as the mirror; a store without bytes of its own lists what is there."""
+        from ckstore.remote.mirror.place import entry_of, make_ready
+
+        entry = entry_of(self._context, mirror)
+        # No request where it is set already: a training must begin again whether the mirror answers or not.
+        if entry is not None and self.config.mirror == entry.name:
+            return
+        if entry is None:
+            entry = self.remotes.add(make_ready(self._context, mirror), mirror)
+        # Also one that an earlier call began to list; what was saved here must not be mixed with what others saved.
+        if all(info.elsewhere for info in self.checkpoints()):
+            self._list_remote(entry.name)
+        # Last: until then another call does all of it.
+        self.config.mirror = entry.name
+        _wake_mirror(self._context, self._catalog_path)
+
+    @act
+    def mirror_status(self) -> MirrorStatus | None:
+        """Return how far the mirror of the store is behind; None: it has no mirror.
+
+        Raises:
+            BadInput: The settings are damaged.
+        """
+        from ckstore.ops.mirrored import status_of
+        from ckstore.ops.refs.listing import infos
+
+        return status_of(self._context, infos(self._context))
+
     @act
     def _list_remote(self, name: str) -> None:
         from ckstore.ops.notices import warn
@@ -1665,7 +1711,16 @@ def _open(
 
     context, notes = open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
     context.fetch = _fetching(context)
+    if not context.readonly:
+        context.saved = partial(_wake_mirror, context, catalog_path)
+        _wake_mirror(context, catalog_path, only_if_behind=True)
     return context, notes
+
+
+def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
+    from ckstore.saver.mirror import wake
+
+    wake(context, catalog_path, only_if_behind=only_if_behind)
 
 
 def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:
@@ -1683,6 +1738,13 @@ def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, in
 
 
 @act
+def _settings_at(_: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
+    from ckstore.remote.mirror.place import settings_at
+
+    return settings_at(mirror)
+
+
+@act
 def _create(
     root: Path,
     hash_name: str,
@@ -1691,7 +1753,8 @@ def _create(
     *,
     exist_ok: bool,
 ) -> None:
-    from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES, create
+    from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
+    from ckstore.ops.open.create import create
     from ckstore.ops.open.opening import check_new
 
     try:

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from datetime import datetime
 
+THREADS = 8
+"""So many requests are under way at once: each waits most of its time, and eight filled a link when it was measured."""
+
 
 class Listed(NamedTuple):
     """An object as its service lists it.

@@ -30,6 +30,7 @@ from ckstore.remote.documents.condemned import spare
 from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
+from ckstore.remote.objects import THREADS
 from ckstore.remote.source import ObjectSource
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.remote.objects import Listed, Remote
 
-# Eight at once filled a link in the measurement; memory is bounded apart from that.
-THREADS = 8
 # Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
 _BATCH = 16
 # Asking for so many names costs about as much as a listing of a thousand.

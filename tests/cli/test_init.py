@@ -55,7 +55,8 @@ def test_what_the_place_cannot_promise_is_said(run: Run, tmp_path: Path, monkeyp
 
     made = run("init", "s")
     assert made.exit_code == 0
-    assert made.stderr == "warning: it is made of sand\n"
+    hint = "what is deleted there is freed at once; ckstore config undo --on keeps it for a day\n"
+    assert made.stderr == f"{hint}warning: it is made of sand\n"
 
 
 def test_a_store_that_is_there_is_left_alone(run: Run, tmp_path: Path) -> None:

@@ -202,6 +202,10 @@ def test_a_page_that_is_made_from_docstrings_says_at_its_top_how_to_read_it(path
     assert len(pydoc.render_doc(name)) > 2000
 
 
+def test_the_readme_is_read_in_three_minutes() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
+
+
 def test_the_readme_leads_to_no_page_that_is_empty_until_it_is_built() -> None:
     links = re.findall(r"\]\(([^)#]+\.md)", (ROOT / "README.md").read_text(encoding="utf-8"))
 

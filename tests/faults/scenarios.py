@@ -28,6 +28,7 @@ from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, 
 from tests.support.damage import flip
 
 RUN = "main"
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,58 @@ def _dropped(path: Path, journal: Journal) -> None:
     with _open(path, journal) as store:
         reclaim.give_back = lambda *_: None  # this process does nothing else
         _deleting(2)(store, journal)
+
+
+def _undoable(path: Path, journal: Journal) -> None:
+    """A store that keeps what is deleted, and in it a checkpoint that waits to be brought back."""
+    _keeping(path, journal)
+    with _open(path, journal) as store:
+        _deleting(2)(store, journal)
+
+
+def _keeping(path: Path, journal: Journal) -> None:
+    _saved("first", "second", "other")(path, journal)
+    with _open(path, journal) as store:
+        store.config.undo_by_hand_s = _DAY_S
+
+
+def _bringing_back(store: Store, journal: Journal) -> None:
+    journal.begin((RUN, 2), "second")
+    if _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
+        store.undelete(f"{RUN}@2")
+    journal.done((RUN, 2), "second")
+
+
+def _purging(store: Store, journal: Journal) -> None:
+    report = store.gc(now=True)
+    left = {one.ref for one in store.dropped()} - {one.ref for one in report.waiting}
+    if left:  # where the settings cannot be read other hosts may be there: then it waits for the grace, and is named
+        raise RuntimeError(f"purged, and {left} can be brought back")
+
+
+def _settle_undo(is_kept: bool) -> Callable[[Path, bool], list[str]]:
+    """What was deleted is in its place or comes back bit by bit, and nothing of it is left after the next purge.
+
+    `is_kept`: the act purges nothing, so it is in one of the two.
+    """
+
+    def settle(path: Path, done: bool) -> list[str]:
+        wrong = []
+        with Store.open(path) as store:
+            is_there = any(info.key == (RUN, 2) for info in store.checkpoints())
+            waiting = [one.ref for one in store.dropped()]
+            if is_there == bool(waiting) and (is_kept or is_there):
+                wrong.append(f"{RUN}@2 is {'in two places' if is_there else 'lost'}: {waiting} can be brought back")
+            if waiting:
+                if fingerprint(store.load(store.undelete(f"{RUN}@2"))) != expected("second"):
+                    wrong.append("something else was brought back")
+                store.delete(f"{RUN}@2")
+            store.config.undo_by_hand_s = 0
+            store.gc(now=True)
+            wrong += [f"purged, and {one.ref} can be brought back" for one in store.dropped()]
+        return wrong
+
+    return settle
 
 
 def _collecting(store: Store, journal: Journal) -> None:
@@ -404,6 +457,9 @@ SCENARIOS = {
         Scenario("gc", _dropped, _open_as_found, _collecting),
         Scenario("gc_held", _dropped, _open_as_found, _collecting_beside_a_reader),
         Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),
+        Scenario("delete_with_undo", _keeping, _open, _deleting(2), uncertain=True, settle=_settle_undo(is_kept=True)),
+        Scenario("undelete", _undoable, _open, _bringing_back, uncertain=True, settle=_settle_undo(is_kept=True)),
+        Scenario("purge", _undoable, _open, _purging, settle=_settle_undo(is_kept=False)),
         Scenario("verify_repair", _damaged, _open, _repairing, begins_damaged=True, settle=_settle_repair),
         Scenario("save_over_rot", _rotten, _open, _saving(3, "first"), begins_damaged=True, settle=_settle_rot),
         Scenario("commit", _with_files, _open, _committing(2, "files-2")),

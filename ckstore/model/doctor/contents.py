@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.reports.held import DeletedFile
+from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.sizes import size_text
 
 _OLD_S = 86400.0
@@ -80,6 +81,16 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
     if oldest.age_s > _OLD_S:
         return DoctorFinding("warning", "trash", told, "ckstore gc frees it, or names the process that holds it")
     return DoctorFinding("note", "trash", told, "ckstore gc frees it")
+
+
+def check_undo(window_s: float, count: int, kept_bytes: int) -> DoctorFinding:
+    """Return what is to be said of what can be brought back; `window_s`: how long what is deleted waits from now on."""
+    if count:
+        told = f"{_count(count, 'checkpoint')} with {size_text(kept_bytes)} can be brought back"
+        return DoctorFinding("note", "undo", told, "ckstore undo lists them; ckstore gc --now frees them at once")
+    if not window_s:
+        return ok("undo", "off: what is deleted cannot be brought back; ckstore config undo --on keeps it for a day")
+    return ok("undo", f"what is deleted can be brought back for {age_words(window_s)}")
 
 
 def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
@@ -217,3 +228,11 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
     told = f"{_count(len(leaks), 'deleted file')} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
     do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
     return DoctorFinding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)
+
+
+def check_mirror(status: MirrorStatus) -> DoctorFinding:
+    """Judge how long checkpoints have been only here."""
+    if not status.missed:
+        return ok("mirror", str(status))
+    do = f"look at ckstore savers; try the remote: ckstore remote probe {status.remote}"
+    return DoctorFinding("warning", "mirror", str(status), do)

@@ -48,7 +48,7 @@ class Dropped:
     catalogued: bool
 
 
-def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
+def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = False) -> None:
     """Delete a checkpoint durably and free what only it used; with `dry_run` only raise what would keep it."""
     info = find(context, ref)
     if dry_run:
@@ -57,7 +57,7 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False) -> None:
     context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
-        undo_s = setting_of(context.layout, UNDO_BY_HAND_S)
+        undo_s = 0 if now else setting_of(context.layout, UNDO_BY_HAND_S)
         dropped = drop(context, info, "by hand", undo_s)
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)

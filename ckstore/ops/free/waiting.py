@@ -96,8 +96,9 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
                     raise _taken(chosen) from error
                 raise
             change = RunChange(before, layout.run_stamp(chosen.run))
-        # The new parent first (law N4); trash/ last, so that after a power cut it is in one place at least.
-        for folder in (place.parent, layout.checkpoints, layout.trash):
+        # The new parent first (law N4); trash/ last, so that after a power cut it is in one place at least. In staging/
+        # the name that it was saved under may not be gone durably, if its saver and who dropped it died (law N3).
+        for folder in (place.parent, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
         context.known.directories.changed((chosen.run, chosen.step), peek.status(place).st_ino, change)
         with suppress(CkstoreError, OSError):  # else the next opening enters it

@@ -21,7 +21,10 @@ from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
+from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
+from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
+from ckstore.ops.mirrored import status_of
 from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.listing import infos, misplaced, order_problem
 from ckstore.ops.refs.pins import pins
@@ -160,7 +163,16 @@ def _staging(context: Context) -> Findings:
 
 
 def _trash(context: Context) -> Findings:
-    yield contents.check_trash(survey.leftovers(context.layout.trash), shared=bool(context.shared))
+    layout = context.layout
+    found = survey.leftovers(layout.trash)
+    if context.shared:  # there the grace is the window, and is of all that lies in trash
+        yield contents.check_trash(found, shared=True)
+        return
+    waits = waiting(context)
+    entries = {one.entry for one in waits}
+    yield contents.check_trash([one for one in found if one.name not in entries])
+    nbytes = sum(one.nbytes for one in waits)
+    yield contents.check_undo(setting_of(layout, UNDO_BY_HAND_S), len(waits), nbytes)
 
 
 def _tags(context: Context) -> Findings:
@@ -209,6 +221,12 @@ def _hashes(context: Context) -> Findings:
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
 
 
+def _mirror(context: Context) -> Findings:
+    status = status_of(context, infos(context))
+    if status is not None:
+        yield contents.check_mirror(status)
+
+
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:
     found += deleted_but_open(os.stat(context.layout.path).st_dev)
     yield contents.check_leaks(found)
@@ -230,4 +248,5 @@ _LOOKS: tuple[Look, ...] = (
     ("damage", _damage),
     ("last readings", _readings),
     ("hash", _hashes),
+    ("mirror", _mirror),
 )

@@ -133,7 +133,7 @@ def _charts(page: Page) -> str:
     if not page.infos:
         return ""
     charts = (
-        ("steps", "Steps of each run over time"),
+        ("steps", "Steps of each run over time, with tags and forks"),
         ("metric", "A metric over the steps"),
         ("bytes", "New and reused bytes of each save"),
         ("growth", "Growth of the store"),
@@ -226,6 +226,7 @@ def _happened(page: Page) -> str:
 
 def _checkpoints(page: Page) -> str:
     shown = page.infos[-_ROWS_SHOWN:][::-1]
+    by_id = {info.id: info for info in page.infos}
     rows = [
         (
             info.name,
@@ -234,11 +235,12 @@ def _checkpoints(page: Page) -> str:
             size_text(info.new_bytes),
             " ".join(f"{name}={number_text(value)}" for name, value in info.metrics.items()),
             ", ".join(info.tags) + (" DAMAGED" if info.damaged else ""),
+            parent.name if (parent := by_id.get(info.parent or "")) and parent.run != info.run else "",
         )
         for info in shown
     ]
     if not rows:
         return ""
-    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags")
+    head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Begun from")
     table = _table(f"The newest {len(rows)} of {len(page.infos)}", head, rows, "  >>")
     return _section("Checkpoints", f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>")

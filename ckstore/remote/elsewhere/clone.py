@@ -29,7 +29,7 @@ from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, source_of, uuid_of
-from ckstore.remote.service.entries import RemoteEntry, open_objects
+from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import read_manifest
 
@@ -56,7 +56,7 @@ def new_settings(
     if target.kind == "store":
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes
-    info = read_info(open_objects(RemoteEntry(name, target, "")), name)
+    info = read_info(open_objects(target), name)
     return info.hash, info.chunk_bytes
 
 

@@ -99,6 +99,31 @@ def test_gc_now_ends_it_and_says_so_before(kept: Store) -> None:
     assert kept.prune(RetentionPolicy(keep_last=1), now=True).freed_bytes == 300_000
 
 
+def test_a_delete_that_says_now_frees_at_once(kept: Store) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    full = disk_bytes(kept.path)
+
+    kept.delete(1, now=True)
+
+    assert kept.dropped() == ()
+    assert full - disk_bytes(kept.path) >= 300_000
+
+
+def test_doctor_says_what_can_be_brought_back_and_not_that_gc_frees_it(kept: Store) -> None:
+    def told() -> dict[str, str]:
+        return {one.what: str(one) for one in kept.doctor().findings if one.what in ("undo", "trash")}
+
+    save(kept, 1)
+    assert "can be brought back for" in told()["undo"]
+    kept.delete(1)
+    assert "1 checkpoint with 293.0 KiB can be brought back" in told()["undo"]
+    assert "empty" in told()["trash"]
+    kept.gc(now=True)
+    kept.config.undo_by_hand_s = None
+    assert "config undo --on" in told()["undo"]
+
+
 def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) -> None:
     for step in range(4):
         save(kept, step)

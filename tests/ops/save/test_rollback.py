@@ -1,4 +1,4 @@
-"""A loop that goes back to an older checkpoint and on from there: each recipe of README, with states and with files."""
+"""A loop that goes back to an older checkpoint and on from there: each recipe, with states and with files."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@
   const draw = (id, options, table) => {
     const place = document.getElementById(id);
     plots.get(id)?.destroy();
-    // A value that is given once must be seen, also without a line to the next one.
-    const series = options.series.map((one, index) => (index ? { spanGaps: true, points: { show: true, size: 4 }, ...one } : one));
+    // A value that is given once must be seen, also without a line to the next one; thousands would cost a second.
+    const points = { show: table[0].length <= 600, size: 4 };
+    const series = options.series.map((one, index) => (index ? { spanGaps: true, points, ...one } : one));
     plots.set(id, new uPlot({ width: Math.max(place.clientWidth, 240), height: HEIGHT, ...options, series }, table, place));
   };
   const byRun = (of, x, y) => {
@@ -35,10 +36,29 @@
     for (const one of of) columns.get(one.run)[at.get(x(one))] = y(one);
     return { runs, table: [places, ...columns.values()] };
   };
+  // Forks are dotted lines from the checkpoint of another run, tags are names, and what is damaged is crossed out.
+  const marks = (plot) => {
+    const { ctx } = plot;
+    const at = (one) => [plot.valToPos(one.time, "x", true), plot.valToPos(one.step, "y", true)];
+    ctx.save();
+    ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
+    for (const one of all) {
+      const from = one.parent === null ? null : all[one.parent];
+      if (!(from && from.run !== one.run) && !one.tags.length && !one.damaged) continue;
+      const [x, y] = at(one);
+      ctx.beginPath();
+      ctx.strokeStyle = color(one.damaged ? "--bad" : "--soft");
+      if (from && from.run !== one.run) { ctx.setLineDash([2, 4]); ctx.moveTo(...at(from)); ctx.lineTo(x, y); ctx.stroke(); ctx.setLineDash([]); }
+      ctx.fillStyle = color(one.damaged ? "--bad" : "--ink");
+      ctx.textAlign = x > plot.bbox.left + plot.bbox.width / 2 ? "right" : "left";
+      ctx.fillText([...one.tags, ...(one.damaged ? ["\u2715 damaged"] : [])].join(", "), x, y - 8 * devicePixelRatio);
+    }
+    ctx.restore();
+  };
   const steps = () => {
     const { runs, table } = byRun(all, (one) => one.time, (one) => one.step);
     const series = runs.map((run) => ({ label: run, value: numeric, ...line(data.runs.indexOf(run)) }));
-    draw("steps", { series: [{}, ...series], axes: [axis({}), axis({ label: "step" })] }, table);
+    draw("steps", { hooks: { draw: [marks] }, series: [{}, ...series], axes: [axis({}), axis({ label: "step" })] }, table);
   };
   const choose = document.getElementById("choose");
   const metric = () => {

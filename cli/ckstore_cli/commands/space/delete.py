@@ -22,8 +22,15 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 @click.argument("refs", metavar="REF...", nargs=-1, shell_complete=complete_ref)
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Delete all checkpoints of this run instead.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
 @framed
-def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool) -> None:  # noqa: FBT001 - click's
+def delete(
+    frame: Frame,
+    refs: tuple[str, ...],
+    run: str | None,
+    dry_run: bool,  # noqa: FBT001 - click's
+    now: bool,  # noqa: FBT001 - click's
+) -> None:
     """Delete the checkpoints REF, and free what only they used.
 
     With --run they are all checkpoints of a run.
@@ -62,7 +69,7 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool) 
                 raise no_such_run(store.path, run)
         for info in chosen.values():
             try:
-                store.delete(info, dry_run=dry_run)
+                store.delete(info, dry_run=dry_run, now=now)
             # The others go on, and what was refused is the command's error: a script must not think that all are gone.
             except InUse as error:
                 refused.append((info, error))
