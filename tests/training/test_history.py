@@ -323,6 +323,6 @@ def test_an_import_that_was_killed_goes_on_and_loses_nothing(
     import_history(store, folder, delete_sources=True)
 
     assert os.listdir(folder) == ["runs"]
-    for step, tree in wanted.items():
+    for step, files_of_step in wanted.items():
         store.checkout(step, tmp_path / str(step))
-        assert look(tmp_path / str(step)) == tree
+        assert look(tmp_path / str(step)) == files_of_step
