@@ -22,6 +22,15 @@ DECIDING = [
         "assert",
     ),
     Mutant(
+        "what waits for the mirror is kept by every policy",
+        "unmirrored-dropped",
+        "_protect",
+        "            kept += [candidate.wanted_by] if candidate.wanted_by else []\n",
+        "",
+        "tests/remote/test_mirror.py::test_retention_keeps_what_the_mirror_lacks_and_says_so",
+        "assert",
+    ),
+    Mutant(
         "while a tag cannot be read nothing is planned to be dropped",
         "doubtful-tags-planned-over",
         "_history",
