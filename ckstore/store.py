@@ -105,6 +105,8 @@ class Store:
             catalog_path=self._catalog_path,
         )
         self.background = BackgroundSaves(self._context, self.path, self._catalog_path)
+        # Of a remote that was opened by its URL: what may list there what is new.
+        self._listing: Context | None = None
 
     @classmethod
     @short_tracebacks
@@ -150,7 +152,8 @@ class Store:
         A catalog that is missing, damaged or of an older ckstore is made right, with a `CkstoreWarning`.
 
         Args:
-            path: Its directory.
+            path: Its directory; or the URL of a remote (``s3://…``), which is opened for reading: what it has by now is
+                listed, `follow` also gives what is new there, and loads fetch what they read.
             run: Binds this handle to a run: saves and commits go to it, and where a call or a ref names no run, this
                 one is meant. Tags and ids name a checkpoint of any run. None: saves go to ``main``, and
                 ``latest`` without a run is refused when the store has several runs.
@@ -168,7 +171,27 @@ class Store:
                 lie on a shared filesystem.
             BadInput: `catalog_path` cannot be, or is the catalog of another store.
         """
+        if isinstance(path, str) and "://" in path:
+            return cls._open_there(path, run)
         return cls(path, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
+
+    @classmethod
+    def _open_there(cls, url: str, run: str | None) -> Store:
+        """Open a remote for reading: a clone lies in a temporary directory as long as the handle lives."""
+        import shutil
+        import tempfile
+        import weakref
+
+        folder = tempfile.mkdtemp(prefix="ckstore-remote-")
+        try:
+            listing = cls.clone(url, Path(folder, "store"), run=run)
+            store = cls(listing.path, run=run, readonly=True)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        store._listing = listing._context  # noqa: SLF001 - its own
+        weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
+        return store
 
     @classmethod
     @short_tracebacks
@@ -834,7 +857,13 @@ class Store:
 
     @act
     def follow(
-        self, run: str | None = None, *, after: RefLike | None = None, timeout_s: float | None = None
+        self,
+        run: str | None = None,
+        *,
+        after: RefLike | None = None,
+        timeout_s: float | None = None,
+        remote: RemoteLike | None = None,
+        poll_s: float | None = None,
     ) -> Follower:
         """Give each checkpoint of a run as it becomes durable: for evaluators, and for processes that take new weights.
 
@@ -848,15 +877,29 @@ class Store:
             after: Give only what was committed after this one; ``latest``: only what is new. An info may be of one that
                 is no longer there.
             timeout_s: End when there was none for so long. None: go on until it is closed.
+            remote: Give also what is new at this remote, or in the store of this directory: it is listed here as by
+                `clone`, and loads fetch what they read. None: only what is here; of a store that was opened by a URL,
+                what is there.
+            poll_s: Ask the remote so often, by one request when nothing is new. None: every 5 seconds.
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
             NoSuchRef: `after` names none.
-            BadInput: `run`, `after` or `timeout_s` is invalid.
+            BadInput: `run`, `after`, `timeout_s` or `poll_s` is invalid.
+            NoSuchRemote: There is no remote of that name.
         """
         from ckstore.ops.refs.follow import follow
 
-        return follow(self._context, run, after, timeout_s)
+        context = self._listing or self._context
+        if remote is None and self._listing is None:
+            return follow(context, run, after, timeout_s)
+        from ckstore.remote.elsewhere.news import POLL_S, News
+
+        if poll_s is not None and not poll_s > 0:
+            raise BadInput(f"poll_s must be a number of seconds above 0, got {poll_s!r}")
+        wanted = self.run if run is None else run
+        news = News(context, "origin" if remote is None else remote, wanted, POLL_S if poll_s is None else poll_s)
+        return follow(context, run, after, timeout_s, news)
 
     @act
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Copies begin before the state is walked through, and a save has the state as it is walked through all the same."""
+"""Copies begin before the state is walked through, and a save has the state as it is found by the walk."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, Store
 from ckstore.remote.mirror.work import Mirror
@@ -262,6 +263,20 @@ if __name__ == "__main__":
 """
 
 
+def _trained(steps: int) -> dict[str, torch.Tensor]:
+    """Return the weights of a training that nothing interrupted, by the same lines without a store."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(1, steps + 1):
+        generator = torch.Generator().manual_seed(step)
+        loss = model(torch.randn(8, 64, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.state_dict()
+
+
 def _train(folder: Path, node: str, mirror: str, steps: int) -> subprocess.Popen[str]:
     script = folder / "train.py"
     script.write_text(_TRAINING)
@@ -270,12 +285,10 @@ def _train(folder: Path, node: str, mirror: str, steps: int) -> subprocess.Popen
 
 
 @pytest.mark.usefixtures("no_process_left")
-@pytest.mark.parametrize("kind", ["directory", "s3"])
+@pytest.mark.parametrize("kind", [pytest.param("directory", marks=pytest.mark.crash), "s3"])
 def test_a_training_whose_node_is_gone_goes_on_elsewhere_bit_for_bit(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    import torch
-
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     mirror = str(tmp_path / "m") if kind == "directory" else "s3://ck-test/run"
@@ -300,14 +313,9 @@ def test_a_training_whose_node_is_gone_goes_on_elsewhere_bit_for_bit(
         assert training.wait(_WAIT_S) == 0
     begun, went_on = torch.load(tmp_path / "b.pt")
     assert begun > 0
-    with _train(tmp_path, "c", str(tmp_path / "c-mirror"), done + 3) as training:
-        assert training.wait(_WAIT_S) == 0
-    at_once, wanted = torch.load(tmp_path / "c.pt")
-    assert at_once == 0
+    wanted = _trained(done + 3)
     assert all(torch.equal(went_on[name], wanted[name]) for name in wanted)
     # The last ones get there, too, though the training has ended.
     other = Store.open(tmp_path / "b", readonly=True)
     wait_for(lambda: not (other.mirror_status() or pytest.fail("no mirror")).behind, "all are at the mirror")
-    for pid in mirrors_of(tmp_path / "c"):
-        os.kill(pid, signal.SIGKILL)
     assert SECRET not in "".join(path.read_text() for path in (tmp_path / "b").rglob("*.json*"))

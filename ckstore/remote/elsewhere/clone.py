@@ -35,6 +35,7 @@ from ckstore.remote.source import read_manifest
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.model.manifest.manifest import Manifest
@@ -59,8 +60,16 @@ def new_settings(
     return info.hash, info.chunk_bytes
 
 
-def list_remote(context: Context, remote: Remote | OtherStore) -> tuple[int, list[str]]:
-    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
+def list_remote(
+    context: Context, remote: Remote | OtherStore, places: Iterable[Place] | None = None
+) -> tuple[int, list[str]]:
+    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know.
+
+    Args:
+        context: The store.
+        remote: Where they are.
+        places: These alone; None: all.
+    """
     context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)
     require(context)
@@ -68,7 +77,7 @@ def list_remote(context: Context, remote: Remote | OtherStore) -> tuple[int, lis
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
     infos: list[CheckpointInfo] = []
-    waiting = [place for place in source.places() if not is_here(context, place)]
+    waiting = [place for place in (source.places() if places is None else places) if not is_here(context, place)]
     for start in range(0, len(waiting), _BATCH):
         read: dict[Place, tuple[tuple[Manifest, str, bytes], Annotations | None]] = {}
 

@@ -47,7 +47,7 @@ class _Remembered:
 
 
 class HeadStart:
-    """Copies that were begun. Whoever begins one calls `give_up` at the end, whatever happened.
+    """Copies that were begun. Call `give_up` at the end, whatever happened.
 
     Attributes:
         devices: Those that were waited for.
