@@ -338,6 +338,7 @@ class _Compaction:
         except BaseException:
             lock.release()
             raise
+        self._old[info.name] = _Old(directory, old)  # at once: it is closed with the others, whatever fails below
         kept = {file.digest for file in wanted.files}
         self.let_go |= {blob.digest for blob in manifest.stored if blob.digest not in kept}
         sizes = dict(wanted.files)
@@ -354,7 +355,6 @@ class _Compaction:
         self._context.known.directories.changed(info.key, None, None)
         with suppress(CkstoreError):  # what is not done in time the next opener does
             reconcile_one(self._context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
-        self._old[info.name] = _Old(directory, old)
         if not self._uses_left[info.name]:
             self._drop_old(info.name)
 

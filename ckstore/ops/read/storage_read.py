@@ -8,12 +8,13 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BadInput, InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.objects.far_pieces import Part
-from ckstore.objects.pieces import PieceReader, by_blob, check
+from ckstore.objects.pieces import PieceReader, by_blob, check, encoded
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate, allocate_far
@@ -36,6 +37,8 @@ _THREAD_FROM_BYTES = 4 * 2**20
 STREAM_BYTES = 64 * 2**20
 # A piece is handed out as a tensor: torch and NumPy read elements that are not aligned slowly, or not at all.
 _ALIGN_BYTES = 64
+# Decoding takes longer than anything else in a load, so one large blob must not be the work of one thread.
+_STRIPED_BYTES = 4 * 2**20
 _ASK_FROM_BYTES = 8 * 2**20  # less is taken unasked: the kernel's answer takes longer than reading it
 _SPARE_BYTES = 16 * 2**20  # what reading itself takes beside that: buffers, threads, pages of tables
 
@@ -176,11 +179,48 @@ def _read_parts(
                 if tally is not None:
                     tally.add(len(part.out))
 
+    def decode_stripe(stripe: list[Part]) -> None:
+        with PieceReader(directory, verify=False) as pieces:
+            for part in stripe:
+                pieces.read(part)
+
+    def check_part(part: Part) -> None:
+        if verify and isinstance(part.out, memoryview):
+            check(directory, part.extent, part.out, part.what)
+        if tally is not None:
+            tally.add(len(part.out))
+
     # Around all threads: the mark of damage is written once, by the caller's thread.
     with directory.reporting_damage():
         if blobs:
             say = None if tally is None else tally.say
-            for_each(read_blob, blobs, threads=_threads_for(directory, blobs), say=say)
+            threads = _threads_for(directory, blobs)
+            striped: list[list[Part]] = []
+            whole: list[list[Part]] = []
+            for of_blob in blobs:
+                (striped if threads > 1 and _is_striped(directory, of_blob) else whole).append(of_blob)
+            stripes = [stripe for of_blob in striped for part in of_blob for stripe in _stripes(part, threads)]
+            for_each(decode_stripe, stripes, threads=threads, say=say)
+            for_each(check_part, [part for of_blob in striped for part in of_blob], threads=threads, say=say)
+            for_each(read_blob, whole, threads=threads, say=say)
+
+
+def _is_striped(directory: CheckpointDirectory, of_blob: Sequence[Part]) -> bool:
+    """Whether several threads decode one blob: it is large, and what it is decoded into is memory of the host."""
+    large = any(len(part.out) >= _STRIPED_BYTES for part in of_blob)
+    return large and encoded(directory, of_blob[0].extent) and all(isinstance(p.out, memoryview) for p in of_blob)
+
+
+def _stripes(part: Part, threads: int) -> Iterator[list[Part]]:
+    """Cut a piece into as many parts as there are threads; their digest is compared when all are there."""
+    extent, out, what = part
+    if not isinstance(out, memoryview):
+        return
+    # At tiles: one that lies in two stripes would be decoded twice.
+    nbytes = (len(out) // (threads * TILE_BYTES) + 1) * TILE_BYTES
+    for at in range(0, len(out), nbytes):
+        length = min(nbytes, len(out) - at)
+        yield [Part(extent._replace(offset=extent.offset + at, length=length), out[at : at + length], what)]
 
 
 def _nbytes(parts: Iterable[Part]) -> int:

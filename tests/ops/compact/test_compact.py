@@ -110,6 +110,22 @@ def test_every_way_of_reading_gives_what_was_saved(store: Store, tmp_path: Path)
     assert same(store.load(0, select="copy") | {"step": 1}, {"copy": wanted["copy"], "step": 1})
 
 
+def test_one_large_blob_is_decoded_by_several_threads_and_checked(store: Store) -> None:
+    values = [torch.arange(1_500_001, dtype=torch.float32) * (1 + step / 1000) for step in range(3)]
+    for step, value in enumerate(values):
+        store.save({"w": value}, step=step)
+    store.compact(keep_newest=1)
+
+    assert all(torch.equal(store.load(step)["w"], value) for step, value in enumerate(values))
+    largest = max((store.path / "checkpoints/main/0/blobs").iterdir(), key=lambda path: path.stat().st_size)
+    largest.chmod(0o644)
+    data = bytearray(largest.read_bytes())
+    data[-1000] ^= 1
+    largest.write_bytes(data)
+    with pytest.raises(ckstore.DamagedBlob, match="w of main@0"):
+        store.load(0)
+
+
 def test_a_mapping_of_encoded_bytes_is_read_and_said(store: Store) -> None:
     states = saved(store, 5)
     store.compact()
