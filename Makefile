@@ -155,14 +155,15 @@ $(STATES)/.installed: $(STAMP) tests/states/requirements.txt
 remote: $(REMOTE)/.installed ## Remotes on real services of object storage: Ceph RGW, rclone, moto, Azurite, in an environment of its own
 	CKSTORE_CI=1 $(REMOTE)/bin/python -m pytest tests/remote -m remote $(PYTEST_ARGS)
 
-# Its own, since moto brings boto3 and half a web framework; Ceph comes from the distribution.
+# Its own, since moto brings boto3 and half a web framework; Ceph comes from the distribution. Whatever .venv has is
+# installed again, or the programs of a package would not be in this environment.
 $(REMOTE)/.installed: $(STAMP) tests/remote/requirements.txt
 	@command -v radosgw > /dev/null || { [ "$$(id -u)" -eq 0 ] && apt-get install -y -qq --no-install-recommends radosgw ceph-mon ceph-osd; } \
 		|| echo "hint: Ceph RGW is in the packages radosgw, ceph-mon and ceph-osd"
 	$(BIN)/python -m venv --clear $(REMOTE)
 	$(BIN)/python -c "import site, sysconfig; print('import site; site.addsitedir(' + repr(sysconfig.get_path('purelib')) + ')')" \
 		> $$($(REMOTE)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
-	$(REMOTE)/bin/python -m pip --disable-pip-version-check install -q -r tests/remote/requirements.txt
+	$(REMOTE)/bin/python -m pip --disable-pip-version-check install -q --no-deps --ignore-installed -r tests/remote/requirements.txt
 	npm install --silent --prefix $(REMOTE)/node azurite@3.37.0
 	@touch $@
 

@@ -73,6 +73,7 @@ from ckstore.model.reports.held import Holder as Holder
 from ckstore.model.reports.held import LinkedBlob as LinkedBlob
 from ckstore.model.reports.held import PlannedBlob as PlannedBlob
 from ckstore.model.reports.html_report import HtmlReport as HtmlReport
+from ckstore.model.reports.mirror import MirrorStatus as MirrorStatus
 from ckstore.model.reports.progress import Progress as Progress
 from ckstore.model.reports.reindex_report import Incomplete as Incomplete
 from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport

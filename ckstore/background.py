@@ -85,6 +85,8 @@ class BackgroundSaves:
     def prewarm(self, state: object | None = None, *, nice: int = 0) -> None:
         """Start the saver and make the memory that a save of this state needs: the first is as quick as others then.
 
+        For a state on a GPU it also pins that memory and waits for the kernel that compares tensors to be compiled.
+
         Raises:
             CannotStore: A value in the state cannot be stored.
             InsufficientSpace: There is no memory for the copy.

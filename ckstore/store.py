@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.export_report import ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
     from ckstore.model.reports.html_report import HtmlReport
+    from ckstore.model.reports.mirror import MirrorStatus
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
@@ -104,6 +106,8 @@ class Store:
             catalog_path=self._catalog_path,
         )
         self.background = BackgroundSaves(self._context, self.path, self._catalog_path)
+        # Of a remote that was opened by its URL: what may list there what is new.
+        self._listing: Context | None = None
 
     @classmethod
     @short_tracebacks
@@ -149,7 +153,8 @@ class Store:
         A catalog that is missing, damaged or of an older ckstore is made right, with a `CkstoreWarning`.
 
         Args:
-            path: Its directory.
+            path: Its directory; or the URL of a remote (``s3://…``), which is opened for reading: what it has by now is
+                listed, `follow` also gives what is new there, and loads fetch what they read.
             run: Binds this handle to a run: saves and commits go to it, and where a call or a ref names no run, this
                 one is meant. Tags and ids name a checkpoint of any run. None: saves go to ``main``, and
                 ``latest`` without a run is refused when the store has several runs.
@@ -167,7 +172,27 @@ class Store:
                 lie on a shared filesystem.
             BadInput: `catalog_path` cannot be, or is the catalog of another store.
         """
+        if isinstance(path, str) and "://" in path:
+            return cls._open_there(path, run)
         return cls(path, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
+
+    @classmethod
+    def _open_there(cls, url: str, run: str | None) -> Store:
+        """Open a remote for reading: a clone lies in a temporary directory as long as the handle lives."""
+        import shutil
+        import tempfile
+        import weakref
+
+        folder = tempfile.mkdtemp(prefix="ckstore-remote-")
+        try:
+            listing = cls.clone(url, Path(folder, "store"), run=run)
+            store = cls(listing.path, run=run, readonly=True)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        store._listing = listing._context  # noqa: SLF001 - its own
+        weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
+        return store
 
     @classmethod
     @short_tracebacks
@@ -179,6 +204,7 @@ class Store:
         hash: str = "xxh3_128",
         chunk_bytes: int | None = None,
         catalog_path: str | os.PathLike[str] | None = None,
+        mirror: str | os.PathLike[str] | None = None,
     ) -> Store:
         """Open the store at `path`; make it if there is none. Several processes may do so at once.
 
@@ -188,18 +214,31 @@ class Store:
             hash: Of a new store: see `init`.
             chunk_bytes: Of a new store: see `init`.
             catalog_path: See `open`.
+            mirror: What gets every checkpoint after it is durable here: a URL (``s3://BUCKET/PREFIX``), a directory,
+                where a store is made if there is none, or the name of a remote of the store. A new store lists what
+                is there at once, as one of `clone` does, with its hash and chunk size: so a training goes on on
+                another machine. It is kept as the setting `StoreConfig.mirror`; where it is set already, no
+                request is made. None: as the setting says.
 
         Raises:
+            RemoteError: The store is new, or the mirror is new to it, and the mirror does not answer.
+            NoSuchRemote: `mirror` is a name, and there is no remote of that name.
             NewerFormat: A newer ckstore made the store that is there.
             UnsafePlace: The filesystem cannot hold a store.
             BadInput: Something else is at `path`, its parent is not there, or an argument is out of range.
         """
         try:
-            return cls(path, run=run, catalog_path=catalog_path)
+            store = cls(path, run=run, catalog_path=catalog_path)
         except StoreNotFound:
             root = _resolved(path)
+            if mirror is not None:
+                # Before anything is made: a store that began beside a mirror that was away would train from the start.
+                hash, chunk_bytes = _settings_at(root, mirror) or (hash, chunk_bytes)
             _create(root, hash, chunk_bytes, catalog_path, exist_ok=True)
-            return cls(root, run=run, catalog_path=catalog_path)
+            store = cls(root, run=run, catalog_path=catalog_path)
+        if mirror is not None:
+            store._mirror_to(mirror)
+        return store
 
     @classmethod
     @short_tracebacks
@@ -819,7 +858,13 @@ class Store:
 
     @act
     def follow(
-        self, run: str | None = None, *, after: RefLike | None = None, timeout_s: float | None = None
+        self,
+        run: str | None = None,
+        *,
+        after: RefLike | None = None,
+        timeout_s: float | None = None,
+        remote: RemoteLike | None = None,
+        poll_s: float | None = None,
     ) -> Follower:
         """Give each checkpoint of a run as it becomes durable: for evaluators, and for processes that take new weights.
 
@@ -833,15 +878,29 @@ class Store:
             after: Give only what was committed after this one; ``latest``: only what is new. An info may be of one that
                 is no longer there.
             timeout_s: End when there was none for so long. None: go on until it is closed.
+            remote: Give also what is new at this remote, or in the store of this directory: it is listed here as by
+                `clone`, and loads fetch what they read. None: only what is here; of a store that was opened by a URL,
+                what is there.
+            poll_s: Ask the remote so often, by one request when nothing is new. None: every 5 seconds.
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
             NoSuchRef: `after` names none.
-            BadInput: `run`, `after` or `timeout_s` is invalid.
+            BadInput: `run`, `after`, `timeout_s` or `poll_s` is invalid.
+            NoSuchRemote: There is no remote of that name.
         """
         from ckstore.ops.refs.follow import follow
 
-        return follow(self._context, run, after, timeout_s)
+        context = self._listing or self._context
+        if remote is None and self._listing is None:
+            return follow(context, run, after, timeout_s)
+        from ckstore.remote.elsewhere.news import POLL_S, News
+
+        if poll_s is not None and not poll_s > 0:
+            raise BadInput(f"poll_s must be a number of seconds above 0, got {poll_s!r}")
+        wanted = self.run if run is None else run
+        news = News(context, "origin" if remote is None else remote, wanted, POLL_S if poll_s is None else poll_s)
+        return follow(context, run, after, timeout_s, news)
 
     @act
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
@@ -1572,6 +1631,35 @@ class Store:
         """Say that it is there; else Python would ask for its length."""
         return True
 
+    def _mirror_to(self, mirror: str | os.PathLike[str]) -> None:
+        """Have a place as the mirror; a store without bytes of its own lists what is there."""
+        from ckstore.remote.mirror.place import entry_of, make_ready
+
+        entry = entry_of(self._context, mirror)
+        # No request where it is set already: a training must begin again whether the mirror answers or not.
+        if entry is not None and self.config.mirror == entry.name:
+            return
+        if entry is None:
+            entry = self.remotes.add(make_ready(self._context, mirror), mirror)
+        # Also one that an earlier call began to list; what was saved here must not be mixed with what others saved.
+        if all(info.elsewhere for info in self.checkpoints()):
+            self._list_remote(entry.name)
+        # Last: until then another call does all of it.
+        self.config.mirror = entry.name
+        _wake_mirror(self._context, self._catalog_path)
+
+    @act
+    def mirror_status(self) -> MirrorStatus | None:
+        """Return how far the mirror of the store is behind; None: it has no mirror.
+
+        Raises:
+            BadInput: The settings are damaged.
+        """
+        from ckstore.ops.mirrored import status_of
+        from ckstore.ops.refs.listing import infos
+
+        return status_of(self._context, infos(self._context))
+
     @act
     def _list_remote(self, name: str) -> None:
         from ckstore.ops.notices import warn
@@ -1649,7 +1737,16 @@ def _open(
 
     context, notes = open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
     context.fetch = _fetching(context)
+    if not context.readonly:
+        context.saved = partial(_wake_mirror, context, catalog_path)
+        _wake_mirror(context, catalog_path, only_if_behind=True)
     return context, notes
+
+
+def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
+    from ckstore.saver.mirror import wake
+
+    wake(context, catalog_path, only_if_behind=only_if_behind)
 
 
 def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:
@@ -1667,6 +1764,13 @@ def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, in
 
 
 @act
+def _settings_at(_: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
+    from ckstore.remote.mirror.place import settings_at
+
+    return settings_at(mirror)
+
+
+@act
 def _create(
     root: Path,
     hash_name: str,
@@ -1675,7 +1779,8 @@ def _create(
     *,
     exist_ok: bool,
 ) -> None:
-    from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES, create
+    from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
+    from ckstore.ops.open.create import create
     from ckstore.ops.open.opening import check_new
 
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
+STATE_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
+"""How the names of files end that hold a state, as a rule; what a file is its first bytes say."""
 MAX_TENSORS = 1_000_000
 """Entries of a header, records of an archive, names of tensors; each takes some hundred bytes of memory."""
 MAX_DIMENSIONS = 64  # what manifests end at: elements of a tensor, and each size or stride of it

@@ -30,6 +30,8 @@ _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
 # The integers that every JSON reader holds exactly.
 MAX_STEP = 2**53
 DEFAULT_RUN = "main"
+COMPUTED = ("latest", "latest-valid")
+"""Refs that are looked up at each use, so that no tag may have these names."""
 
 CheckpointKey = tuple[str, int]
 """Run and step: what a store keeps one checkpoint under."""
@@ -117,10 +119,8 @@ def check_tag(tag: object) -> str:
         msg = f"a tag has 1 to 100 of the characters A-Z a-z 0-9 . _ - and does not start with a dot, got {tag!r}"
         raise BadInput(msg)
     # A ref must mean one thing: a tag 500 would hide the step 500, a tag abcdef an id.
-    looks_like = (
-        "a step" if tag.isdigit() else "a ref that is computed" if tag in ("latest", "latest-valid") else "an id"
-    )
-    if tag.isdigit() or tag in ("latest", "latest-valid") or _ID_PATTERN.match(tag):
+    looks_like = "a step" if tag.isdigit() else "a ref that is computed" if tag in COMPUTED else "an id"
+    if tag.isdigit() or tag in COMPUTED or _ID_PATTERN.match(tag):
         msg = f"a tag may not look like {looks_like}, got {tag!r}"
         raise BadInput(msg)
     return tag

@@ -78,6 +78,16 @@ def _lacking(wanted: set[str], all_metrics: Iterable[Mapping[str, float]]) -> se
     return wanted - known if known else set()
 
 
+def _mirror_named(context: Context, member: str, name: object) -> object:
+    remotes = config_file.read_config(context.layout).get("remotes") or {}
+    if not isinstance(name, str) or name not in remotes:
+        there = (
+            f"its remotes: {', '.join(sorted(remotes))}" if remotes else "ckstore remote add NAME s3://BUCKET/PREFIX"
+        )
+        raise BadInput(f"{member}: the store has no remote {shown(name)}", hint=there)
+    return name
+
+
 class _Attribute(Generic[T]):
     """An attribute that is one setting: reading and changing it are acts of its name.
 
@@ -214,6 +224,27 @@ class StoreConfig:
     That is four, and half of the cores where there are more than eight, up to sixteen. Set it where a rank has its own
     share of the cores of a machine, and no process affinity that says so; other handles that are open keep theirs.
     Default: None.
+    """
+
+    mirror = _Attribute(
+        config_file.MIRROR.name, lambda layout: config_file.setting_of(layout, config_file.MIRROR), _mirror_named
+    )
+    """The remote that gets every checkpoint after it is durable here; None: none does.
+
+    A process of its own pushes, the newest first, and neither delays nor fails a save. It is started by a save and by
+    an opening for writing that finds something missing there, and outlives the training.
+    """
+
+    mirror_age_s = _plain(config_file.MIRROR_AGE_S)
+    """For how many seconds a checkpoint may be only here: `doctor` warns when it was longer. Default: 600."""
+
+    mirror_bytes_s = _plain(config_file.MIRROR_BYTES_S)
+    """How many bytes a second the mirror sends at most; None: as many as the link takes. Default: None."""
+
+    mirror_keep = _plain(config_file.MIRROR_KEEP)
+    """How many checkpoints of each run that the mirror lacks policies keep, the newest ones; 0: none.
+
+    What `make_room` drops for a save that would not fit is not bound by it. Default: 3.
     """
 
     def __init__(self, context: Context) -> None:

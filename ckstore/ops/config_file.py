@@ -74,8 +74,21 @@ THREADS: Setting[int | None] = Setting(
 )
 
 
-def _is_whole(value: object, most: int) -> bool:
-    return isinstance(value, int) and _is_number(value, 1, most)
+MIRROR: Setting[str | None] = Setting(
+    "mirror", None, "the name of a remote", lambda value: isinstance(value, str) and bool(value)
+)
+MIRROR_AGE_S = Setting("mirror_age_s", 600.0, "seconds from 1 to a year", lambda value: _is_number(value, 1, _YEAR_S))
+MIRROR_BYTES_S: Setting[int | None] = Setting(
+    "mirror_bytes_s", None, "a whole number of bytes a second above 0", lambda value: _is_whole(value, 2**53)
+)
+# A service that is away for some saves costs the disk as much as three checkpoints, not one for each save.
+MIRROR_KEEP = Setting(
+    "mirror_keep", 3, "a whole number from 0 to 10000", lambda value: _is_whole(value, 10_000, least=0)
+)
+
+
+def _is_whole(value: object, most: int, least: int = 1) -> bool:
+    return isinstance(value, int) and _is_number(value, least, most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,8 @@ class Context:
     run: str | None = None
     # Reads a range of a blob of an open checkpoint that is elsewhere; None: remotes are not reached.
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None] | None = None
+    # Called after a checkpoint is durable here, for the mirror; it raises nothing. None: no mirror is looked for.
+    saved: Callable[[], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
     watch: SaveWatch = NO_WATCH  # called as a save goes on
     totals: SaveTotals = field(default_factory=SaveTotals)  # what the saves of this store did so far

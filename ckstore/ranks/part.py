@@ -173,7 +173,7 @@ def _place(shard: Shard, name: str, storage: int, chunk_bytes: int) -> tuple[Lea
 
     tensor = shard.tensor.detach()
     admitted = torch_leaves.Admission().admit(tensor if tensor.is_contiguous() else tensor.contiguous(), shard.name)
-    torch_leaves.wait_for_devices([admitted])
+    torch_leaves.wait_for_devices(torch_leaves.devices_of([admitted]))
     source, (leaf,) = torch_leaves.place([admitted], storage)
     source.name = shard.name
     if 0 in leaf.shape:

@@ -1,13 +1,14 @@
-"""How much memory the blobs on their way take together, whatever the number of threads."""
+"""How much memory the blobs on their way take together, whatever the number of threads; and what ends a transfer."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Four blobs of the default 32 MiB: a link is full by then, and 256 MiB for all of a transfer leave room for the rest.
 IN_FLIGHT_BYTES = 128 * 2**20
@@ -38,8 +39,31 @@ class MemoryBudget:
                 self._free += taken
                 self._changed.notify_all()
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether the transfer has failed: nothing is worth another try."""
+        return self._is_ended
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for so long, or until the transfer has failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_ended, seconds)
+
     def end(self) -> None:
         """Let nothing wait any more: the transfer has failed."""
         with self._changed:
             self._is_ended = True
             self._changed.notify_all()
+
+    def ending(self, close: Callable[[], None]) -> Callable[[], None]:
+        """Return what ends it in an error's handler: `close`, which ends requests in hand, only after a Ctrl-C.
+
+        After any other error the remote is still needed, for what has to be taken back there.
+        """
+
+        def end() -> None:
+            self.end()
+            if not isinstance(sys.exception(), Exception):
+                close()
+
+        return end

@@ -9,15 +9,14 @@ from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
+from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.objects import THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckstore.remote.keys import Place
     from ckstore.remote.source import Source
-
-# Each waits for an answer most of its time.
-_THREADS = 8
 
 
 def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
@@ -99,7 +98,7 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
             raise RemoteError(msg)
         found[place] = info
 
-    for_each(look, places, threads=_THREADS)
+    for_each(look, places, threads=THREADS, stopping=MemoryBudget().ending(source.close))
     return found
 
 

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from datetime import datetime
 
+THREADS = 8
+"""So many requests are under way at once: each waits most of its time, and eight filled a link when it was measured."""
+
 
 class Listed(NamedTuple):
     """An object as its service lists it.
@@ -62,6 +65,9 @@ class Objects(Protocol):
 
     def delete(self, keys: Iterable[str]) -> None:
         """Remove objects; those that are missing already are no error."""
+
+    def close(self) -> None:
+        """End the waits of all threads, and refuse further calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ class StoreSource:
         self.name = name
         self._layout = context.layout
 
+    def close(self) -> None:
+        """Do nothing: reads of files end by themselves."""
+
     def places(self, under: str = "") -> list[Place]:
         """See `ckstore.remote.source.Source`."""
         run = under.partition("/")[0] if "/" in under else None

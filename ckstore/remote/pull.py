@@ -110,7 +110,8 @@ class Pull:
 
     def __post_init__(self) -> None:
         self._budget = MemoryBudget()
-        self._limiter = None if self.manner.bytes_s is None else RateLimiter(self.manner.bytes_s)
+        bytes_s = self.manner.bytes_s
+        self._limiter = None if bytes_s is None else RateLimiter(bytes_s, sleep=self._budget.sleep)
 
     def bring(self, places: Sequence[Place]) -> TransferReport:
         """Bring checkpoints, one after another."""
@@ -259,7 +260,8 @@ class Pull:
         self._expected_bytes = self._moved_bytes + sum(blob.nbytes for blob in missing)
         missing.sort(key=lambda blob: blob.nbytes, reverse=True)
         fetch = partial(self._fetch, place, staging)
-        for_each(fetch, missing, threads=self.manner.threads, say=self._say, stopping=self._budget.end)
+        stopping = self._budget.ending(self.source.close)
+        for_each(fetch, missing, threads=self.manner.threads, say=self._say, stopping=stopping)
         self._say()
 
     def _check_room(self, place: Place, missing: Sequence[BlobRecord]) -> None:
@@ -273,7 +275,7 @@ class Pull:
         with self._budget.taking(blob.nbytes):
             # Aligned, so that it is written past the page cache as a save writes.
             buffer = aligned_buffer(-(-blob.nbytes // GRAIN_BYTES) * GRAIN_BYTES)[: blob.nbytes]
-            fetch_checked(self.source, place, blob, buffer, self._limiter)
+            fetch_checked(self.source, place, blob, buffer, budget=self._budget, limiter=self._limiter)
             staging.put(blob.digest, buffer)
         self._moved_bytes += blob.nbytes
         self._moved_count += 1
@@ -294,7 +296,13 @@ def _give(staged: Inside, name: Inside) -> None:
 
 
 def fetch_checked(
-    source: Source, place: Place, blob: BlobRecord, buffer: memoryview, limiter: RateLimiter | None = None
+    source: Source,
+    place: Place,
+    blob: BlobRecord,
+    buffer: memoryview,
+    *,
+    budget: MemoryBudget,
+    limiter: RateLimiter | None = None,
 ) -> None:
     """Fill memory with a blob of a checkpoint at a source; when this returns, it has its digest.
 
@@ -303,14 +311,14 @@ def fetch_checked(
     """
     algorithm = algorithm_of(blob.digest)
     for attempt in range(_READS):
-        time.sleep(_PAUSE_S * attempt)
+        budget.sleep(_PAUSE_S * attempt)
         if limiter is not None:
             limiter.wait(blob.nbytes)
         try:
             there = source.read_into(place, blob.digest, 0, buffer)
         except RemoteError:
             # A connection that was cut: what has come so far counts for nothing.
-            if attempt + 1 == _READS:
+            if attempt + 1 == _READS or budget.is_ended:
                 raise
             continue
         if not there:

@@ -30,6 +30,7 @@ from ckstore.remote.documents.condemned import spare
 from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
+from ckstore.remote.objects import THREADS
 from ckstore.remote.source import ObjectSource
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.remote.objects import Listed, Remote
 
-# Eight at once filled a link in the measurement; memory is bounded apart from that.
-THREADS = 8
 # Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
 _BATCH = 16
 # Asking for so many names costs about as much as a listing of a thousand.
@@ -143,8 +142,9 @@ class _Push:
         self._context, self._remote, self._manner, self._plan = context, remote, manner, plan
         self._record = record.read_record(context.layout, remote.name)
         self._before = self._record.render()
-        self._limiter = None if manner.bytes_s is None else RateLimiter(manner.bytes_s)
         self._budget = MemoryBudget()
+        self._limiter = None if manner.bytes_s is None else RateLimiter(manner.bytes_s, sleep=self._budget.sleep)
+        self._end = self._budget.ending(remote.objects.close)
 
     def send_all(self) -> None:
         """Send what the plan says, in batches."""
@@ -180,6 +180,10 @@ class _Push:
                     self._send_under(directories, intents)
                 except Voided:
                     continue
+                except BaseException:
+                    # A Ctrl-C must not wait for an answer below.
+                    self._end()
+                    raise
                 else:
                     return
                 finally:
@@ -214,7 +218,7 @@ class _Push:
             blob, directory = wanted[digest]
             tags[digest] = self._send_blob(directory, blob, keys.blob(names[digest])).tag
 
-        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._budget.end)
+        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)
         there = self._look(names, wanted) if lacking else there
         gone = [digest for digest in wanted if digest not in there]
         if gone:
@@ -257,12 +261,12 @@ class _Push:
                 written = self._remote.objects.put(key, data)
             except RemoteError:
                 # A lost answer is no failure: the same bytes are written again, which changes nothing.
-                if attempt + 1 == _SENDS:
+                if attempt + 1 == _SENDS or self._budget.is_ended:
                     raise
             else:
                 if written.nbytes == len(data):
                     return written
-            time.sleep(_PAUSE_S * attempt)
+            self._budget.sleep(_PAUSE_S * attempt)
         msg = f"{key} at {self._remote.name} has another size than was sent, {_SENDS} times"
         raise RemoteError(msg)
 

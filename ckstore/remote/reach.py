@@ -60,7 +60,8 @@ def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote
         check_takes_pushes(entry)
     # Entered by a probe; a service that was never tried is taken to compare nothing.
     seen = entry.abilities or Abilities(cas="no", checks_bodies=None)
-    return Remote(entry.name, open_objects(entry), cas=seen.cas != "no", checks_bodies=seen.checks_bodies is True)
+    objects = open_objects(entry.target, entry.abilities)
+    return Remote(entry.name, objects, cas=seen.cas != "no", checks_bodies=seen.checks_bodies is True)
 
 
 def _other_store(context: Context, path: Path, name: str, *, writing: bool) -> OtherStore:

@@ -168,7 +168,7 @@ class Remotes:
 
         settings = self._context.settings
         abilities, now = probe(target)
-        objects = open_objects(RemoteEntry(name, target, "", abilities))
+        objects = open_objects(target, abilities)
         if make and abilities.writes and objects.head(keys.INFO) is None:
             created = text_of_time(now or datetime.now(UTC))
             objects.create(keys.INFO, RemoteInfo.of(settings, created).render())

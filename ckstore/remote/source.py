@@ -43,6 +43,9 @@ class Source(Protocol):
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> bool:
         """Fill memory with the bytes of a blob of a checkpoint; False if it is missing. Nothing is verified."""
 
+    def close(self) -> None:
+        """End the waits of all threads, and refuse further calls, where there are any to wait for."""
+
 
 class ObjectSource:
     """A remote on object storage as a source."""
@@ -55,6 +58,10 @@ class ObjectSource:
     def use(self, digest: str, name: str) -> None:
         """Read a blob by this name of it."""
         self._names[digest] = name
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._objects.close()
 
     def places(self, under: str = "") -> list[Place]:
         """See `Source`."""

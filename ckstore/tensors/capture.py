@@ -41,7 +41,7 @@ from ckstore.tensors.plain_values import PLAIN, is_named_tuple, pack_numbers, to
 from ckstore.tensors.refusals import refuse_in_optimizer, refuse_key, refuse_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
     from ckstore.tensors.torch_leaves import Admission, Admitted
     from ckstore.tensors.torch_parts import Parts
@@ -66,19 +66,19 @@ _SCALARS: dict[type, Callable[[Any], Node]] = {
 }
 
 
-def capture(state: object, *, after: object = None) -> Captured:
+def capture(state: object, *, after: object = None, waited: Collection[object] = ()) -> Captured:
     """Return the nodes, the leaves and the sources of a state."""
     # The sources look at live memory: a change of the state before they are read changes what is read. Objects with
     # `state_dict` and `load_state_dict` are taken as their `state_dict()`. Raises CannotStore: values are of a type
     # that the format does not hold, contain themselves, or are nested too deep; the error has the paths of all, and
     # says what to do. `after`: an event of a device: the state is there when the current streams come behind it. None:
-    # this waits for everything that was queued on the devices of the state.
+    # this waits for everything that was queued on the devices of the state, but for those that the caller `waited` for.
     walk = Walk()
     node = walk.node(state, "", 1)
     # All of them at once: a state with ten such values must not take ten failed saves to be mended.
     if walk.refused:
         raise CannotStore.of(walk.refused)
-    walk.place_tensors(after)
+    walk.place_tensors(after, waited)
     return walk.captured(node)
 
 
@@ -119,7 +119,7 @@ class Walk:
         sources = tuple(self.sources[index] for index in range(self.storage_count))
         return Captured(node, leaves, sources, name_chars=self.name_chars)
 
-    def place_tensors(self, after: object = None) -> None:
+    def place_tensors(self, after: object = None, waited: Collection[object] = ()) -> None:
         """Give all tensors their places, once the walk is done."""
         if not self._tensors:
             return
@@ -127,7 +127,8 @@ class Walk:
 
         every = [admitted for numbered in self._tensors.values() for _, admitted in numbered]
         # CUDA kernels that were queued before the save must have written the tensors that are read now.
-        torch_leaves.wait_for_devices(every, after)
+        devices = torch_leaves.devices_of(every)
+        torch_leaves.wait_for_devices([device for device in devices if device not in waited], after)
         for storage, numbered in self._tensors.items():
             # Only now all tensors over one memory are known, so only now it is known what of it they cover together.
             members = [admitted for _, admitted in numbered]
@@ -135,7 +136,7 @@ class Walk:
             for (index, _), leaf in zip(numbered, leaves, strict=True):
                 self.leaves[index] = leaf
         if after is None:  # else what follows is queued behind it
-            torch_leaves.wait_for_devices(every)  # placing may have queued copies
+            torch_leaves.wait_for_current(devices)  # placing may have queued copies
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """Return the node of a value with this path."""

@@ -33,7 +33,9 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Admitted:
     """A tensor of the state that can be stored."""
 
-    __slots__ = ("dtype", "itemsize", "memory", "name", "start", "stop", "storage", "tensor", "watched")
+    __slots__ = (
+        "contiguous", "dtype", "elements", "itemsize", "memory", "name", "start", "stop", "storage", "tensor", "watched"
+    )  # fmt: skip
 
     def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
         self.name = name  # its path in the state
@@ -46,8 +48,9 @@ class Admitted:
         self.storage, address = _storage_of(tensor, name)
         self.memory: Hashable = None  # equal for tensors that share memory; None if it has no elements
         self.start = self.stop = 0
-        elements = tensor.numel()
-        contiguous = tensor.is_contiguous()
+        # Each question to torch takes a tenth of a microsecond: none is asked twice of thousands of tensors.
+        self.elements = elements = tensor.numel()
+        self.contiguous = contiguous = tensor.is_contiguous()
         # A stride of 2^60 over one element is legal in torch, and no manifest may say it.
         if not (elements and contiguous):  # else it has no more elements than bytes
             check_numbers(name, tensor.shape, tensor.stride())
@@ -61,7 +64,8 @@ class Admitted:
                 found = f"a storage of {self.storage.nbytes()} bytes, {self.stop} needed"
                 hint = "its memory was freed (FSDP, offloading); gather it before saving"
                 raise CannotStore(name, f"a tensor without its memory: {found}", hint=hint)
-            self.memory = address if tensor.is_cpu else (tensor.device, address)
+            device = tensor.get_device()  # -1 is the CPU, a number one of CUDA: no others are admitted
+            self.memory = address if device < 0 else (device, address)
 
 
 class Admission:
@@ -83,12 +87,10 @@ class Admission:
         ):
             refuse_tensor(tensor, path)
         # Conjugate and negative views hold other bits than their values: those are made plain first.
-        if tensor.is_cpu and not tensor.is_conj() and not tensor.is_neg():
+        if (tensor.is_cpu or tensor.is_cuda) and not tensor.is_conj() and not tensor.is_neg():
             return Admitted(path, tensor, tensor)
         if tensor.device.type == "meta":
             refuse_tensor(tensor, path)
-        if tensor.device.type == "cuda" and not tensor.is_conj() and not tensor.is_neg():
-            return Admitted(path, tensor, tensor)
         return Admitted(path, self._copy(tensor), tensor)
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -106,30 +108,40 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
     if len(members) > 1:
         return _place_shared(members, storage)
     lone = members[0]
-    tensor, strides = lone.tensor, None
+    tensor, strides, live = lone.tensor, None, lone.storage
     start, stop = lone.start, lone.stop
-    if not tensor.is_contiguous():
+    if not lone.contiguous:
         # A transposed weight fills its span: kept as it lies, uncopied. A slice with gaps would store the gaps.
-        if stop - start <= tensor.numel() * lone.itemsize:
+        if stop - start <= lone.elements * lone.itemsize:
             strides = tensor.stride()
         else:
             tensor = _contiguous(tensor)
-            start, stop = 0, tensor.numel() * lone.itemsize
+            start, stop, live = 0, lone.elements * lone.itemsize, tensor.untyped_storage()
     watched = () if lone.watched is None else (lone.watched,)
-    source = TorchSource(lone.name, tensor.untyped_storage(), start, stop - start, watched)
+    source = TorchSource(lone.name, live, start, stop - start, watched)
     return source, [LeafRecord(lone.name, "torch", lone.dtype, tuple(tensor.shape), storage, 0, strides)]
 
 
-def wait_for_devices(members: Iterable[Admitted], after: object = None) -> None:
-    """Wait until what was queued on the devices of `members` has been computed."""
+def devices_of(members: Iterable[Admitted]) -> set[torch.device]:
+    """Return the devices of `members`: a process with eight GPUs does not wait for seven that are not saved."""
+    return {member.tensor.device for member in members if not member.tensor.is_cpu}
+
+
+def wait_for_devices(devices: Iterable[torch.device], after: object = None) -> None:
+    """Wait until what was queued on devices has been computed."""
     # Their bytes are read on other streams, which would not wait. With an event, `after`, the current streams wait for
     # that alone, and this returns at once.
-    for device in {member.tensor.device for member in members if not member.tensor.is_cpu}:
-        # Only for devices in the state, or a process with eight GPUs would wait for seven that are not saved.
+    for device in devices:
         if after is None:
             streams.system.synchronize(device)
         else:
             streams.system.wait_in_current(device, after)
+
+
+def wait_for_current(devices: Iterable[torch.device]) -> None:
+    """Wait for what the current streams were given; not for copies of the state, which go on beside."""
+    for device in devices:
+        streams.system.synchronize_current(device)
 
 
 def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
@@ -239,7 +251,7 @@ def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource
     for member in members:
         part = part_at(parts, member.start)
         offset = part.place + member.start - part.start
-        strides = None if member.tensor.is_contiguous() else member.tensor.stride()
+        strides = None if member.contiguous else member.tensor.stride()
         shape = tuple(member.tensor.shape)
         leaves.append(LeafRecord(member.name, "torch", member.dtype, shape, storage, offset, strides))
     name = members[0].name

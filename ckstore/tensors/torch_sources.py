@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ckstore.errors import StateChanged
 from ckstore.tensors.device.streams import is_far
@@ -76,6 +77,10 @@ class TorchSource:
         storage = self._storage
         return [(storage.device, storage.data_ptr() + self._start + start, stop - start)] if stop > start else []
 
+    def weakly(self) -> tuple[StorageWeakRef, int] | None:
+        """Return its storage, which is not kept alive by that, and where in it these bytes begin."""
+        return StorageWeakRef(self._storage), self._start  # type: ignore[no-untyped-call]
+
     def changed(self) -> bool:
         """Whether a tensor was modified since the capture, as far as torch counts it."""
         return was_changed(self.watched)
@@ -137,6 +142,9 @@ class GappedSource:
         found = self._between(start, stop)
         return [place for at, source, low, high in found for place in source.far_places(low - at, high - at)]
 
+    def weakly(self) -> None:
+        """Return nothing: several ranges are not remembered."""
+
     def _between(self, start: int, stop: int) -> Iterator[tuple[int, TorchSource, int, int]]:
         """Give each range with bytes from `start` to `stop`: its place, itself, and from where to where."""
         first = max(bisect_right(self._places, start) - 1, 0)
@@ -150,6 +158,12 @@ class GappedSource:
     def changed(self) -> bool:
         """Whether a tensor was modified since the capture, as far as torch counts it."""
         return was_changed(self.watched)
+
+
+def storage_of(weak: StorageWeakRef) -> torch.UntypedStorage | None:
+    """Return a storage that something else keeps alive; else None."""
+    found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)  # noqa: SLF001
+    return found
 
 
 def memory_at(address: int, nbytes: int) -> memoryview:

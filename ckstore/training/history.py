@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckstore.containers.values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files, links, peek
 from ckstore.fs.inside import Inside
@@ -28,7 +29,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
 from ckstore.ops.notices import warn
-from ckstore.ops.save.gather import CHECKPOINT_SUFFIXES, check_names, signs_of_incompleteness, step_in_name
+from ckstore.ops.save.gather import check_names, signs_of_incompleteness, step_in_name
 from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
         step = step_in_name([(base / name).path])
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
             skipped[name] = kind_of(mode)
-        elif step is None or not (stat.S_ISDIR(mode) or name.endswith(CHECKPOINT_SUFFIXES)):
+        elif step is None or not (stat.S_ISDIR(mode) or name.endswith(STATE_SUFFIXES)):
             skipped[name] = "no step in its name"
         else:
             source = _look(base / name, step)

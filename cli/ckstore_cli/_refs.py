@@ -22,13 +22,12 @@ from ckstore.errors import CkstoreError, NoSuchRef
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import short_id
-from ckstore.model.names import DEFAULT_RUN, RUN_PATTERN, STEP_PATTERN
+from ckstore.model.names import COMPUTED, DEFAULT_RUN, RUN_PATTERN, STEP_PATTERN
 from ckstore_cli._frame import Frame
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COMPUTED = ("latest", "latest-valid")
 _SOME_DIGITS = "[0-9a-f]{4,}"
 # The id is the first member of a manifest, so that its first bytes are enough.
 _LONGEST_HEAD_BYTES = 128

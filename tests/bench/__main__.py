@@ -106,6 +106,10 @@ def main(arguments: Sequence[str]) -> int:
         from tests.bench import compaction  # torch, which the others load in children only
 
         return compaction.main(arguments[1:])
+    if arguments[:1] == ["remote"]:
+        from tests.bench import off_node  # the engine of remotes, which the others do without
+
+        return off_node.main(arguments[1:])
     options = parse(arguments)
     if options.scenarios == ["gpu"]:
         return _gpu(options.out)

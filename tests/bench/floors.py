@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from ckstore.fs.buffers import prefer_huge_pages
-from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES
+from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
 from tests.bench import states
 from tests.bench.case import Cache, Case, Here, Role
 from tests.bench.states import Kind

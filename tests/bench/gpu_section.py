@@ -20,6 +20,7 @@ _CALLS = {
     "after_call_s": ": the call, with `after=`",
     "unchanged_call_s": ": the call, unchanged",
     "first_call_s": ": the first call",
+    "prewarmed_call_s": ": the first call, after `prewarm`",
     "durable_s": ": until durable",
 }
 _SAVES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES
 from tests.bench import states
 from tests.bench.results import Results, ratio
 from tests.bench.scenarios import COPY_FLOORS, HASH_FLOORS, READ_FLOORS, WRITE_FLOORS

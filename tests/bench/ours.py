@@ -9,7 +9,7 @@ import torch
 
 from ckstore import RetentionPolicy, Store
 from ckstore.model.names import join_key
-from ckstore.ops.open.create import DEFAULT_CHUNK_BYTES
+from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
 from ckstore.ops.read import storage_read
 from ckstore.ops.save import write
 from tests.bench.case import Role, System

@@ -30,6 +30,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "grace  --time 3600s",
         "shared  as its filesystem is",
         "threads  as the machine has use for",
+        "mirror  off: checkpoints are here alone",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
@@ -43,6 +44,10 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "grace_s": 3600,
         "shared": None,
         "threads": None,
+        "mirror": None,
+        "mirror_age_s": 600,
+        "mirror_bytes_s": None,
+        "mirror_keep": 3,
         "retention_by_run": {},
     }
 
@@ -67,6 +72,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "grace  --time 5400s",
         "shared  on: other hosts use the store",
         "threads  8",
+        "mirror  off: checkpoints are here alone",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
@@ -171,3 +177,16 @@ def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
     assert "nothing can be brought back" in run("undo", "--store", path).stderr
     assert "off" in run("config", "undo", "--off", "--store", path).stdout
     assert run("undo", "1", "--last", "--store", path).exit_code == 2
+
+
+def test_the_mirror_is_named_bounded_and_turned_off(run: Run, path: Path, tmp_path: Path) -> None:
+    Store.init(tmp_path / "m")
+    run("remote", "add", "cold", tmp_path / "m", "--store", path)
+    run("config", "mirror", "cold", "--time", "5m", "--bwlimit", "1MiB", "--count", "2", "--store", path)
+    said = run("config", "--store", path).stdout.splitlines()
+    assert "mirror  cold --time 300s --count 2 --bwlimit 1048576" in said
+    assert "the mirror cold has every checkpoint" in run("savers", "--store", path).stderr
+    for wrong in (["mirror"], ["mirror", "--on"], ["mirror", "cold", "--off"], ["threads", "cold"], ["mirror", "hot"]):
+        assert run("config", *wrong, "--store", path).exit_code == 2
+    run("config", "mirror", "--off", "--store", path)
+    assert Store.open(path).config.mirror is None

@@ -34,7 +34,7 @@ _FILE_NAMES = re.compile(
     rf"""
       store\.json | config\.json | catalog\.db(\.old-\d+)?(-wal|-shm|-journal)?
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
-    | checkpoints/{_RUN}/\d+/(manifest\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
+    | checkpoints/{_RUN}/\d+/(manifest\.json | plain\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
     # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
     | (checkpoints/{_RUN}/\d+/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
     | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | events\.jsonl(\.1)? | quarantine/{_DIGEST}\.\d+
@@ -243,8 +243,11 @@ def check_counts(path: Path) -> list[str]:
         except FileNotFoundError:
             wrong.append(f"{place[0]}@{place[1]} has no manifest")
             continue
-        checkpoints.add((*place, document["digest"]))
-        uses |= {(*place, digest, nbytes) for digest, nbytes in document["manifest"]["blobs"]}
+        members = document["manifest"]
+        # A compacted checkpoint uses the files that are there, not the plain blobs.
+        checkpoints.add((*place, members.get("checkpoint", document["digest"])))
+        files = members["files"] if "encoded" in members else members["blobs"]
+        uses |= {(*place, digest, nbytes) for digest, nbytes in files}
     counts = Counter(digest for _, _, digest, _ in uses)
     with closing(sqlite3.connect(f"file:{path}/catalog.db?mode=ro", uri=True)) as catalog:
         listed = set(catalog.execute("SELECT run, step, manifest_id FROM checkpoint_log"))

@@ -220,6 +220,10 @@ def _collecting(store: Store, journal: Journal) -> None:
     store.gc()
 
 
+def _compacting(store: Store, journal: Journal) -> None:
+    store.compact(keep_newest=1)
+
+
 def _collecting_beside_a_reader(store: Store, journal: Journal) -> None:
     unused: list[Path] = []
     with suppress(OSError):
@@ -475,6 +479,7 @@ SCENARIOS = {
             settle=_settle_as_next,
             inspect=_inspect_migration,
         ),
+        Scenario("compact", _saved("first", "second", "small-0"), _open, _compacting),
         Scenario("reindex", _to_reindex, _open_to_reindex, _reindexing, inspect=_inspect_reindex),
         Scenario("relink", _copied, _open_unrecovered, _relinking, inspect=_inspect_relink),
     )

@@ -112,10 +112,10 @@ def stall(folder: Path) -> Figures:
 
 def stall_large(folder: Path) -> Figures:
     """The same of a state three times as large, in as many tensors: what is done for each of them weighs less."""
-    return stalls(folder, 3 * _STATE_BYTES, min(_ROUNDS, 2))
+    return stalls(folder, 3 * _STATE_BYTES, min(_ROUNDS, 2), prewarm=True)
 
 
-def stalls(folder: Path, state_bytes: int, rounds: int) -> Figures:
+def stalls(folder: Path, state_bytes: int, rounds: int, *, prewarm: bool = False) -> Figures:
     """Measure calls of `save_async`: the first, later ones, those of an unchanged state, and those behind an event."""
     state = made(state_bytes)
     found: Figures = {"bytes": nbytes(state)}
@@ -147,9 +147,13 @@ def stalls(folder: Path, state_bytes: int, rounds: int) -> Figures:
         found["pinned_copy_s"] = seconds(lambda: near.copy_(far))
         del far, near
     with Store.init(folder / "store") as store:
+        if prewarm:
+            begun_s = time.perf_counter()
+            store.background.prewarm(state)
+            found["prewarm_s"] = time.perf_counter() - begun_s
         with timed(SAVE_ASYNC) as parts:
             # It starts a process and makes the shared memory that the others use again.
-            found["first_call_s"] = call()
+            found["prewarmed_call_s" if prewarm else "first_call_s"] = call()
         found["parts_first_s"] = dict(parts)
         if _ON_GPU:  # the thread that compiles would else be at work beside the first of what follows
             fingerprint.compiled(timeout_s=40.0)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 SAVE_ASYNC = {
+    "head_start": "ckstore.saver.client.ahead:HeadStarts.begin",
     "capture": "ckstore.saver.client.client:capture",
     "wait_for_devices": "ckstore.tensors.torch_leaves:wait_for_devices",
     "fingerprints": "ckstore.saver.client.client:_fingerprints",
@@ -23,7 +24,7 @@ SAVE_ASYNC = {
     "wait_for_copies": "ckstore.tensors.device.staging:Copying.wait",
     "send": "ckstore.saver.client.keeper:SaverKeeper.send_waiting",
 }
-"""Of the call of `save_async`; `wait_for_devices` is a part of `capture`, `pin` of the first call alone."""
+"""Of the call of `save_async`; `wait_for_devices` is a part of `head_start` or `capture`."""
 SAVE = {
     "capture": "ckstore.ops.save.save:capture",
     "store_sources": "ckstore.ops.save.save:store_sources",

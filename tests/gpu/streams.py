@@ -76,6 +76,9 @@ class StandIn:
         for lane in self._lanes.values():
             lane.mark().synchronize()
 
+    def synchronize_current(self, device: torch.device) -> None:
+        """The processor has one order."""
+
     def wait_in_current(self, device: torch.device, event: Any) -> None:
         """The processor has one order."""
 

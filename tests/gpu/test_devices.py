@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from ckstore import Store
 from ckstore.errors import BadInput, SaveFailed
-from ckstore.tensors.device import pinned, streams
+from ckstore.tensors.device import pinned, staging, streams
 from tests.gpu.streams import Queued, StandIn
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.support.states import assert_same
@@ -42,6 +44,36 @@ def test_small_tensors_are_transferred_together(store: Store, stand_in: StandIn)
 
     assert len(stand_in.copied) == 3, stand_in.copied
     assert_same(state, store.load(1))
+
+
+class Source:
+    """A source on a device that makes its parts when it is asked, as gathered ones do."""
+
+    name, nbytes = "t", 4096
+
+    def far_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+        """Return one part."""
+        return [(0, torch.ones(stop - start, dtype=torch.uint8))]
+
+    def far_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
+        """It is not asked for a fingerprint."""
+        raise NotImplementedError
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_source_is_kept_until_its_copy_is_done() -> None:
+    source = Source()
+    kept = weakref.ref(source)
+    flat = torch.zeros(source.nbytes, dtype=torch.uint8)
+
+    copying = staging.start([(source, 0)], flat, behind_current=False)
+    del source
+    gc.collect()
+
+    assert kept() is not None
+    copying.wait()
+    assert kept() is None
+    assert (flat == 1).all()
 
 
 def test_memory_is_pinned_once_and_unpinned_before_it_goes(store: Store, stand_in: StandIn) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ckstore import Store
-from tests.gpu.streams import Queued
+from ckstore.tensors.device import feed
+from tests.gpu.streams import Queued, StandIn
 from tests.support.captures import Saved
 from tests.support.requirements import require_cuda
 from tests.support.states import assert_same
@@ -52,6 +53,23 @@ def test_a_state_is_loaded_to_the_device(store: Store, device: str) -> None:
     assert torch.equal(back["wide"], state["wide"])  # type: ignore[arg-type]
     assert torch.equal(back["turned"], state["turned"])  # type: ignore[arg-type]
     assert back["step"] == 7
+
+
+def test_a_state_of_several_slots_for_each_thread_is_loaded(
+    store: Store, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "SLOT_BYTES", 2**18)
+    monkeypatch.setattr(feed, "_WINDOW_BYTES", 2**16)
+    state = {"wide": torch.arange(1_500_007), "odd": torch.arange(300_001, dtype=torch.int32)}
+    store.save(state, step=1)
+    stand_in.copied.clear()
+
+    target = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    store.load_into(target, 1)
+
+    assert_same(state, target)
+    assert sum(stand_in.copied) == sum(tensor.nbytes for tensor in state.values())
+    assert max(stand_in.copied) == 2**18
 
 
 def test_a_loaded_state_can_be_used_on_any_stream_at_once(store: Store, device: str, side_stream: Stream) -> None:

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore.errors import StateChanged
+from ckstore.errors import NotUnchanged, StateChanged
+from ckstore.saver.client import unchanged
 from ckstore.tensors.device import fingerprint
 from tests.gpu.streams import StandIn
 from tests.saver.conftest import DEADLINE_S
@@ -135,6 +136,23 @@ def test_in_the_background_too_an_unchanged_state_is_not_copied(store: Store, de
     small = state["row"].nbytes + state["tiny"].nbytes
 
     assert [kept(info) for info in infos] == [0, infos[0].logical_bytes - small, state["wide"].nbytes]
+    assert_same(state, store.load(2))
+
+
+def test_evidence_that_lies_to_a_background_save_is_not_called_a_word_of_the_caller(
+    store: Store, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unchanged, "_SEEN_SHARE", 1.0)
+    monkeypatch.setattr(fingerprint, "of_storages", lambda sources: [bytes(16)] * len(sources))
+    state = {"wide": made("cpu")["wide"]}
+    store.save_async(state, step=1).result(DEADLINE_S)
+    state["wide"] += 1
+
+    with pytest.raises(NotUnchanged, match=r"wide has the fingerprint on its device that it had before") as caught:
+        store.save_async(state, step=2).result(DEADLINE_S)
+
+    assert "name" not in caught.value.hint
+    store.save_async(state, step=2).result(DEADLINE_S)
     assert_same(state, store.load(2))
 
 

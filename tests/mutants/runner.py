@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.faults.tracing import Request, trace
 from tests.mutants.deciding import DECIDING
+from tests.mutants.devices import DEVICES
 from tests.mutants.durability import DURABILITY
 from tests.mutants.index import INDEX
 from tests.mutants.loading import LOADING
@@ -32,7 +33,7 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES, RANKS)
+LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES, RANKS, DEVICES)
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 
 _TIMEOUT_S = 900.0

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
+import pytest
+
 from ckstore import Store
+from ckstore.remote.service.target import Target
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import Service
+
+# 0.3 s are promised; the rest is for a machine with other work. Without it they would stand still for 30 s or more.
+_ENDED_S = 4.0
 
 
 def test_a_checkpoint_goes_to_a_service_is_let_go_and_comes_back(service: Service, tmp_path: Path) -> None:
@@ -26,3 +37,62 @@ def test_a_checkpoint_goes_to_a_service_is_let_go_and_comes_back(service: Servic
     assert same(other.load(1), state(1))
     assert store.pull(1).moved_bytes > 3 * MIB
     assert not store.info(1).elsewhere
+
+
+def _interrupted(act: str, store: Store) -> float:
+    """Let Ctrl-C come while a transfer stands still; return how long it went on."""
+    asked: list[float] = []
+
+    def ask() -> None:
+        asked.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.7, ask)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        getattr(store, act)(all=True)
+    return time.monotonic() - asked[0]
+
+
+@pytest.mark.parametrize("still", ["blobs/", "intents/", "manifest.json", ""])
+def test_ctrl_c_ends_a_push_whose_requests_stand_still(
+    through: Target, proxy: Proxy, tmp_path: Path, still: str
+) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.remotes.add("cloud", through.address, endpoint=through.endpoint, region=through.region)
+    store.save(state(1), step=1)
+    proxy.always("stall", of=still)
+
+    assert _interrupted("push", store) < _ENDED_S
+    proxy.always("")
+    assert store.push(all=True).new_count == 1
+
+
+@pytest.mark.parametrize("still", ["blobs/", "manifest.json"])
+def test_ctrl_c_ends_a_pull_whose_requests_stand_still(
+    through: Target, proxy: Proxy, tmp_path: Path, still: str
+) -> None:
+    store, other = (Store.init(tmp_path / name, chunk_bytes=MIB) for name in ("store", "other"))
+    for one in (store, other):
+        one.remotes.add("cloud", through.address, endpoint=through.endpoint, region=through.region)
+    store.save(state(1), step=1)
+    store.push()
+    proxy.always("stall", of=still)
+
+    assert _interrupted("pull", other) < _ENDED_S
+    proxy.always("")
+    assert other.pull(all=True).new_count == 1
+
+
+def test_ctrl_c_ends_the_wait_for_a_limited_rate(service: Service, tmp_path: Path) -> None:
+    target = service.target("run")
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.remotes.add("cloud", target.address, endpoint=target.endpoint, region=target.region)
+    store.save(state(1), step=1)
+    timer = threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begun_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        store.push(all=True, bwlimit=MIB // 100)
+
+    assert time.monotonic() - begun_s < 0.7 + _ENDED_S

@@ -46,12 +46,14 @@ class Proxy:
     Attributes:
         fault: Given the request's line, says what goes wrong with it.
         seen: The lines of all requests.
+        lengths: Of the bodies of all requests.
     """
 
     port: int
     upstream: int
     fault: Callable[[str], Fault] = lambda _line: ""
     seen: list[str] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
 
     def once(self, *faults: Fault, of: str = "") -> None:
@@ -91,6 +93,7 @@ class Proxy:
             _read(client, min(length, 65536), buffer)
             return False
         body = _read(client, length, buffer)
+        self.lengths.append(len(body))
         if fault.isdigit():
             text = b"<Error><Code>SlowDown</Code><Message>m</Message></Error>"
             client.sendall(b"HTTP/1.1 %s X\r\nContent-Length: %d\r\n\r\n%s" % (fault.encode(), len(text), text))

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckstore import BadInput, CannotLoad, CkstoreWarning, RetentionPolicy, StepExists, Store
-from ckstore.fs import files, peek
+from ckstore.fs import files, peek, tree
 from ckstore.fs.inside import Where
 from ckstore.training import import_history
 from ckstore.training.history import find_checkpoints
@@ -90,6 +90,7 @@ def test_metrics_and_the_latest_that_cannot_be_read_end_the_import_and_come_alon
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "open_at", refused)
+        patch.setattr(tree, "open_at", refused)
         with pytest.raises(BadInput, match=f"{name} cannot be read: {os.strerror(code)}"):
             import_history(store, folder)
     assert store.checkpoints() == []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.reports.held import DeletedFile
+from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.sizes import size_text
 
 _OLD_S = 86400.0
@@ -227,3 +228,11 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
     told = f"{_count(len(leaks), 'deleted file')} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
     do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
     return DoctorFinding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)
+
+
+def check_mirror(status: MirrorStatus) -> DoctorFinding:
+    """Judge how long checkpoints have been only here."""
+    if not status.missed:
+        return ok("mirror", str(status))
+    do = f"look at ckstore savers; try the remote: ckstore remote probe {status.remote}"
+    return DoctorFinding("warning", "mirror", str(status), do)

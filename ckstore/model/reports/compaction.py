@@ -25,12 +25,14 @@ class CompactionEntry:
         place: Its place in the chain of its run.
         base: The checkpoint that it is encoded against, ``RUN@STEP``; empty where it stays plain.
         reason: Why it stays as it is; empty if it is compacted.
+        shares: Whether old packs of which it needs little are encoded in its directory, too, although it stays plain.
     """
 
     info: CheckpointInfo
     place: int
     base: str = ""
     reason: str = ""
+    shares: bool = False
 
     def __str__(self) -> str:
         what = f"stays as it is: {self.reason}" if self.reason else f"encode against {self.base}"

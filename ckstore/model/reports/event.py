@@ -13,7 +13,7 @@ from ckstore.model.document import check_created
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 
-KINDS = ("saved", "replaced", "failed", "dropped", "restored", "purged", "freed", "damaged", "healed")
+KINDS = ("saved", "replaced", "failed", "dropped", "restored", "purged", "freed", "damaged", "healed", "mirrored")
 LINE_MOST_BYTES = 4096
 # A character outside the basic plane takes twelve bytes; the rest of a line is short.
 _WHY_CHARS = 280
@@ -27,10 +27,10 @@ class Event:
     Attributes:
         time: When, as in a manifest.
         event: ``saved``, ``replaced``, ``failed``, ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``,
-            ``healed``.
+            ``healed``, ``mirrored``.
         run, step, id: Of which checkpoint; empty, None and empty where it is of none.
-        nbytes: Bytes that a save added, or that were freed.
-        why: By which rule, or the reason of a failure.
+        nbytes: Bytes that a save added, that were freed, or that were sent.
+        why: By which rule, the reason of a failure, or to which remote.
         pid, uid: Of the process that did it.
     """
 

@@ -25,7 +25,17 @@ from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
 from ckstore.model.manifest.manifest import Description, LeafRecord
 
 SaverState = Literal[
-    "starting", "idle", "staging", "hashing", "writing", "syncing", "committing", "just committed", "closing"
+    "starting",
+    "idle",
+    "staging",
+    "hashing",
+    "writing",
+    "syncing",
+    "committing",
+    "just committed",
+    "closing",
+    "mirroring",
+    "waiting",
 ]
 
 
@@ -71,12 +81,14 @@ class Kept:
         step, id: That checkpoint.
         storages: Index of a storage in the state -> its index there, and the step for which it was last copied whole.
         samples: What is to be compared.
+        unnamed: Those of `storages` that the caller did not name: the device's fingerprints say that they are the same.
     """
 
     step: int
     id: str
     storages: dict[int, tuple[int, int]]
     samples: tuple[Sample, ...]
+    unnamed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,16 +245,17 @@ def _order_json(order: Order) -> dict[str, Any]:
 def _kept_json(kept: Kept) -> list[Any]:
     storages = [[index, *rest] for index, rest in kept.storages.items()]
     samples = [[sample.storage, sample.start, sample.offset, sample.nbytes] for sample in kept.samples]
-    return [kept.step, kept.id, storages, samples]
+    return [kept.step, kept.id, storages, samples, list(kept.unnamed)]
 
 
 def _kept(members: list[Any]) -> Kept:
-    step, manifest_id, storages, samples = members
+    step, manifest_id, storages, samples, unnamed = members
     return Kept(
         step,
         manifest_id,
         {index: (old_index, copied_step) for index, old_index, copied_step in storages},
         tuple(Sample(*sample) for sample in samples),
+        tuple(unnamed),
     )
 
 

@@ -1,10 +1,10 @@
 """Retention: which checkpoints are kept, and why. Values in, a plan out; no files and no clock.
 
-Each rule of a policy is applied to each run by itself, and what any rule keeps is kept. Whatever the
-policy says, these are never dropped: what a tag or an unexpired pin names, what a process has open, and the newest
-valid checkpoint of each run (so of the store, too). Order is the order of commits, never the step, the name or the
-clock: after training was resumed from an older step, or a run was begun again in the same store, the newest is what
-was saved last. A clock matters to `keep_within`, and to hours, days and weeks, alone.
+Each rule of a policy is applied to each run by itself, and what any rule keeps is kept. Whatever the policy says, these
+are never dropped: what a tag or an unexpired pin names, what a process has open, what waits for the mirror of the
+store, and the newest valid checkpoint of each run (so of the store, too). Order is the order of commits, never the
+step, the name or the clock: after training was resumed from an older step, or a run was begun again in the same store,
+the newest is what was saved last. A clock matters to `keep_within`, and to hours, days and weeks, alone.
 
 A damaged checkpoint never takes the place of a whole one: `keep_last=3` goes back until it has three valid ones, and
 keeps what it met on the way. A budget comes last, and drops the oldest of what rules keep, but nothing of what is
@@ -43,6 +43,7 @@ class Candidate:
         in_use: Whether a process has it open.
         damage: What is wrong with it (a missing or touched blob, a mark of a read or a verify); empty: it is valid.
         doubt: Why its metrics cannot be known; then it is kept.
+        wanted_by: Why the mirror of the store needs it; then it is kept.
         blobs: Digest -> size of each blob in its directory; looked at where there is a budget.
     """
 
@@ -52,6 +53,7 @@ class Candidate:
     in_use: bool = False
     damage: str = ""
     doubt: str = ""
+    wanted_by: str = ""
     blobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -309,6 +311,7 @@ class _Run:
             kept += [f"it is pinned: {pin}" for pin in candidate.pins]
             kept += ["it is open for reading"] if candidate.in_use else []
             kept += [candidate.doubt] if candidate.doubt else []
+            kept += [candidate.wanted_by] if candidate.wanted_by else []
         # The one that a resume loads: a policy that dropped it would end the run.
         newest = next((c for c in self._history if c.valid), None)
         if newest is not None:

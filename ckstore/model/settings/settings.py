@@ -19,6 +19,7 @@ STORE_VERSION = 1
 # Pieces of whole MiB can be mapped side by side, on any size of pages.
 CHUNK_GRAIN_BYTES = 2**20
 CHUNK_MAX_BYTES = 2**30
+DEFAULT_CHUNK_BYTES = 32 * 2**20  # docs/adr/0009-chunks-threads-packs.md
 ELSEWHERE = "elsewhere"
 """An entry of `requires`: blobs of checkpoints may be at remotes; who does not know it would take these for torn."""
 _KNOWN = (ELSEWHERE,)

@@ -18,6 +18,7 @@ from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.reports.compaction import Compacted, CompactionPlan, CompactionReport, Uncompacted
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.encoded import is_encoded
 from ckstore.objects.layout import MANIFEST, PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.objects.swap import swap
@@ -25,6 +26,7 @@ from ckstore.ops.compact.encode import BlobSource, encode, header_of, stage
 from ckstore.ops.compact.forms import Form, Forms
 from ckstore.ops.compact.match import Layout, Matcher, check_covers
 from ckstore.ops.compact.plan import opened
+from ckstore.ops.compact.shares import Owners, own_blobs
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
@@ -62,12 +64,14 @@ def compact(context: Context, plan: CompactionPlan) -> CompactionReport:
     with _Compaction(context, plan) as work:
         for entry in plan.compacted:
             work.one(entry)
+        for entry in plan.entries:
+            work.share(entry)
     reclaim.give_back(context, work.let_go)
     if note := tell_unfreed(context):
         warn(note)
     return CompactionReport(
         plan,
-        compacted=tuple(work.compacted),
+        compacted=tuple(work.compacted.values()),
         skipped=tuple(work.skipped),
         encoded_count=work.encoded_count,
         plain_bytes=work.plain_bytes,
@@ -77,7 +81,7 @@ def compact(context: Context, plan: CompactionPlan) -> CompactionReport:
 
 class _Compaction:
     def __init__(self, context: Context, plan: CompactionPlan) -> None:
-        self.compacted: list[Compacted] = []
+        self.compacted: dict[str, Compacted] = {}
         self.skipped: list[Uncompacted] = []
         self.let_go: set[str] = set()
         self.encoded_count = self.plain_bytes = self.encoded_bytes = 0
@@ -88,23 +92,42 @@ class _Compaction:
         for entry in plan.compacted:
             self._uses_left[entry.base] += 1
         self._old: dict[str, _Old] = {}
+        self._owners = Owners()
+        # What has old packs that an older checkpoint is going to encode, with what was staged for it.
+        self._later: dict[str, Staging | None] = {}
+        self._note_owners(plan)
         self._note_others(plan)
 
     def _note_others(self, plan: CompactionPlan) -> None:
         """Settle what the checkpoints have that stay as they are: of what is plain there, nothing is saved here."""
         mine = {entry.info.key for entry in plan.compacted}
+        shares = {entry.info.key for entry in plan.entries if entry.shares}
         for run, step, _ in self._context.layout.published():
             if (run, step) in mine:
                 continue
             try:
                 with CheckpointDirectory.at(self._context.layout.checkpoint(run, step)) as directory:
                     manifest = directory.manifest
-                    if manifest.encoding is None:
+                    if (run, step) in shares:
+                        self._keep_own(manifest)
+                    elif manifest.encoding is None:
                         self._forms.keep_plain(manifest.blobs)
                     else:
                         self._forms.adopt(manifest.encoding)
             except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse, PermissionError):
                 continue  # it is gone, or cannot be read: it has links of its own to whatever it needs
+
+    def _note_owners(self, plan: CompactionPlan) -> None:
+        for entry in plan.compacted:
+            # What cannot be opened is skipped at its turn, with the reason.
+            unread = suppress(CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError)
+            with unread, opened(self._context, entry.info) as directory:
+                self._owners.note(entry.info.key, directory.manifest)
+
+    def _keep_own(self, manifest: Manifest) -> None:
+        """Settle as plain what a checkpoint needs a good part of; the rest goes as older ones have it."""
+        encoded = {} if manifest.encoding is None else manifest.encoding.encoded
+        self._forms.keep_plain(blob for blob in own_blobs(manifest) if blob.digest not in encoded)
 
     def one(self, entry: CompactionEntry) -> None:
         """Compact one checkpoint, or note why not."""
@@ -143,14 +166,64 @@ class _Compaction:
         source.add(directory)
         staging = Staging.create(self._context.layout, info.run, info.step)
         try:
-            self._settle(directory, base, source, staging)
-            wanted = self._forms.encoding(directory.manifest_id, manifest.blobs, entry.place)
-            if not any(blob.digest in wanted.encoded for blob in manifest.blobs) or _same(wanted, manifest.encoding):
-                reclaim.discard(self._context, staging)
-                return
-            self._gather(staging, wanted, directory, base)
-            self._seal(staging, wanted, directory)
+            count = self.encoded_count
+            self._settle(entry, directory, base, source, staging)
             source.close()
+            open_ones = [blob.digest for blob in manifest.blobs if not self._forms.is_settled(blob.digest)]
+            if open_ones:
+                self._later[info.name] = None
+            if any(is_encoded(directory, digest) for digest in open_ones):
+                # Neither is the plain blob there, nor may its form stay: all is done when its owner was encoded.
+                if self.encoded_count > count:
+                    self._later[info.name] = staging
+                else:
+                    reclaim.discard(self._context, staging)
+                return
+        except BaseException as error:
+            reclaim.discard(self._context, staging, error)
+            raise
+        self._publish(entry, directory, staging, base)
+
+    def share(self, entry: CompactionEntry) -> None:
+        """Give the directory of a checkpoint the encoded forms of old packs that older ones have."""
+        name = entry.info.name
+        if not entry.shares and name not in self._later:
+            return
+        staging = self._later.pop(name, None)
+        try:
+            with opened(self._context, entry.info) as directory:
+                manifest = directory.manifest
+                if manifest.encoding is None:
+                    self._forms.keep_plain(blob for blob in manifest.blobs if not self._forms.is_settled(blob.digest))
+                else:
+                    self._forms.adopt(manifest.encoding)
+                self._publish(entry, directory, staging)
+                staging = None
+        except (CkstoreError, FileNotFoundError, PermissionError) as error:
+            why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+            self.skipped.append(Uncompacted(entry.info, why))
+        finally:
+            if staging is not None:
+                reclaim.discard(self._context, staging)
+
+    def _publish(
+        self,
+        entry: CompactionEntry,
+        directory: CheckpointDirectory,
+        staging: Staging | None,
+        *others: CheckpointDirectory,
+    ) -> None:
+        """Exchange the directory of a checkpoint, unless it is as it should be."""
+        info, manifest = entry.info, directory.manifest
+        wanted = self._forms.encoding(directory.manifest_id, manifest.blobs, entry.place)
+        if not any(blob.digest in wanted.encoded for blob in manifest.blobs) or _same(wanted, manifest.encoding):
+            if staging is not None:
+                reclaim.discard(self._context, staging)
+            return
+        staging = staging or Staging.create(self._context.layout, info.run, info.step)
+        try:
+            self._gather(staging, wanted, (directory, *others))
+            self._seal(staging, wanted, directory)
             directory.close()
             old, lock = swap(self._context.layout, staging, info.key, info.id)
         except BaseException as error:
@@ -167,6 +240,7 @@ class _Compaction:
 
     def _settle(
         self,
+        entry: CompactionEntry,
         directory: CheckpointDirectory,
         base: CheckpointDirectory,
         source: BlobSource,
@@ -174,19 +248,16 @@ class _Compaction:
     ) -> None:
         """Give each blob of a checkpoint its form; masters before their copies, which are decoded with them."""
         manifest = directory.manifest
-        matcher: Matcher | None = None
-        # What the base has and no checkpoint settled is plain there, or as its directory says.
-        if base.manifest.encoding is None:
-            self._forms.keep_plain(blob for blob in base.manifest.blobs if not self._forms.is_settled(blob.digest))
-        else:
-            self._forms.adopt(base.manifest.encoding)
-        todo = [i for i, blob in enumerate(manifest.blobs) if not self._forms.is_settled(blob.digest)]
-        if todo:
-            matcher = Matcher(Layout(manifest), Layout(base.manifest), source.sample)
-            todo.sort(key=matcher.is_copy)
-        for index in todo:
-            if matcher is not None:
-                self._settle_one(manifest, index, matcher, source, staging)
+        todo = [
+            i
+            for i, blob in enumerate(manifest.blobs)
+            if not self._forms.is_settled(blob.digest) and self._owners.is_of(blob.digest, entry.info.key)
+        ]
+        if not todo:
+            return
+        matcher = Matcher(Layout(manifest), Layout(base.manifest), source.sample, self._forms.may_be_base)
+        for index in sorted(todo, key=matcher.is_copy):
+            self._settle_one(manifest, index, matcher, source, staging)
 
     def _settle_one(
         self, manifest: Manifest, index: int, matcher: Matcher, source: BlobSource, staging: Staging
@@ -227,9 +298,7 @@ class _Compaction:
         self._forms.put(blob.digest, Form(blob.nbytes, file, form.bases))
         return True
 
-    def _gather(
-        self, staging: Staging, wanted: Encoding, directory: CheckpointDirectory, base: CheckpointDirectory
-    ) -> None:
+    def _gather(self, staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirectory]) -> None:
         """Link every file of the new directory that is not staged yet."""
         sizes = dict(wanted.files)
         for digest in staging.keep_exactly(sizes):
@@ -237,7 +306,7 @@ class _Compaction:
                 continue
             staging.unclaim(digest)
             # The canonical name may be gone after a power cut; each of these has one of its own.
-            for holder in (directory, base):
+            for holder in holders:
                 if any(file.digest == digest for file in holder.manifest.stored):
                     staging.take(digest, holder.blobs.inside / digest)
                     break
@@ -275,13 +344,13 @@ class _Compaction:
         before = dict(manifest.stored)
         own = [blob.digest for blob in manifest.blobs]
         file_before = own if manifest.encoding is None else [manifest.encoding.file_of(digest) for digest in own]
-        self.compacted.append(
-            Compacted(
+        if not entry.shares:
+            first = self.compacted.get(info.name)
+            self.compacted[info.name] = Compacted(
                 info,
-                sum(before[digest] for digest in dict.fromkeys(file_before)),
+                first.before_bytes if first else sum(before[digest] for digest in dict.fromkeys(file_before)),
                 sum(sizes[digest] for digest in dict.fromkeys(map(wanted.file_of, own))),
             )
-        )
         self._context.known.directories.changed(info.key, None, None)
         with suppress(CkstoreError):  # what is not done in time the next opener does
             reconcile_one(self._context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
@@ -312,6 +381,9 @@ class _Compaction:
     def __exit__(self, *_: object) -> None:
         for name in list(self._old):
             self._drop_old(name)
+        while self._later:
+            if staging := self._later.popitem()[1]:
+                reclaim.discard(self._context, staging)
 
 
 def _same(wanted: Encoding, present: Encoding | None) -> bool:

@@ -64,6 +64,11 @@ class Forms:
         used = {encoding.files[form.file].digest for form in encoding.encoded.values()}
         self.keep_plain(file for file in encoding.files if file.digest not in used)
 
+    def may_be_base(self, digest: str, of: str) -> bool:
+        """Whether a blob may be what another one is decoded with: known, not decoded with it, and not too deep."""
+        path = self.path([digest])
+        return of not in path and all(map(self.is_settled, path)) and self._depth(digest) < PATH_MOST
+
     def path(self, digests: Iterable[str]) -> dict[str, Form | None]:
         """Return blobs and all that they are decoded with; None: it is plain."""
         found: dict[str, Form | None] = {}

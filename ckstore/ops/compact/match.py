@@ -129,15 +129,22 @@ class Matcher:
         own: The checkpoint.
         base: A newer one.
         read: Gives bytes of a blob of the checkpoint: digest, first byte, how many.
+        may_be_base: Whether a blob may be decoded with another one: first the base, then the blob.
     """
 
     def __init__(
-        self, own: Layout, base: Layout, read: Callable[[str, int, int], bytes | bytearray | memoryview]
+        self,
+        own: Layout,
+        base: Layout,
+        read: Callable[[str, int, int], bytes | bytearray | memoryview],
+        may_be_base: Callable[[str, str], bool],
     ) -> None:
+        self._may_be_base = may_be_base
         self._own = own
         self._base = base
         self._places = own.places()
         self._masters = self._pairs(read)
+        self._asked: dict[tuple[str, str], bool] = {}
 
     def is_copy(self, blob: int) -> bool:
         """Whether a part of a blob is a copy of a master: that must be settled before."""
@@ -174,9 +181,15 @@ class Matcher:
             start = ratio * place.storage_offset
             parts = list(layout.within(storage, start, start + ratio * place.nbytes))
             # Not elements that are cut by the end of a piece, nor what lies in the same pack: that cannot be decoded.
-            if all(nbytes % (ratio * width) == 0 and digest != blob for nbytes, digest, _ in parts):
+            if all(n % (ratio * width) == 0 and self._usable(digest, blob) for n, digest, _ in parts):
                 return [Segment(n // ratio, width, prediction, digest, offset) for n, digest, offset in parts]
         return [Segment(place.nbytes, width)]
+
+    def _usable(self, digest: str, blob: str) -> bool:
+        """Whether a piece may be a base of another one; asked once for each pair of blobs: packs have many pieces."""
+        if (digest, blob) not in self._asked:
+            self._asked[digest, blob] = digest != blob and self._may_be_base(digest, blob)
+        return self._asked[digest, blob]
 
     def _pairs(self, read: Callable[[str, int, int], bytes | bytearray | memoryview]) -> dict[int, int]:
         """Return the float32 storage of which each storage in half the precision is a copy, by their first values."""

@@ -11,6 +11,7 @@ from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
+from ckstore.ops.compact.shares import own_blobs
 from ckstore.ops.refs.find import find
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_checkpoint
@@ -77,7 +78,12 @@ def _plan_run(
         places.append(at)
         away = peek.exists(context.layout.checkpoint(*info.key) / ELSEWHERE)
         problems.append(found.problem or ("blobs of it are elsewhere" if away else ""))
-        compacted.append(encoding is not None)
+        # Of those that stayed plain only old packs are encoded.
+        compacted.append(
+            found.manifest is not None
+            and encoding is not None
+            and any(blob.digest in encoding.encoded for blob in own_blobs(found.manifest))
+        )
     whole = [i for i, problem in enumerate(problems) if not problem]
     entries = []
     for i, info in enumerate(of_run):
@@ -89,7 +95,8 @@ def _plan_run(
         if not reason and base is None:
             reason = "there is no newer one"
         name = "" if reason or base is None else of_run[base].name
-        entries.append(CompactionEntry(info, places[i], name, reason))
+        shares = not problems[i] and len(newer) < keep_newest and not _why_plain(info, pinned)
+        entries.append(CompactionEntry(info, places[i], name, reason, shares))
     return entries[::-1]
 
 

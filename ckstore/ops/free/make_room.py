@@ -55,7 +55,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         chosen = None if missing == Amount() else _choose(context, policy, missing, claimed)
         if chosen is None:
             break
-        made = plan_retention(context, policy)
+        made = plan_retention(context, policy, urgent=True)
         entries = tuple(entry for entry in made.entries if entry.keep or entry.info.name in chosen)
         report = carry_out(context, replace(made, entries=entries))
         dropped += [info.name for info in report.dropped]
@@ -77,7 +77,7 @@ def purge(context: Context) -> None:
 def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed: Collection[str]) -> set[str] | None:
     """Return which checkpoints to drop, oldest first, so that gc frees what is missing; None: it cannot be enough."""
     by_gc = _freed_by_gc(context)
-    oldest_first = sorted(plan_retention(context, policy).dropped, key=lambda entry: entry.info.order)
+    oldest_first = sorted(plan_retention(context, policy, urgent=True).dropped, key=lambda entry: entry.info.order)
     count = shortest([by_gc, *_freed_by_each(context, oldest_first, claimed)], missing)
     return None if count is None else {entry.info.name for entry in oldest_first[: max(0, count - 1)]}
 

@@ -25,6 +25,7 @@ from ckstore.ops.context import annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
+from ckstore.ops.mirrored import spared
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import in_order, infos, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
@@ -44,7 +45,12 @@ _SPARE = 5
 
 
 def plan_retention(
-    context: Context, policy: RetentionPolicy | None, run: str | None = None, *, sure: bool = True
+    context: Context,
+    policy: RetentionPolicy | None,
+    run: str | None = None,
+    *,
+    sure: bool = True,
+    urgent: bool = False,
 ) -> RetentionPlan:
     """Say what a policy keeps and drops now, and why; nothing is changed but rows of the catalog that are wrong.
 
@@ -57,6 +63,7 @@ def plan_retention(
         policy: None: the one of the store.
         run: None: all runs.
         sure: False: for advice alone; the rows of the catalog are believed.
+        urgent: A save has no room: nothing is kept for the mirror, which must not make a save fail.
     """
     rules: RetentionPolicy | Mapping[str, RetentionPolicy] = policy or {}
     budget: Budget | None = None
@@ -69,7 +76,8 @@ def plan_retention(
             _refuse_no_policy(context)
     now = datetime.now(UTC)
     looked_at = infos(context, run)
-    return _plan(context, rules, now, _history(context, now, looked_at, rules, budget), sure=sure, budget=budget)
+    history = _history(context, now, looked_at, rules, budget, urgent=urgent)
+    return _plan(context, rules, now, history, sure=sure, budget=budget)
 
 
 def _refuse_no_policy(context: Context) -> NoReturn:
@@ -197,8 +205,12 @@ def _history(
     looked_at: Iterable[CheckpointInfo],
     rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None = None,
     budget: Budget | None = None,
+    *,
+    urgent: bool = False,
 ) -> dict[str, Candidate]:
     check_tags(context.layout)
+    looked_at = [*looked_at]
+    waiting = {} if urgent else spared(context, looked_at)
     pins = pins_by_checkpoint(context, now)
     return {
         info.name: Candidate(
@@ -207,6 +219,7 @@ def _history(
             pins=tuple(str(pin) for pin in pins.get(info.key, ())),
             damage=_misplaced(context, info),
             doubt=context.notices.problems.get(annotation_problem(info), ""),
+            wanted_by=waiting.get(info.name, ""),
             blobs=_blobs(context, info) if budget is not None or _has_budget(rules, info.run) else {},
         )
         for info in looked_at

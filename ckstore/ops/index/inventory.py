@@ -11,7 +11,7 @@ from ckstore.fs import peek
 from ckstore.fs.held import through_parents
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import Incomplete
-from ckstore.objects.canonical_link import restore_names
+from ckstore.objects.heal import restore_names
 from ckstore.ops.index.scan_blobs import canonical_blobs
 
 if TYPE_CHECKING:

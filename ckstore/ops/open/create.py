@@ -20,7 +20,6 @@ from ckstore.model.settings.settings import StoreSettings, parse_settings
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import Layout
 
-DEFAULT_CHUNK_BYTES = 32 * 2**20
 # Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
 _LOCK_TIMEOUT_S = 30.0
 _SETTINGS_MOST_BYTES = 2**20

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.tensors.layout import StorageMemory
 
+_SAID_BYTES = 2**20
+
 Select = str | Sequence[str] | Callable[[str], bool] | None
 """Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""
 
@@ -220,8 +222,10 @@ def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ve
             memories[i] = wrap(names.kind(i), view)
     if verify:
         check_memories(directory, memories)
-    if decoded := [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]:
-        nbytes = sum(records[i].nbytes for i in decoded)
+    decoded = [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]
+    nbytes = sum(records[i].nbytes for i in decoded)
+    # Not of the small tensors of an old pack, which a checkpoint that stays plain has, too.
+    if nbytes >= _SAID_BYTES:
         tensors = counted(len(decoded), "storage")
         warn(
             f"{tensors} of {directory.manifest.name} are encoded, and were decoded into memory ({size_text(nbytes)}) "

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from ckstore.containers.values import STATE_SUFFIXES
 from ckstore.errors import CannotLoad, DamagedBlob, NoSuchRef
 from ckstore.model.document import shown
 from ckstore.ops.read.regions import RegionReader
@@ -13,8 +14,6 @@ from ckstore.ops.read.regions import RegionReader
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import FileRecord, Manifest
     from ckstore.objects.checkpoints import CheckpointDirectory
-
-LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # how the names of files end that hold a state, as a rule
 
 
 class StoredFile:
@@ -76,4 +75,4 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
 
 def loadable(manifest: Manifest, most: int = 10) -> list[str]:
     """Return the files of a checkpoint that have the name of one that holds a state, the first few."""
-    return [file.path for file in manifest.files if file.kind == "file" and file.path.endswith(LOADABLE)][:most]
+    return [file.path for file in manifest.files if file.kind == "file" and file.path.endswith(STATE_SUFFIXES)][:most]

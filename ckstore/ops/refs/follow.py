@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -37,8 +38,16 @@ class Follower:
         run: The run.
     """
 
-    def __init__(self, context: Context, run: str, after: CheckpointInfo | None, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        run: str,
+        after: CheckpointInfo | None,
+        timeout_s: float | None,
+        bring: Callable[[], None] = lambda: None,
+    ) -> None:
         self.run = run
+        self._bring = bring
         self._context = context
         self._after = after
         self._timeout_s = timeout_s
@@ -117,6 +126,7 @@ class Follower:
 
         It is made as durable as it is by who saved it (rule F), since that may not have happened yet.
         """
+        self._bring()
         if self._watch is None and not self._context.shared:
             with suppress(FileNotFoundError, NotADirectoryError):  # no run yet
                 # Watched before the names are listed: what appears between the two makes an event.
@@ -166,14 +176,21 @@ class Follower:
         return None if time.monotonic() - self._all_at_s > _ALL_S else names
 
 
-def follow(context: Context, run: str | None, after: AnyRef | None, timeout_s: float | None) -> Follower:
-    """Follow a run; see `ckstore.Store.follow`."""
+def follow(
+    context: Context,
+    run: str | None,
+    after: AnyRef | None,
+    timeout_s: float | None,
+    bring: Callable[[], None] = lambda: None,
+) -> Follower:
+    """Follow a run; see `ckstore.Store.follow`. `bring` is called before each look, and may add checkpoints."""
     if timeout_s is not None and not timeout_s >= 0:
         raise BadInput(f"timeout_s must be a number of seconds, 0 or more, or None, got {timeout_s!r}")
+    bring()
     run = run_meant(context, run)
     if run is None:
         run = in_one_run(context, Ref(None, "latest", "latest")).run or next(iter(context.layout.runs()), DEFAULT_RUN)
     check_run(run)
     of_run = replace(context, run=run)  # a ref that names no run means a checkpoint of the one that is followed
     start = after if after is None or isinstance(after, CheckpointInfo) else find(of_run, after)
-    return Follower(context, run, start, timeout_s)
+    return Follower(context, run, start, timeout_s, bring)

@@ -24,6 +24,7 @@ from ckstore.objects.checkpoints import id_at
 from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
+from ckstore.ops.mirrored import status_of
 from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.listing import infos, misplaced, order_problem
 from ckstore.ops.refs.pins import pins
@@ -220,6 +221,12 @@ def _hashes(context: Context) -> Findings:
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
 
 
+def _mirror(context: Context) -> Findings:
+    status = status_of(context, infos(context))
+    if status is not None:
+        yield contents.check_mirror(status)
+
+
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:
     found += deleted_but_open(os.stat(context.layout.path).st_dev)
     yield contents.check_leaks(found)
@@ -241,4 +248,5 @@ _LOOKS: tuple[Look, ...] = (
     ("damage", _damage),
     ("last readings", _readings),
     ("hash", _hashes),
+    ("mirror", _mirror),
 )

@@ -8,6 +8,7 @@ from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.model.reports.metrics import Metric, openmetrics
 from ckstore.model.times import time_of_text
+from ckstore.ops.mirrored import status_of
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.metrics import replace_text
@@ -68,6 +69,13 @@ def store_metrics(context: Context) -> str:
     metrics += [
         gauge(name, about, "run", {one.run: getattr(one, field) for one in used.runs}) for name, about, field in held
     ]
+    if (status := status_of(context, listed)) is not None:
+        of_mirror = (
+            ("mirror_behind", "Checkpoints that the mirror lacks", len(status.behind)),
+            ("mirror_oldest_seconds", "For how long the oldest of them has been only here", status.oldest_s),
+            ("mirror_age_seconds", "For how long one may be, by the settings", status.age_s),
+        )
+        metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
     return openmetrics(metrics, str(context.layout.root), {})
 
 

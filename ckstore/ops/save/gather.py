@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from ckstore.containers.values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotStore
 from ckstore.fs.tree import Entry, foreign, look_at, walk
 from ckstore.model.document import parse_foreign
@@ -17,7 +18,6 @@ _STEP_NAME = re.compile(r"(?:checkpoint|step|global_step|iter|iteration)[-_=]?([
 _STEP_AMONG_OTHERS = re.compile(r"(?:\A|[-_])step=([0-9]{1,16})(?:[-_]|\Z)")
 """As Lightning writes it: ``epoch=1-step=400``, ``epoch=1-val_loss=0.32-step=400-v1``."""
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*\Z")
-CHECKPOINT_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 _SHOWN = 3
 _INDEX_SUFFIX = ".index.json"
 # Far above the index of any model; a larger file of that name is not parsed in memory, and commits as any file.
@@ -82,7 +82,7 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
         entry.path: step
         for entry in entries
         if "/" not in entry.path
-        and (entry.kind == "directory" or entry.path.endswith(CHECKPOINT_SUFFIXES))
+        and (entry.kind == "directory" or entry.path.endswith(STATE_SUFFIXES))
         and (step := _step_of(entry.path)) is not None
     }
     if len(steps) < 2:

@@ -45,6 +45,8 @@ class RecordedSource:
         samples: Mapping[int, memoryview],
         base: str,
         copied_in: str,
+        *,
+        is_named: bool = True,
     ) -> None:
         # `name` and `nbytes`: As in `ByteSource`.
         self.name = name
@@ -53,6 +55,7 @@ class RecordedSource:
         self.base = base  # the checkpoint, as ``RUN@STEP``
         self.copied_in = copied_in  # the checkpoint for which the whole of it was copied last
         self._samples = samples
+        self._is_named = is_named  # the caller says that it is unchanged; else the fingerprint of a device does
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Raise: the bytes are not here."""
@@ -74,8 +77,9 @@ class RecordedSource:
         if data is None or algorithm.digest(data) == chunk.piece:
             return
         since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may hold old bytes of it"
-        msg = f"{self.name} was named in unchanged=, but is not as {self.base} has it; nothing was published{since}"
-        raise NotUnchanged(msg, hint=f"do not name it as unchanged; {NEXT}")
+        said = "was named in unchanged=" if self._is_named else "has the fingerprint on its device that it had before"
+        msg = f"{self.name} {said}, but is not as {self.base} has it; nothing was published{since}"
+        raise NotUnchanged(msg, hint=f"do not name it as unchanged; {NEXT}" if self._is_named else NEXT)
 
     def missing(self, reason: str) -> SaveFailed:
         """Return the error for a blob that the store does not have, or not whole."""
@@ -118,7 +122,8 @@ def recorded_sources(
         same_chunks = all(lengths.get(start) == len(data) for start, data in samples.items())
         if not same_chunks or sum(lengths.values()) != place.nbytes:
             raise SaveFailed(f"{place.name} is kept in another form by {base}; nothing was published", hint=NEXT)
-        sources[index] = RecordedSource(place.name, chunks, samples, base, f"{order.run}@{copied_step}")
+        copied_in, is_named = f"{order.run}@{copied_step}", index not in kept.unnamed
+        sources[index] = RecordedSource(place.name, chunks, samples, base, copied_in, is_named=is_named)
     return sources
 
 

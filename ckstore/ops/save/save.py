@@ -240,6 +240,8 @@ def save_staged(
         events.note(
             context, "saved" if outcome.old is None else "replaced", info.key, id=info.id, nbytes=info.new_bytes
         )
+        if context.saved is not None:
+            context.saved()
     return info
 
 

@@ -27,7 +27,7 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import blobs
 from ckstore.objects.blob_check import Piece
-from ckstore.objects.layout import BLOBS, MANIFEST, Layout
+from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 from ckstore.objects.trash import names_in
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class _Tree:
         for path in files_below(self._root):
             if is_digest(path.name):
                 by_name.setdefault(path.name, []).append(path)
-            elif path.name == MANIFEST:
+            elif path.name in (MANIFEST, PLAIN):
                 manifests.append(path)
             elif (nbytes := _size(path)) is not None:
                 by_size.setdefault(nbytes, []).append(path)

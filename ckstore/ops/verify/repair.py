@@ -6,25 +6,23 @@ every name with the old copy or with the new one, and a staging directory that t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse
-from ckstore.fs import files, links, locks, peek
+from ckstore.errors import DamagedBlob, InUse
+from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
-from ckstore.objects.checkpoints import CheckpointDirectory, id_at
-from ckstore.objects.documents import marks
-from ckstore.objects.layout import MANIFEST
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.quarantine import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
-from ckstore.ops.os_errors import describe_os_error, why_of
+from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
+from ckstore.ops.verify.manifests import repair_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _NOWHERE = "no right copy was found"
-_FRESH_MANIFEST = ".manifest-new"
 
 
 @dataclass(slots=True)
@@ -68,7 +65,11 @@ def repair(
     damage = list(damage)
     # Manifests first: without one it is not known which blobs the checkpoint needs.
     for place in dict.fromkeys((found.run, found.step) for found in damage if not found.blob):
-        _repair_manifest(context, copies, *place, done)
+        repaired, reason = repair_manifest(context, copies, *place)
+        if repaired is not None:
+            done.repaired.append(repaired)
+        elif reason:
+            done.unrepaired.append(Unrepaired("", 0, reason))
     wanted = _wanted(context, damage)
     for digest in canonical:
         try:
@@ -178,51 +179,3 @@ def _stage(staging: Staging, digest: str, right: Right) -> None:
 def _inode(path: Inside) -> tuple[int, int]:
     status = peek.status(path)
     return status.st_dev, status.st_ino
-
-
-def _repair_manifest(context: Context, copies: Copies, run: str, step: int, done: Repaired) -> None:
-    """Give a checkpoint its manifest back, if there is one with the id that it had."""
-    path = context.layout.checkpoint(run, step)
-    try:
-        with CheckpointDirectory.at(path):
-            return  # the manifest is right: something else is wrong with the directory
-    except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
-        pass
-    reason = "no right manifest was found"
-    # By the id that the checkpoint had: a manifest of the same run and step alone may be of another training.
-    for manifest_id in _ids_of(context, run, step, path):
-        try:
-            found = copies.manifest(run, step, manifest_id)
-            if found is None:
-                continue
-            data, source = found
-            with locks.lock_shared(path) as lock, marks.kept_unless_durable(lock):
-                _write_manifest(lock, data)
-            done.repaired.append(Repair(manifest_id, len(data), source, 1))
-        except (OSError, InUse) as error:
-            reason = why_of(error)
-        else:
-            return
-    done.unrepaired.append(Unrepaired("", 0, f"{run}@{step}: {reason}"))
-
-
-def _ids_of(context: Context, run: str, step: int, path: Inside) -> list[str]:
-    """Return what the id of a checkpoint with a damaged manifest may be: by the catalog, and by what is left of it."""
-    ids: list[str] = []
-    try:
-        ids += [info.id for info in context.catalog.infos(run) if info.step == step]
-    except CatalogUnavailable:  # then the file itself may say it
-        ids = []
-    try:
-        head = id_at(path)
-    except (OSError, CkstoreError):
-        head = None
-    return list(dict.fromkeys([*ids, *([head] if head else [])]))
-
-
-def _write_manifest(lock: locks.DirectoryLock, data: bytes) -> None:
-    if _FRESH_MANIFEST in os.listdir(lock.fd):  # of a repair that was killed
-        links.unlink(_FRESH_MANIFEST, dir_fd=lock.fd)
-    files.create_file(_FRESH_MANIFEST, data, mode=0o444, dir_fd=lock.fd)
-    links.rename(_FRESH_MANIFEST, MANIFEST, dir_fd=lock.fd)
-    files.sync_open_directory(lock.fd)

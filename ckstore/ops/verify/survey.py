@@ -17,7 +17,7 @@ from ckstore.fs.held import through_parents
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
-from ckstore.objects.canonical_link import restore_names
+from ckstore.objects.heal import restore_names
 from ckstore.objects.last_names import LastName, NameCount
 from ckstore.objects.layout import Layout
 from ckstore.ops.index.scan_blobs import list_blobs

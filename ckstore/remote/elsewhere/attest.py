@@ -68,10 +68,10 @@ class _Reader:
         def read(blob: BlobRecord) -> None:
             with budget.taking(blob.nbytes):
                 buffer = aligned_buffer(-(-blob.nbytes // GRAIN_BYTES) * GRAIN_BYTES)[: blob.nbytes]
-                fetch_checked(source, place, blob, buffer)
+                fetch_checked(source, place, blob, buffer, budget=budget)
             self.read_back_bytes += blob.nbytes
 
-        for_each(read, blobs, threads=self._manner.threads, stopping=budget.end)
+        for_each(read, blobs, threads=self._manner.threads, stopping=budget.ending(source.close))
 
 
 class _OfObjects(_Reader):

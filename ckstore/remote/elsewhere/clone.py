@@ -23,17 +23,19 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
 from ckstore.remote.beside import take_names
+from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, source_of, uuid_of
-from ckstore.remote.service.entries import RemoteEntry, open_objects
+from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import read_manifest
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.model.manifest.manifest import Manifest
@@ -54,12 +56,20 @@ def new_settings(
     if target.kind == "store":
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes
-    info = read_info(open_objects(RemoteEntry(name, target, "")), name)
+    info = read_info(open_objects(target), name)
     return info.hash, info.chunk_bytes
 
 
-def list_remote(context: Context, remote: Remote | OtherStore) -> tuple[int, list[str]]:
-    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
+def list_remote(
+    context: Context, remote: Remote | OtherStore, places: Iterable[Place] | None = None
+) -> tuple[int, list[str]]:
+    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know.
+
+    Args:
+        context: The store.
+        remote: Where they are.
+        places: These alone; None: all.
+    """
     context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)
     require(context)
@@ -67,7 +77,7 @@ def list_remote(context: Context, remote: Remote | OtherStore) -> tuple[int, lis
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
     infos: list[CheckpointInfo] = []
-    waiting = [place for place in source.places() if not is_here(context, place)]
+    waiting = [place for place in (source.places() if places is None else places) if not is_here(context, place)]
     for start in range(0, len(waiting), _BATCH):
         read: dict[Place, tuple[tuple[Manifest, str, bytes], Annotations | None]] = {}
 
@@ -77,7 +87,7 @@ def list_remote(context: Context, remote: Remote | OtherStore) -> tuple[int, lis
                 read[place] = found, pull.annotations_of(place)
 
         batch = waiting[start : start + _BATCH]
-        for_each(look, batch, threads=pull.manner.threads)
+        for_each(look, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
         for place in sorted(read):
             (manifest, manifest_id, data), annotations = read[place]
             if _publish(context, manifest, data, annotations, document):

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys
+from ckstore.remote.objects import THREADS
 from ckstore.remote.pruning.intent_record import IntentRecord, finish, is_intent, read_intent, void
 from ckstore.remote.source import ObjectSource, read_manifest
 
 if TYPE_CHECKING:
     from ckstore.remote.keys import Place
     from ckstore.remote.objects import Remote
-
-# Each waits for an answer most of its time.
-_THREADS = 8
 
 
 @dataclass(slots=True)
@@ -54,7 +52,7 @@ class Survey:
         source = ObjectSource(self.remote.objects, self.remote.name)
         places = source.places()
         unread = [place for place in places if place not in self._blobs_of]
-        for_each(lambda place: self._read(source, place), unread, threads=_THREADS)
+        for_each(lambda place: self._read(source, place), unread, threads=THREADS)
         for place in places:
             found.update(self._blobs_of.get(place, ()))
         return found

@@ -88,6 +88,11 @@ class Workers:
             raise call.error
         return call.result  # type: ignore[return-value]  # set where there is no error
 
+    @property
+    def stopped(self) -> bool:
+        """Whether calls are refused by now."""
+        return self._stopped
+
     def stop(self) -> None:
         """End every wait, and refuse further calls. What the service was asked already may still happen."""
         with self._mutex:

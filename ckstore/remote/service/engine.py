@@ -68,7 +68,7 @@ class ServiceObjects:
         raise RemoteError(f"objects of {self._target} cannot be pickled", hint="pickle the target, and open it there")
 
     def close(self) -> None:
-        """End the waits of all threads, and refuse further calls."""
+        """End the waits of all threads; see `Objects`."""
         self._workers.stop()
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
@@ -269,7 +269,7 @@ class ServiceObjects:
             else:
                 if found is not None:
                     return found
-            if not left:
+            if not left or self._workers.stopped:
                 break
             time.sleep(pause_s)
             pause_s *= 2

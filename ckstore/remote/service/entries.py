@@ -79,11 +79,11 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
     raise NoSuchRemote(f"the store {layout.path} has no remote {name!r}, but {names}")
 
 
-def open_objects(entry: RemoteEntry) -> Objects:
-    """Return the objects of a remote on object storage."""
+def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
+    """Return the objects of a target on object storage; `abilities`: what a probe saw its service do."""
     from ckstore.remote.service.engine import ServiceObjects
 
-    return ServiceObjects(entry.target, entry.abilities)
+    return ServiceObjects(target, abilities)
 
 
 def check_takes_pushes(entry: RemoteEntry) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import RemoteDenied, RemoteError
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.wrong_body import refuses_wrong_body
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def probe(target: Target) -> tuple[Abilities, datetime | None]:
         RemoteError: It cannot be reached, or neither reads nor writes with these credentials.
     """
     folder = f"probe/{uuid.uuid4().hex}"
-    objects = ServiceObjects(target)
+    objects = open_objects(target)
     try:
         written = objects.put(f"{folder}-list", b"1")
     except RemoteDenied:
@@ -65,7 +65,7 @@ def _creates_once(objects: Objects, key: str) -> bool:
 def _cas(target: Target, key: str) -> Cas:
     """Return in which way an object is changed in one version alone."""
     for way in ("yes", "unquoted"):
-        objects = ServiceObjects(target, Abilities(cas=way))
+        objects = open_objects(target, Abilities(cas=way))
         try:
             if _updates_one_version(objects, key) and _loses_no_update(objects, key.replace("-cas", "-race")):
                 return way
@@ -112,7 +112,7 @@ def _counted(objects: Objects, key: str, racer: int) -> bool:
     for _ in range(_MOST_TRIES):
         version: Listed | None = objects.head(key)
         value = int((objects.get(key, 100) or b"0").split()[0])
-        # With the racer's number: equal bytes of another one would count as this one's own.
+        # With the racer's number: equal bytes of another racer would count as written by this one.
         if version is not None and objects.update(key, b"%d %d" % (value + 1, racer), version) is not None:
             return True
     return False

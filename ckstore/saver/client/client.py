@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 from ckstore.errors import SaveFailed, StateChanged
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.saver.messages import encode
+from ckstore.saver.client.ahead import HeadStarts
 from ckstore.saver.client.keeper import SaverKeeper
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.queue import SaveQueue
@@ -30,10 +31,15 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.captured import Captured
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Order
+    from ckstore.saver.client.ahead import HeadStart
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.queue import SaverLimits
     from ckstore.saver.client.unchanged import UnchangedNames
     from ckstore.tensors.device.staging import FarSource
+
+
+_COMPILE_S = 60.0
+"""A kernel that was never compiled on this machine takes a second, or ten on a busy one; without it, torch does."""
 
 
 class Client:
@@ -60,6 +66,7 @@ class Client:
         self._queue = SaveQueue(self.on_ended)
         self._keeper = SaverKeeper(self.path, self.catalog_path, self._queue)
         self._number = 0
+        self._ahead = HeadStarts()
 
     def submit(
         self,
@@ -90,9 +97,28 @@ class Client:
         begun_at = time.monotonic()
         # First: the caller learns of a failed save before this one is copied, and the error is raised once.
         self.raise_unread()
+        # Names say more than fingerprints, and behind an event nothing may be asked of the devices yet.
+        has_head_start = limits.after is None and (unchanged is None or unchanged.selects is None)
+        run = order.run if has_head_start else ""
+        ahead = self._ahead.begin(run, self._queue.pool, limits.max_in_flight)
+        try:
+            return self._submit_behind(ahead, begun_at, state, order, limits, last_parents, unchanged)
+        finally:
+            ahead.give_up()
+
+    def _submit_behind(  # noqa: PLR0917
+        self,
+        ahead: HeadStart,
+        begun_at: float,
+        state: object,
+        order: Order,
+        limits: SaverLimits,
+        last_parents: Mapping[str, str],
+        unchanged: UnchangedNames | None,
+    ) -> PendingSave:
         with python_gc_paused():
             # Before room is waited for: a state that cannot be stored must not wait minutes for its error.
-            captured = capture(state, after=limits.after)
+            captured = capture(state, after=limits.after, waited=ahead.devices)
         names = set() if unchanged is None else unchanged.names_in(captured)
         # Before any memory is taken: with `max_in_flight` snapshots there is room for no other.
         if not self._queue.make_way(limits):
@@ -101,16 +127,26 @@ class Client:
             return PendingSave(order.run, order.step, 0, skipped=True)
         # With an event the devices may not have computed the state yet, and to wait for that is what it is to spare.
         fingerprints = _fingerprints(captured) if limits.after is None else {}
+        first = ahead.indexes(captured.sources, fingerprints)
         with self._queue.changed:
-            placed = self._queue.bases.place(captured, order, unchanged, names, last_parents, fingerprints)
+            bases = self._queue.bases
+            placed = bases.place(captured, order, unchanged, names, last_parents, fingerprints, first)
+        snapshot = ahead.take(placed.nbytes) if first else None
         if placed.kept is not None and names:
             # A frozen base that is not copied any more leaves a snapshot many times too large: it goes back to the
             # host.
             self._queue.pool.drop_above(2 * Snapshot.size_for(placed.nbytes))
-        snapshot = self._queue.pool.take(placed.nbytes)
+        if snapshot is None:
+            # Nothing was copied, or in vain. First: with one snapshot for each save in flight it is the one to take.
+            first = ()
+            ahead.give_up()
+            snapshot = self._queue.pool.take(placed.nbytes)
         try:
             sources, places = (*captured.sources, *placed.parts), (*placed.places, *placed.part_places)
-            copying = snapshot.fill(sources, places, behind_current=limits.after is not None)
+            if first:
+                rest = sorted(set(range(len(sources))) - {*first})
+                sources, places = tuple(sources[i] for i in rest), tuple(places[i] for i in rest)
+            copying = snapshot.fill(sources, places, behind_current=limits.after is not None, more=bool(first))
             order = replace(
                 order,
                 number=self._number + 1,
@@ -137,6 +173,8 @@ class Client:
                 self._number = order.number
                 save.copied_s = time.monotonic() - begun_at
                 self._queue.add(save)
+            kept = () if placed.kept is None else placed.kept.storages
+            self._ahead.remember(order.run, captured.sources, fingerprints, kept)
         except BaseException:
             # Also at Ctrl-C: gigabytes of shared memory that nothing refers to would stay until the process ends.
             self._queue.give_back(snapshot, limits)
@@ -183,7 +221,8 @@ class Client:
                 snapshot = pool.take(places_of(captured.sources)[1])
                 if any(source.is_far for source in captured.sources):
                     snapshot.pin()
-                    _fingerprints(captured)  # which begins to compile the kernel for it
+                    _compile_fingerprints()
+                    _fingerprints(captured)  # the first time each operation takes longer
                 pool.give(snapshot, self._queue.limits.max_in_flight)
             with self._queue.changed:
                 self._queue.limits = limits
@@ -235,6 +274,12 @@ def _fingerprints(captured: Captured) -> dict[int, bytes]:
 
     found = of_storages([cast("FarSource", source) for source in far.values()])
     return dict(zip(far, found, strict=True)) if found else {}
+
+
+def _compile_fingerprints() -> None:
+    from ckstore.tensors.device.fingerprint import prepare
+
+    prepare(_COMPILE_S)
 
 
 def _check_unchanged(captured: Captured) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ENTRY = "ckstore.saver.server.main"
 MARK = "ckstore-saver"
 _START = (
-    "import json,sys; mark,entry,fd,path=sys.argv[1:5]; sys.path[:]=json.loads(path); "
-    "import importlib; importlib.import_module(entry).main(int(fd))"
+    "import json,sys; mark,entry,about,path=sys.argv[1:5]; sys.path[:]=json.loads(path); "
+    "import importlib; importlib.import_module(entry).main(about)"
 )
 # The end of a traceback; more would bury the message of the error.
 _LAST_LINES_BYTES = 2000
@@ -54,7 +54,8 @@ class SaverProcess:
         self._sock, saver_end = wire.pair()
         try:
             self._said = open_memory("ckstore-saver-stderr")
-            self._child = _start(saver_end.fileno(), self._said)
+            fd = saver_end.fileno()
+            self._child = start(ENTRY, str(fd), self._said, pass_fds=[fd])
         except BaseException:
             self.let_go()
             raise
@@ -145,7 +146,8 @@ def reap() -> None:
         _children[:] = [child for child in _children if child.poll() is None]
 
 
-def _start(fd: int, said: int) -> subprocess.Popen[bytes]:
+def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start Python with ``entry.main(about)``, in a session of its own; `said` takes what it prints."""
     if not sys.executable:
         msg = "sys.executable is empty: there is no Python to start a saver with"
         raise SaveFailed(msg, hint="use save() in an embedded interpreter")
@@ -154,13 +156,13 @@ def _start(fd: int, said: int) -> subprocess.Popen[bytes]:
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
     # Isolated, with the trainer's `sys.path` alone: PYTHONPATH, or a json.py in the working directory, must not get in
     # first.
-    command = [sys.executable, *flags, "-I", "-c", _START, MARK, ENTRY, str(fd), json.dumps(path)]
+    command = [sys.executable, *flags, "-I", "-c", _START, MARK, entry, about, json.dumps(path)]
     child = subprocess.Popen(  # noqa: S603 - the interpreter itself
         command,
         stdin=subprocess.DEVNULL,
         stdout=said,
         stderr=said,
-        pass_fds=[fd],
+        pass_fds=pass_fds,
         cwd="/",  # so that it keeps no filesystem from being unmounted
         start_new_session=True,  # Ctrl-C and a hang-up of the terminal are for the trainer
     )

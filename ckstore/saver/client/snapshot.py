@@ -43,10 +43,18 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def places_of(sources: Sequence[ByteSource], kept: Iterable[int] = ()) -> tuple[tuple[Place, ...], int]:
-    """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is."""
+def places_of(
+    sources: Sequence[ByteSource], kept: Iterable[int] = (), first: Iterable[int] = ()
+) -> tuple[tuple[Place, ...], int]:
+    """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is.
+
+    Those that are `first` lie at its beginning, in that order.
+    """
     offsets = dict.fromkeys(kept, -1)
     end = 0
+    for index in first:
+        offsets[index] = end
+        end += aligned(sources[index].nbytes)
     # Small ones on a device behind the others, in one row: they are transferred together.
     for is_last in (False, True):
         for index, source in enumerate(sources):
@@ -142,17 +150,24 @@ class Snapshot:
             raise errors[0]
 
     def fill(
-        self, sources: Sequence[ByteSource | RangeSource], places: Sequence[Place], *, behind_current: bool = False
+        self,
+        sources: Sequence[ByteSource | RangeSource],
+        places: Sequence[Place],
+        *,
+        behind_current: bool = False,
+        more: bool = False,
     ) -> Copying | None:
         """Copy every source that has a place to it, with two threads.
 
         What lies on devices is being copied when this returns: it gives what is to be waited for. With `behind_current`
-        that follows what the current streams were given, and what they are given next follows it.
+        that follows what the current streams were given, and what they are given next follows it. With `more` what was
+        begun before goes on, and is waited for as well.
 
         Raises:
             StateChanged: The memory of a tensor was freed meanwhile.
         """
-        self._settle()
+        if not more:
+            self._settle()
         near: list[tuple[ByteSource | RangeSource, Place]] = []
         far: list[tuple[ByteSource | RangeSource, Place]] = []
         for source, place in zip(sources, places, strict=True):
@@ -163,7 +178,9 @@ class Snapshot:
 
             far.sort(key=lambda pair: pair[1].offset)
             pairs: list[tuple[Any, int]] = [(source, place.offset) for source, place in far]
-            self._copying = staging.start(pairs, self.pin().flat, behind_current=behind_current)
+            begun, self._copying = self._copying, staging.start(pairs, self.pin().flat, behind_current=behind_current)
+            if begun is not None:
+                self._copying.join(begun)
         _in_parallel(_copies(near, self._memory))
         return self._copying
 
@@ -210,16 +227,22 @@ class SnapshotPool:
 
     def take(self, nbytes: int) -> Snapshot:
         """Return the smallest that has so many bytes, or a new one, for which those that are too small go first."""
-        with self._mutex:
-            fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
-            if fitting:
-                # The smallest: a large one stays for the next large state.
-                best = min(fitting, key=lambda snapshot: snapshot.nbytes)
-                self._free.remove(best)
-                return best
+        if (free := self.take_free(nbytes)) is not None:
+            return free
         # Those that are too small go before the new one is made, or the host needs both at once.
         self.close()
         return Snapshot(nbytes)
+
+    def take_free(self, nbytes: int) -> Snapshot | None:
+        """Return one as `take`, if it need not be made."""
+        with self._mutex:
+            fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
+            if not fitting:
+                return None
+            # The smallest: a large one stays for the next large state.
+            best = min(fitting, key=lambda snapshot: snapshot.nbytes)
+            self._free.remove(best)
+            return best
 
     def drop_above(self, nbytes: int) -> None:
         """Give the memory of those back that are larger."""

@@ -20,7 +20,7 @@ from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.saver.client.snapshot import aligned, places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ckstore.model.manifest.captured import Captured
     from ckstore.model.manifest.info import CheckpointInfo
@@ -191,6 +191,7 @@ class Bases:
         names: set[str],
         last_parents: Mapping[str, str],
         fingerprints: Fingerprints = NO_FINGERPRINTS,
+        first: Sequence[int] = (),
     ) -> SnapshotPlan:
         """Say where a state goes.
 
@@ -202,6 +203,7 @@ class Bases:
             last_parents: What each run was last saved to, or loaded from, by whatever call: if that is not the base,
                 the caller means another checkpoint.
             fingerprints: Of its storages on devices.
+            first: Storages that are copied whatever is kept, and to where.
         """
         base = self._bases.get(order.run)
         if (
@@ -211,17 +213,20 @@ class Bases:
             or last_parents.get(order.run) != base.id
             or order.step == base.step  # it is replaced by this save, perhaps before another saver goes on with it
         ):
-            places, nbytes = places_of(captured.sources)
+            places, nbytes = places_of(captured.sources, (), first)
             return SnapshotPlan(places, None, (), (), nbytes)
         storages, unnamed = base.kept(captured, names & self._since.get(order.run, names), fingerprints)
-        places, nbytes = places_of(captured.sources, storages)
+        for index in first:
+            storages.pop(index, None)
+            unnamed.discard(index)
+        places, nbytes = places_of(captured.sources, storages, first)
         samples = []
         for storage, start, length in self._due(captured, order.run, storages, unnamed, unchanged.chunk_bytes):
             samples.append(Sample(storage, start, nbytes, length))
             nbytes += aligned(length)
         parts = tuple(RangeSource(captured.sources[of.storage], of.start, of.nbytes) for of in samples)
         part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
-        kept = Kept(base.step, base.id, storages, tuple(samples)) if storages else None
+        kept = Kept(base.step, base.id, storages, tuple(samples), tuple(unnamed)) if storages else None
         return SnapshotPlan(places, kept, parts, part_places, nbytes)
 
     def _due(

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from ckstore.errors import CkstoreError, SaveFailed, UnknownOutcome
 from ckstore.fs.inside import NotInStore
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
 from ckstore.ops.os_errors import describe_os_error, unsafe
+from ckstore.saver.mirror import wake
 from ckstore.saver.server.inbox import Inbox
 from ckstore.saver.server.job import carry_out
 from ckstore.saver.server.report import Reporter
@@ -26,11 +28,11 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 
-def main(fd: int) -> None:
+def main(fd: int | str) -> None:
     """Serve the trainer at the other end of a socket; return when nothing is left to do."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer, and thereby this process
         signal.signal(number, signal.SIG_IGN)
-    with socket.socket(fileno=fd) as sock, Inbox(sock) as inbox:
+    with socket.socket(fileno=int(fd)) as sock, Inbox(sock) as inbox:
         got = inbox.next()
         if got is None or not isinstance(got[0], Open):
             return
@@ -75,6 +77,7 @@ def _open(opening: Open, reporter: Reporter) -> Context:
     except (OSError, MemoryError) as error:
         raise _as_error(error, "opening the store") from error
     context.watch = reporter
+    context.saved = partial(wake, context, catalog_path)
     for note in notes:
         print(note, file=sys.stderr)  # noqa: T201 - the trainer has it as the last lines of its saver
     return context

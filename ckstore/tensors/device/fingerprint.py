@@ -223,6 +223,12 @@ def _compile() -> None:
 _compiled = _Compiled()
 
 
+def prepare(timeout_s: float) -> None:
+    """Wait for the kernel, where there is a device for it, so that no save has to go without."""
+    if torch.cuda.is_available():
+        _compiled.get(timeout_s)
+
+
 def compiled(timeout_s: float) -> tuple[Kernel | None, str]:
     """Return the kernel, if it is there in time, and why not; for tests and measurements."""
     return _compiled.get(timeout_s), _compiled.why_not

@@ -48,6 +48,11 @@ class Copying:
         """Wait for this, too."""
         self._marks.append(mark)
 
+    def join(self, other: Copying) -> None:
+        """Wait for what another waits for, too."""
+        self._marks += other._marks
+        self._kept += other._kept
+
     def wait(self) -> None:
         """Wait until all of them are done; again, it returns at once.
 

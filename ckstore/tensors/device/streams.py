@@ -59,6 +59,9 @@ class System(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Wait for everything that was queued on a device."""
 
+    def synchronize_current(self, device: torch.device) -> None:
+        """Wait for what the caller's current stream was given, and for no other."""
+
     def wait_in_current(self, device: torch.device, event: Any) -> None:
         """Let what the current stream is given from now on wait for an event of the caller."""
 
@@ -116,6 +119,10 @@ class Cuda:
     def synchronize(self, device: torch.device) -> None:
         """Wait for every stream of a device."""
         torch.cuda.synchronize(device)
+
+    def synchronize_current(self, device: torch.device) -> None:
+        """Wait for the current stream."""
+        torch.cuda.current_stream(device).synchronize()
 
     def wait_in_current(self, device: torch.device, event: Any) -> None:
         """Let the current stream wait."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.errors import BadInput
+from ckstore.model.sizes import parse_size
 from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from ckstore_cli._output import Output
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
-GRACE, SHARED, THREADS, BUDGET, UNDO = "grace", "shared", "threads", "budget", "undo"
-_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS]
+GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
+_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS, MIRROR]
 _ATTRIBUTES = {
     RETENTION: "retention",
     BUDGET: "budget",
@@ -31,7 +32,10 @@ _ATTRIBUTES = {
     GRACE: "grace_s",
     SHARED: "shared",
     THREADS: "threads",
+    MIRROR: "mirror",
 }
+_MIRROR_MORE = ("mirror_age_s", "mirror_bytes_s", "mirror_keep")
+_MIRROR_HOW = "ckstore config mirror NAME --time 10m --bwlimit 200MB --count 3"
 _SHARED_WORDS = {
     None: "as its filesystem is",
     True: "on: other hosts use the store",
@@ -47,6 +51,7 @@ _THREADS_HOW = "ckstore config threads --count 8"
 
 @click.command()
 @click.argument("setting", required=False, type=click.Choice(_SETTINGS))
+@click.argument("name", required=False)
 @rule_options
 @click.option("--run", metavar="RUN", help="For retention: the policy of this run, or of those that a glob fits.")
 @click.option(
@@ -54,17 +59,25 @@ _THREADS_HOW = "ckstore config threads --count 8"
 )
 @click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
 @click.option("--auto", "unset", is_flag=True, help="For shared and threads: as the filesystem, or the machine, is.")
-@click.option("--count", type=int, metavar="N", help="How many threads a save, a load or a verification uses.")
-@click.option("--time", "wait", metavar="TIME", help="For undo and grace: how long dropped data waits: 30m, 2h, 1d.")
+@click.option("--count", type=int, metavar="N", help="For threads: how many. For mirror: how many it lacks stay.")
+@click.option(
+    "--time",
+    "wait",
+    metavar="TIME",
+    help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for mirror: see mirror_age_s.",
+)
+@click.option("--bwlimit", metavar="SIZE", help="For mirror: bytes a second that it sends at most, such as 200MB.")
 @framed
 def config(  # noqa: PLR0917 - one for each option
     frame: Frame,
     /,
     setting: str | None,
+    name: str | None,
     run: str | None,
     wanted: bool | None,  # noqa: FBT001 - click's
     share: float | None,
     wait: str | None,
+    bwlimit: str | None,
     unset: bool,  # noqa: FBT001 - click's
     count: int | None,
     **rules: Any,
@@ -82,7 +95,8 @@ def config(  # noqa: PLR0917 - one for each option
     or a save replaces: at most an hour). grace: how long
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
-    threads: how many a save, a load or a verification uses.
+    threads: how many a save, a load or a verification uses. mirror: the remote
+    NAME that gets every checkpoint after it is durable here.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -98,6 +112,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config grace --time 2h
       ckstore config shared --on
       ckstore config threads --count 8
+      ckstore config mirror cold --time 10m --bwlimit 200MB
       ckstore config retention --off
 
     \b
@@ -106,6 +121,9 @@ def config(  # noqa: PLR0917 - one for each option
       2  wrong usage
       4  there is no such store
     """
+    mirror = _mirror_of(setting, name, wanted, wait, bwlimit, count)
+    if mirror is not None:
+        wanted = wait = count = None
     budget = _budget_of(setting, rules)
     policy = None if budget is not None else policy_of(rules)
     if run is not None and setting != RETENTION:
@@ -122,6 +140,9 @@ def config(  # noqa: PLR0917 - one for each option
         if setting == RETENTION and run is not None:
             others = {glob: own for glob, own in store.config.retention_by_run.items() if glob != run}
             store.config.retention_by_run = others if policy is None else {**others, run: policy}
+        elif mirror is not None:
+            for attribute, value in mirror.items():
+                setattr(store.config, attribute, value)
         elif setting is not None:
             values: dict[str, object] = {
                 RETENTION: policy,
@@ -138,7 +159,7 @@ def config(  # noqa: PLR0917 - one for each option
         if setting == UNDO:
             store.config.undo_by_rule_s = None if undo_s is None else min(undo_s, _BY_RULE_S)
         found = {name: getattr(store.config, name) for name in _ATTRIBUTES.values()}
-        found["undo_by_rule_s"] = store.config.undo_by_rule_s
+        found |= {name: getattr(store.config, name) for name in ("undo_by_rule_s", *_MIRROR_MORE)}
         by_run = store.config.retention_by_run
     out.document({**found, "retention_by_run": by_run})
     _print(out, found, by_run)
@@ -162,6 +183,7 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(f"{GRACE}  {waits}")
     out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
     out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
+    out.line(f"{MIRROR}  {_mirror_words(found)}")
 
 
 def _check(
@@ -172,6 +194,10 @@ def _check(
     wait: str | None,
 ) -> None:
     """Raise where the options do not belong to the setting."""
+    if setting == MIRROR:
+        if policy is not None or share is not None:
+            raise BadInput(f"{setting} has no rules and no --share", hint=_MIRROR_HOW)
+        return
     if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
         raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
     if setting != RECHECK and share is not None:
@@ -188,6 +214,39 @@ def _check(
         raise BadInput(f"{setting} is --on, --off, or has a --time", hint=f"ckstore config {setting} --time 2h")
     if setting == SHARED and policy is not None:
         raise BadInput(f"{setting} has no rules", hint=_SHARED_HOW)
+
+
+def _mirror_of(  # noqa: PLR0917
+    setting: str | None,
+    name: str | None,
+    wanted: bool | None,  # noqa: FBT001 - click's
+    wait: str | None,
+    bwlimit: str | None,
+    count: int | None,
+) -> dict[str, object] | None:
+    """Return what is to be set of the mirror; None: another setting was named."""
+    if setting != MIRROR:
+        if name is not None or bwlimit is not None:
+            raise BadInput("only mirror has a NAME and --bwlimit", hint=_MIRROR_HOW)
+        return None
+    given: dict[str, object] = {
+        "mirror": name,
+        "mirror_age_s": None if wait is None else duration_s(wait, "--time"),
+        "mirror_bytes_s": None if bwlimit is None else parse_size(bwlimit),
+        "mirror_keep": count,
+    }
+    given = {attribute: value for attribute, value in given.items() if value is not None}
+    if wanted or bool(given) == (wanted is False):
+        raise BadInput(f"{MIRROR} has the NAME of a remote, options, or --off", hint=_MIRROR_HOW)
+    return given or {"mirror": None}
+
+
+def _mirror_words(found: Mapping[str, Any]) -> str:
+    if found["mirror"] is None:
+        return "off: checkpoints are here alone"
+    limit = "" if found["mirror_bytes_s"] is None else f" --bwlimit {found['mirror_bytes_s']}"
+    name = printable(found["mirror"])
+    return f"{name} --time {found['mirror_age_s']:g}s --count {found['mirror_keep']}{limit}"
 
 
 def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:

@@ -32,8 +32,11 @@ def savers(frame: Frame) -> None:
     out = frame.output()
     with frame.reading() as store:
         found = store.savers()
+        mirror = store.mirror_status()
     for one in found:
         out.document(one)
+    if mirror is not None:
+        (out.warning if mirror.missed else out.note)(str(mirror))
     if not found:
         out.note("no process saves to this store in the background")
         return

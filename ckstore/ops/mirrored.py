@@ -1,0 +1,152 @@
+"""What the mirror of a store was given: ``remotes/.mirror.json``. Source: docs/format/v1.md, "remotes/.mirror.json".
+
+Only the process that mirrors writes the file. Retention looks at it: so a file that is damaged, or of another mirror,
+says that nothing is mirrored, and more is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import files, links
+from ckstore.model.canonical import canonical_json
+from ckstore.model.digest import is_digest
+from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.reports.mirror import MirrorStatus
+from ckstore.model.seal import read, to_write
+from ckstore.model.times import time_of_text
+from ckstore.objects.documents import atomic_file
+from ckstore.ops.config_file import MIRROR, MIRROR_AGE_S, MIRROR_KEEP, read_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ckstore.fs.inside import Inside
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
+
+FOLDER, FILE = "remotes", ".mirror.json"  # no remote can have a name that begins with a point
+_FORMAT = "ckstore-mirrored"
+_VERSION = 1
+_MAX_BYTES = 64 * 2**20
+_WHY_CHARS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """What the file says.
+
+    Attributes:
+        remote: Name of the remote that it is about.
+        ids: The checkpoints of this store that were seen there.
+        problem: Why the last try failed; empty if it did not.
+    """
+
+    remote: str = ""
+    ids: frozenset[str] = field(default_factory=frozenset)
+    problem: str = ""
+
+    def render(self) -> bytes:
+        """Return the content of the file."""
+        members = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "remote": self.remote,
+            "checkpoints": sorted(self.ids),
+            "problem": self.problem[:_WHY_CHARS],
+        }
+        return canonical_json(members) + b"\n"
+
+
+def _parse(data: bytes, where: str) -> Mirrored:
+    members = parse_object(data, where=where)
+    if members.get("format") != _FORMAT:
+        refuse(where, "format", repr(_FORMAT), members.get("format"))
+    check_version(members.get("version"), _VERSION, where)
+    remote, ids, problem = (members.get(name) for name in ("remote", "checkpoints", "problem"))
+    if not isinstance(remote, str) or not isinstance(problem, str):
+        refuse(where, "remote and problem", "texts", [remote, problem])
+    if not isinstance(ids, list) or not all(isinstance(id, str) and is_digest(id) for id in ids):
+        refuse(where, "checkpoints", "an array of ids", ids)
+    return Mirrored(remote, frozenset(ids), problem)
+
+
+def _place(layout: Layout) -> Inside:
+    return layout.root / FOLDER / FILE
+
+
+def read_mirrored(layout: Layout, remote: str) -> Mirrored:
+    """Return what is known of a mirror; nothing where the file is missing, damaged, or about another remote."""
+    path = _place(layout)
+    try:
+        found = read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))
+    except (FileNotFoundError, NotADirectoryError, CkstoreError):
+        return Mirrored(remote)
+    return found if found.remote == remote else Mirrored(remote)
+
+
+def write_mirrored(layout: Layout, mirrored: Mirrored) -> None:
+    """Keep what is known of a mirror, durably."""
+    path = _place(layout)
+    data = to_write(mirrored, _parse, most_bytes=_MAX_BYTES, where=str(path))
+    links.make_directory(layout.root / FOLDER)
+    with atomic_file.changing(layout) as lock, files.opened_directory(layout.root / FOLDER) as fd:
+        atomic_file.replace_file(layout, lock, fd, path.name, data)
+
+
+def add_mirrored(layout: Layout, remote: str, ids: Iterable[str], here: Iterable[str]) -> None:
+    """Note that checkpoints were seen at the mirror; those that are not here any more are forgotten."""
+    known = read_mirrored(layout, remote)
+    new = replace(known, ids=(known.ids | {*ids}) & {*here}, problem="")
+    if new != known:
+        write_mirrored(layout, new)
+
+
+def note_problem(layout: Layout, remote: str, problem: str) -> None:
+    """Note why a try failed, once for each reason."""
+    known = read_mirrored(layout, remote)
+    if known.problem != problem[:_WHY_CHARS]:
+        write_mirrored(layout, replace(known, problem=problem[:_WHY_CHARS]))
+
+
+def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Return which of the checkpoints a mirror lacks as far as is known, the newest first."""
+    known = read_mirrored(layout, remote).ids
+    # Those without bytes here came from a remote, or were let go because one has them.
+    lacking = [info for info in infos if info.id not in known and not info.elsewhere]
+    return sorted(lacking, key=lambda info: info.order, reverse=True)
+
+
+def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus | None:
+    """Return how far the mirror of a store is; None: it has none."""
+    layout = context.layout
+    config, where = read_config(layout), str(layout.config)
+    remote = MIRROR.of(config, where)
+    if remote is None:
+        return None
+    lacking = behind(layout, remote, infos)
+    now = datetime.now(UTC)
+    ages = [(now - time_of_text(info.created)).total_seconds() for info in lacking]
+    problem = read_mirrored(layout, remote).problem
+    oldest_s = max(0.0, *ages) if ages else 0.0
+    return MirrorStatus(remote, tuple(lacking), oldest_s, float(MIRROR_AGE_S.of(config, where)), problem)
+
+
+def spared(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:
+    """Return which checkpoints retention keeps for the mirror, by name, and why: the newest of each run."""
+    layout = context.layout
+    config, where = read_config(layout), str(layout.config)
+    remote, most = MIRROR.of(config, where), MIRROR_KEEP.of(config, where)
+    if remote is None or most == 0:
+        return {}
+    kept: dict[str, int] = {}
+    found: dict[str, str] = {}
+    for info in behind(layout, remote, infos):
+        kept[info.run] = kept.get(info.run, 0) + 1
+        if kept[info.run] <= most:
+            found[info.name] = f"it is not at the mirror {remote} yet"
+    return found

@@ -1,0 +1,146 @@
+"""Repair of a checkpoint's manifest, and of the document that says how a compacted one is stored."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ckstore.codecs import container
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, InUse
+from ckstore.fs import files, links, locks
+from ckstore.model.digest import is_digest
+from ckstore.model.manifest.encoding import render
+from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord, Manifest
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.stored import EncodedBlob, Encoding
+from ckstore.model.reports.verify_report import Repair
+from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, id_at
+from ckstore.objects.documents import marks
+from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
+from ckstore.objects.trash import names_in
+from ckstore.ops.os_errors import why_of
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.ops.context import Context
+    from ckstore.ops.verify.copies import Copies
+
+_FRESH = ".manifest-new"
+
+
+def repair_manifest(context: Context, copies: Copies, run: str, step: int) -> tuple[Repair | None, str]:
+    """Give a checkpoint its manifest back, if there is one with the id that it had; else return why not.
+
+    A compacted checkpoint gets its two documents: a plain manifest in the place of the encoding would say that blobs
+    are missing which are there in encoded form.
+    """
+    path = context.layout.checkpoint(run, step)
+    try:
+        with CheckpointDirectory.at(path):
+            return None, ""  # the manifest is right: something else is wrong with the directory
+    except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
+        pass
+    reason = "no right manifest was found"
+    # By the id that the checkpoint had: a manifest of the same run and step alone may be of another training.
+    for manifest_id in _ids_of(context, run, step, path):
+        try:
+            beside = _plain_at(path)
+            if beside is not None and beside[1] == manifest_id:
+                found: tuple[bytes, str] | None = beside[2], f"{run}@{step}"
+            else:
+                found = copies.manifest(run, step, manifest_id)
+            if found is None:
+                continue
+            data, source = found
+            wanted = _documents(context, path, data)
+            with locks.lock_shared(path) as lock, marks.kept_unless_durable(lock):
+                for name, text in wanted:
+                    _write(lock, name, text)
+            return Repair(manifest_id, len(data), source, 1), ""
+        except (OSError, InUse) as error:
+            reason = why_of(error)
+        except (BadInput, DamagedBlob) as error:
+            reason = error.message
+    return None, f"{run}@{step}: {reason}"
+
+
+def _ids_of(context: Context, run: str, step: int, path: Inside) -> list[str]:
+    """Return what the id of a checkpoint with a damaged manifest may be: by the catalog, and by what is left of it."""
+    ids: list[str] = []
+    try:
+        ids += [info.id for info in context.catalog.infos(run) if info.step == step]
+    except CatalogUnavailable:  # then the file itself may say it
+        ids = []
+    try:
+        head = id_at(path)
+    except (OSError, CkstoreError):
+        head = None
+    # The manifest beside a lost encoding is nowhere else: only a compaction of that checkpoint put it there.
+    beside = _plain_at(path)
+    if beside is not None and (beside[0].run, beside[0].step) == (run, step):
+        ids.append(beside[1])
+    return list(dict.fromkeys([*ids, *([head] if head else [])]))
+
+
+def _plain_at(path: Inside) -> tuple[Manifest, str, bytes] | None:
+    """Return the plain manifest that a compacted checkpoint has beside what is damaged, and its id and bytes."""
+    try:
+        data = files.read_file(path / PLAIN, most_bytes=MANIFEST_MAX_BYTES)
+        return *parse_manifest(data, where=str(path / PLAIN)), data
+    except (FileNotFoundError, NotADirectoryError, BadInput, DamagedBlob):
+        return None
+
+
+def _documents(context: Context, path: Inside, data: bytes) -> list[tuple[str, bytes]]:
+    """Return what to write into a directory whose manifest is `data`, by name, in this order."""
+    manifest, manifest_id = parse_manifest(data, where=f"the manifest of {path}")
+    form = encoding_at(path)
+    if form is None or form.checkpoint != manifest_id:
+        form = _found_encoding(path, manifest, manifest_id)
+    if not form.encoded:
+        return [(MANIFEST, data)]
+    text = render(form, context.algorithm)
+    # As a reader will: what does not fit is not written, and what is there stays as it is.
+    parse_manifest(text, where=f"the encoding of {path}", plain=lambda: data)
+    return [(PLAIN, data), (MANIFEST, text)]
+
+
+def _found_encoding(path: Inside, manifest: Manifest, manifest_id: str) -> Encoding:
+    """Return how the blobs in a directory are stored, by the files alone: an encoded one says of which blob it is."""
+    plain = {blob.digest for blob in manifest.blobs}
+    listed: list[BlobRecord] = []
+    encoded: list[tuple[container.Header, str]] = []
+    for name in sorted(filter(is_digest, names_in(path / BLOBS))):
+        with files.opened_regular(path / BLOBS / name) as fd:
+            nbytes = os.fstat(fd).st_size
+            # The manifest first: a user's own bytes may look like an encoded file.
+            header = None if name in plain else _header(fd, nbytes)
+        listed.append(BlobRecord(name, nbytes))
+        if header is not None:
+            encoded.append((header, name))
+    names = {blob.digest for blob in listed}
+    numbers = {blob.digest: number for number, blob in enumerate(listed)}
+    forms = {
+        header.plain: EncodedBlob(header.nbytes, numbers[name], header.bases)
+        for header, name in encoded
+        if header.plain not in names
+    }
+    return Encoding(manifest_id, tuple(listed), forms, 0)
+
+
+def _header(fd: int, nbytes: int) -> container.Header | None:
+    try:
+        head = os.pread(fd, container.HEAD_BYTES, 0)
+        length = container.header_bytes(head)
+        data = os.pread(fd, min(length, nbytes), container.HEAD_BYTES)
+        return container.parse_header(data, where="an encoded blob", most_bytes=BLOB_MAX_BYTES)
+    except DamagedBlob:
+        return None
+
+
+def _write(lock: locks.DirectoryLock, name: str, data: bytes) -> None:
+    if _FRESH in os.listdir(lock.fd):  # of a repair that was killed
+        links.unlink(_FRESH, dir_fd=lock.fd)
+    files.create_file(_FRESH, data, mode=0o444, dir_fd=lock.fd)
+    links.rename(_FRESH, name, dir_fd=lock.fd)
+    files.sync_open_directory(lock.fd)

@@ -1,0 +1,1 @@
+"""The mirror: a remote that gets every checkpoint after it is durable here. It never delays or fails a save."""

@@ -1,0 +1,76 @@
+"""The place of a mirror as users give it: a URL, a directory, or the name of a remote."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, StoreNotFound
+from ckstore.ops.open.create import create, read_settings
+from ckstore.remote import keys
+from ckstore.remote.documents.info import read_info
+from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
+from ckstore.remote.service.target import parse_target
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context
+
+_NAME = "mirror"
+_INFO_MOST_BYTES = 2**20
+
+
+def is_name(mirror: str | os.PathLike[str]) -> bool:
+    """Whether it names a remote, and is neither a URL nor a directory."""
+    return isinstance(mirror, str) and os.sep not in mirror and "://" not in mirror
+
+
+def settings_at(mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
+    """Return the hash and the chunk size of what is at a place; None: nothing is there yet.
+
+    Raises:
+        RemoteError: It does not answer: a store that began without what is there would begin the training once more.
+        BadInput: It is only a name.
+    """
+    if is_name(mirror):
+        msg = f"a new store has no remote named {mirror}"
+        raise BadInput(msg, hint="give the mirror as a URL or a directory with a slash: s3://BUCKET/PREFIX, ./mirror")
+    target = parse_target(mirror)
+    if target.kind == "store":
+        try:
+            settings = read_settings(target.path)
+        except StoreNotFound:
+            return None
+        return settings.hash, settings.chunk_bytes
+    objects = open_objects(target)
+    if objects.get(keys.INFO, _INFO_MOST_BYTES) is None:
+        return None
+    info = read_info(objects, _NAME)
+    return info.hash, info.chunk_bytes
+
+
+def entry_of(context: Context, mirror: str | os.PathLike[str]) -> RemoteEntry | None:
+    """Return the remote that is meant, if the store has it; no request is made.
+
+    Raises:
+        NoSuchRemote: It is a name, and the store has no remote of that name.
+    """
+    if is_name(mirror):
+        return entry_named(context.layout, str(mirror))
+    target = parse_target(mirror)
+    return next((entry for entry in entries(context.layout).values() if entry.target == target), None)
+
+
+def make_ready(context: Context, mirror: str | os.PathLike[str]) -> str:
+    """Make a store in the directory of a mirror where there is none; return a name that no remote has."""
+    target = parse_target(mirror)
+    if target.kind == "store":
+        settings = context.settings
+        try:
+            # Beside other processes: the one that comes second finds what the first made.
+            create(target.path, hash_name=settings.hash, chunk_bytes=settings.chunk_bytes)
+        except OSError as error:
+            msg = f"no mirror could be made at {target.path}: {error.strerror or error}"
+            raise BadInput(msg, hint="its parent directory must exist and be writable") from error
+    taken = entries(context.layout)
+    names = (_NAME if number == 1 else f"{_NAME}{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)

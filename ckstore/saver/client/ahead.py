@@ -1,0 +1,145 @@
+"""A head start: what of a state on devices changed since the last save is copied while the state is walked through.
+
+The walk asks Python about each value, and copies are the devices' own work. So large tensors of the last save of a run,
+where their memory still lies, are compared by their fingerprints first, and those that changed go to a snapshot at
+once. The walk decides: what it finds elsewhere, or with another fingerprint, is copied again, with all the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckstore.saver.client.snapshot import aligned, places_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from ckstore.model.manifest.captured import ByteSource
+    from ckstore.saver.client.snapshot import Snapshot, SnapshotPool
+    from ckstore.saver.client.unchanged import Fingerprints
+    from ckstore.tensors.torch_sources import TorchSource
+
+_LEAST_BYTES = 2**20
+"""PCIe takes this in 20 µs; smaller ones are transferred together, once all are known."""
+_MOST_BYTES = 512 * 2**20
+"""PCIe takes this in 10 ms, in which some thousand tensors are walked through and compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    index: int
+    name: str
+    storage: Any  # weak
+    start: int
+    nbytes: int
+    fingerprint: bytes
+
+    def source(self) -> TorchSource | None:
+        """Return the bytes as they are now; None: their memory was freed."""
+        from ckstore.tensors.torch_sources import TorchSource, storage_of
+
+        storage = storage_of(self.storage)
+        # FSDP and offloading free the memory, and leave the storage.
+        if storage is None or storage.nbytes() < self.start + self.nbytes:
+            return None
+        return TorchSource(self.name, storage, self.start, self.nbytes, ())
+
+
+class HeadStart:
+    """Copies that were begun. Call `give_up` at the end, whatever happened.
+
+    Attributes:
+        devices: Those that were waited for.
+    """
+
+    def __init__(self, pool: SnapshotPool, most: int) -> None:
+        self.devices: Collection[Any] = ()
+        self._pool = pool
+        self._most = most
+        self._snapshot: Snapshot | None = None
+        self._copied: list[tuple[_Remembered, TorchSource, bytes]] = []
+
+    def begin(self, large: Sequence[_Remembered], nbytes: int) -> None:
+        """Begin to copy those that changed to a snapshot that holds `nbytes`, if one is at hand."""
+        from ckstore.tensors import torch_leaves
+        from ckstore.tensors.device.fingerprint import of_storages
+
+        live = [(one, source) for one in large if (source := one.source()) is not None]
+        self.devices = {device for _, source in live for device, _, _ in source.far_places(0, source.nbytes)}
+        torch_leaves.wait_for_devices(self.devices)
+        found = of_storages([source for _, source in live])
+        changed = [
+            (one, source, now)
+            for (one, source), now in zip(live, found, strict=False)
+            if one.fingerprint and now != one.fingerprint
+        ]
+        if changed and (snapshot := self._pool.take_free(nbytes)) is not None:
+            self._snapshot, self._copied = snapshot, changed
+            sources = [source for _, source, _ in changed]
+            snapshot.fill(sources, places_of(sources)[0])
+
+    def indexes(self, sources: Sequence[ByteSource], fingerprints: Fingerprints) -> tuple[int, ...]:
+        """Return which sources of a state were copied, in their order in the snapshot; none if any was in vain.
+
+        Args:
+            sources: The state, as it was walked through.
+            fingerprints: Taken since: what was copied lies between two that are equal.
+        """
+        for one, source, before in self._copied:
+            now: Any = sources[one.index] if one.index < len(sources) else None
+            if now is None or not now.is_far or fingerprints.get(one.index) != before:
+                return ()
+            if now.far_places(0, now.nbytes) != source.far_places(0, source.nbytes):
+                return ()
+        return tuple(one.index for one, _, _ in self._copied)
+
+    def take(self, nbytes: int) -> Snapshot | None:
+        """Return the snapshot with what was copied, which is the caller's now; None if it is too small."""
+        if self._snapshot is None or self._snapshot.nbytes < nbytes:
+            return None
+        snapshot, self._snapshot = self._snapshot, None
+        return snapshot
+
+    def give_up(self) -> None:
+        """Give the snapshot back, if it was not taken; who fills it next waits for the copies."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            self._pool.give(snapshot, self._most)
+        self._copied = []
+
+
+class HeadStarts:
+    """What each run was last saved with, as far as the next save can begin with it."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, tuple[list[_Remembered], int]] = {}
+
+    def begin(self, run: str, pool: SnapshotPool, most: int) -> HeadStart:
+        """Begin with what is remembered of a run, perhaps nothing."""
+        started = HeadStart(pool, most)
+        large, nbytes = self._runs.pop(run, ((), 0))
+        if large:
+            try:
+                started.begin(large, nbytes)
+            except BaseException:  # Ctrl-C, or the device failed
+                started.give_up()
+                raise
+        return started
+
+    def remember(
+        self, run: str, sources: Sequence[ByteSource], fingerprints: Fingerprints, kept: Collection[int]
+    ) -> None:
+        """Remember the storages of a save, but for those that had not changed: they are likely to stay as they are."""
+        large: list[_Remembered] = []
+        found_bytes = 0
+        for index in fingerprints:
+            source: Any = sources[index]
+            if index in kept or source.nbytes < _LEAST_BYTES or found_bytes + source.nbytes > _MOST_BYTES:
+                continue
+            if (where := source.weakly()) is not None:
+                storage, start = where
+                found_bytes += source.nbytes
+                large.append(_Remembered(index, source.name, storage, start, source.nbytes, fingerprints[index]))
+        if large:
+            self._runs[run] = large, sum(aligned(source.nbytes) for source in sources)

@@ -1,0 +1,145 @@
+"""The process that mirrors: pushes what the mirror lacks, and ends some time after nothing is left.
+
+It is as detached as a saver, and outlives the training. Whatever fails is tried again, for as long as the store is
+there and has a mirror.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import peek
+from ckstore.fs.memory_file import open_memory
+from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
+from ckstore.objects.documents import journal
+from ckstore.ops.mirrored import note_problem
+from ckstore.ops.os_errors import why_of
+from ckstore.remote.mirror.work import Mirror
+from ckstore.saver.mirror import lock_mirror
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+# Below the training, whose cores and links it shares.
+_NICE = 10
+# A start takes half a second of a processor: one that ended sooner would be started for each save.
+_LINGER_S = 60.0
+_LOOK_S = 0.5
+# A service that is overloaded must not be asked more often; five minutes are half of the age that is promised.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
+
+
+def main(about: str) -> None:
+    """Mirror the store that `about` names, until nothing is left to do."""
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # these end the trainer
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # forbidden in a sandbox
+        os.nice(_NICE)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    from ckstore.ops.open.opening import open_context
+
+    asked = json.loads(about)
+    catalog_path = None if asked["catalog_path"] is None else Path(asked["catalog_path"])
+    context, _ = open_context(Path(asked["path"]), readonly=False, recover=False, catalog_path=catalog_path)
+    with Page(asked["path"]) as page:
+        mirror = Mirror(context, page.begin, page.progress)
+        while True:
+            lock = lock_mirror(context)
+            if lock is None:
+                return
+            with lock:
+                serve(context, mirror, page)
+            # A save that came since the last look found the lock taken, and relies on this one.
+            if not _is_there(context) or not mirror.todo():
+                return
+
+
+def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGER_S) -> None:
+    """Push until nothing is left for a while, or the store has no mirror any more."""
+    pause_s = _FIRST_PAUSE_S
+    done_at = time.monotonic()
+    while _is_there(context):
+        stamp = journal.stamp(context.layout)
+        try:
+            name = mirror.name
+            if name is None:
+                return
+            if mirror.step():
+                pause_s, done_at = _FIRST_PAUSE_S, time.monotonic()
+                continue
+        except (CkstoreError, OSError) as error:
+            _tell(context, mirror, error)
+            page.at("waiting")
+            # Several machines that lost one service do not come back at one moment.
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            done_at = time.monotonic()
+            continue
+        page.at("idle")
+        if time.monotonic() - done_at >= linger_s:
+            return
+        _wait_for_change(context, stamp, done_at + linger_s)
+
+
+def _wait_for_change(context: Context, stamp: tuple[int, int], until: float) -> None:
+    """Wait for the next event in the journal: asking for its size costs less than listing the checkpoints."""
+    while time.monotonic() < until and _is_there(context):
+        if journal.stamp(context.layout) != stamp:
+            return
+        time.sleep(_LOOK_S)
+
+
+def _is_there(context: Context) -> bool:
+    return peek.exists(context.layout.settings)
+
+
+def _tell(context: Context, mirror: Mirror, error: CkstoreError | OSError) -> None:
+    """Note why a try failed, where `doctor` and others find it; as far as that works."""
+    with suppress(CkstoreError, OSError):
+        note_problem(context.layout, mirror.name or "", why_of(error))
+
+
+class Page:
+    """What ``ckstore savers`` sees of this process: the page of memory that each saver has."""
+
+    def __init__(self, store: str) -> None:
+        self._page = open_memory(STATUS_NAME)
+        os.ftruncate(self._page, STATUS_BYTES)
+        self._about: dict[str, object] = {"store": store, "trainer": os.getppid(), "run": "", "step": None}
+        self._bytes = {"done_bytes": 0, "total_bytes": 0}
+        self.at("starting")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._page)
+
+    def begin(self, info: CheckpointInfo) -> None:
+        """Be at another checkpoint."""
+        self._about |= {"run": info.run, "step": info.step}
+        self._bytes = {"done_bytes": 0, "total_bytes": 0}
+        self.at("mirroring")
+
+    def progress(self, done_bytes: int, total_bytes: int) -> None:
+        """Have sent so much."""
+        self._bytes = {"done_bytes": done_bytes, "total_bytes": total_bytes}
+        self.at("mirroring")
+
+    def at(self, state: str) -> None:
+        """Be in another state."""
+        status = {**self._about, **self._bytes, "state": state, "since": time.time()}
+        os.pwrite(self._page, json.dumps(status).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)

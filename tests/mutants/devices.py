@@ -1,0 +1,64 @@
+"""Mutants of what is copied to and from devices, and of what is not."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_ROOM = "tests/gpu"
+
+DEVICES = [
+    Mutant(
+        "what was read from a device lies between two equal fingerprints",
+        "fingerprint-not-taken-again",
+        "FarChunks.settle",
+        "            if old != new:\n",
+        "            if False:\n",
+        f"{_ROOM}/test_unchanged.py::test_a_tensor_that_changes_during_the_save_fails_it[cpu]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "what was copied before the walk lies between two equal fingerprints",
+        "head-start-believed",
+        "HeadStart.indexes",
+        "fingerprints.get(one.index) != before",
+        "one.index not in fingerprints",
+        f"{_ROOM}/test_ahead.py::test_what_changes_before_the_walk_comes_to_it_is_saved_as_the_walk_finds_it[cpu-False]",
+        "assert",
+    ),
+    Mutant(
+        "a saver has a snapshot when the copies are done",
+        "sent-before-it-is-copied",
+        "Client._submit_behind",
+        "                copying.wait()\n",
+        "",
+        f"{_ROOM}/test_save_async.py::test_a_state_is_saved_as_it_was_at_the_call[cpu]",
+        "assert",
+    ),
+    Mutant(
+        "a tensor is released when its copy is done",
+        "released-before-it-is-copied",
+        "Copying.keep",
+        "        self._kept.append(source)\n",
+        "        pass\n",
+        f"{_ROOM}/test_devices.py::test_a_source_is_kept_until_its_copy_is_done",
+        "assert",
+    ),
+    Mutant(
+        "pinned memory is filled again when the device has taken it",
+        "slot-filled-too-early",
+        "_Slot.wait",
+        "            self.mark.synchronize()\n",
+        "            pass\n",
+        f"{_ROOM}/test_load.py::test_a_state_of_several_slots_for_each_thread_is_loaded",
+        "assert",
+    ),
+    Mutant(
+        "memory is unpinned before it is unmapped",
+        "unmapped-while-pinned",
+        "Snapshot.close",
+        "                self._pinned.close()\n",
+        "                pass\n",
+        f"{_ROOM}/test_devices.py::test_memory_is_pinned_once_and_unpinned_before_it_goes",
+        "assert",
+    ),
+]

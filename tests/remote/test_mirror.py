@@ -1,0 +1,321 @@
+"""The mirror: every checkpoint goes to a remote after it is durable, and a training goes on from there elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, Store
+from ckstore.remote.mirror.work import Mirror
+from ckstore.saver import mirror as starting
+from ckstore.saver.server import mirror as process
+from ckstore.store import context_of
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+from tests.support.s3_server import SECRET, Service
+
+_WAIT_S = 60.0
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Start no process: the test takes the steps itself; return what would have been started."""
+    started: list[str] = []
+    monkeypatch.setattr(starting, "start", lambda entry, *_: started.append(entry))
+    return started
+
+
+def wait_for(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def all_steps(store: Store) -> Mirror:
+    mirror = Mirror(context_of(store))
+    while mirror.step():
+        pass
+    return mirror
+
+
+def mirrors_of(store: Path) -> list[int]:
+    """Return the processes that mirror a store."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        about = json.dumps(str(store)).encode()
+        if starting.ENTRY.encode() in words and any(about in word for word in words):
+            found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def no_process_left(tmp_path: Path) -> Iterator[None]:
+    yield
+    for name in ("a", "b"):
+        for pid in mirrors_of(tmp_path / name):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_newest_goes_first_and_the_status_says_how_far_it_is(tmp_path: Path, quiet: list[str]) -> None:
+    store = Store.open_or_init(tmp_path / "a", chunk_bytes=MIB, mirror=tmp_path / "m")
+    for step in (1, 2, 3):
+        store.save(state(step), step=step)
+    assert len(quiet) >= 3
+    status = store.mirror_status()
+    assert status is not None
+    assert [info.step for info in status.behind] == [3, 2, 1]
+    assert "3 checkpoints are not at the mirror mirror yet" in str(status)
+    begun: list[int] = []
+    mirror = Mirror(context_of(store), lambda info: begun.append(info.step))
+    assert mirror.step()
+    store.save(state(4), step=4)
+    while mirror.step():
+        pass
+    assert begun == [3, 4, 2, 1]
+    there = Store.open(tmp_path / "m")
+    assert [info.id for info in there.checkpoints()] != []
+    assert {info.id for info in there.checkpoints()} == {info.id for info in store.checkpoints()}
+    status = store.mirror_status()
+    assert status is not None
+    assert (status.behind, status.oldest_s, status.missed) == ((), 0.0, False)
+    mirrored = [event for event in store.events() if event.event == "mirrored"]
+    assert [event.step for event in mirrored] == [3, 4, 2, 1]
+
+
+def test_opening_for_writing_catches_up(tmp_path: Path, quiet: list[str]) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    store.save(state(1), step=1)
+    quiet.clear()
+    Store.open(tmp_path / "a", readonly=True)
+    assert quiet == []
+    Store.open(tmp_path / "a")
+    assert len(quiet) == 1
+    all_steps(store)
+    Store.open(tmp_path / "a")
+    assert len(quiet) == 1
+
+
+def test_a_new_directory_lists_what_the_mirror_has_and_goes_on(tmp_path: Path, quiet: list[str]) -> None:
+    store = Store.open_or_init(tmp_path / "a", chunk_bytes=MIB, mirror=tmp_path / "m")
+    store.save(state(1), step=1)
+    store.save(state(2), step=2)
+    all_steps(store)
+    shutil.rmtree(tmp_path / "a")
+    other = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    assert other.settings.chunk_bytes == MIB
+    assert same(other.load(), state(2))
+    quiet.clear()
+    other.save(state(3))
+    assert len(quiet) == 1
+    all_steps(other)
+    assert [info.step for info in Store.open(tmp_path / "m").checkpoints()] == [1, 2, 3]
+
+
+def test_retention_keeps_what_the_mirror_lacks_and_says_so(tmp_path: Path, quiet: list[str]) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    store.config.retention = RetentionPolicy(keep_last=1)
+    store.config.mirror_keep = 2
+    for step in range(1, 6):
+        store.save(state(step), step=step)
+    assert [info.step for info in store.checkpoints()] == [4, 5]
+    kept = store.plan_retention(RetentionPolicy(keep_last=1)).kept
+    assert "it is not at the mirror mirror yet" in kept[0].reasons
+    all_steps(store)
+    store.save(state(6), step=6)
+    # The one before was mirrored, and goes.
+    assert [info.step for info in store.checkpoints()] == [6]
+    store.config.mirror_keep = 0
+    store.save(state(7), step=7)
+    assert [info.step for info in store.checkpoints()] == [7]
+    del quiet
+
+
+def test_a_mirror_that_is_away_fails_no_save_and_is_tried_again(
+    tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / "away")
+    store.save(state(1), step=1)
+    # It is set already: opening asks nothing of the mirror.
+    assert Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m").latest() is not None
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 12:
+            (tmp_path / "away").rename(tmp_path / "m")
+
+    with process.Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", pause)
+        process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
+    assert [info.step for info in Store.open(tmp_path / "m").checkpoints()] == [1]
+    assert pauses[0] <= 1.0 < pauses[5]
+    assert max(pauses) <= 300.0
+    del quiet
+
+
+def test_doctor_and_metrics_say_what_is_only_here(
+    tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    store.save(state(1), step=1)
+    found = {finding.what: finding for finding in store.doctor().findings}
+    assert found["mirror"].level == "ok"
+    store.config.mirror_age_s = 1
+    time.sleep(1.1)
+    found = {finding.what: finding for finding in store.doctor().findings}
+    assert found["mirror"].level == "warning"
+    assert "ckstore_mirror_behind" in store.metrics()
+    assert "ckstore_mirror_oldest_seconds" in store.metrics()
+    del quiet, monkeypatch
+
+
+def test_what_is_damaged_here_does_not_keep_the_others_back(tmp_path: Path, quiet: list[str]) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    store.save(state(1), step=1)
+    info = store.save(state(2), step=2)
+    blob = max((store.path / "checkpoints" / "main" / "2" / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    os.chmod(blob, 0o600)
+    with blob.open("r+b") as file:
+        file.write(b"rot")
+    mirror = Mirror(context_of(store))
+    for _ in range(2):
+        with suppress(RemoteError):
+            mirror.step()
+    assert [one.step for one in Store.open(tmp_path / "m").checkpoints()] == [1]
+    status = store.mirror_status()
+    assert status is not None
+    assert [one.id for one in status.behind] == [info.id]
+    del quiet
+
+
+def test_a_name_must_be_that_of_a_remote(tmp_path: Path, quiet: list[str]) -> None:
+    with pytest.raises(BadInput, match="has no remote named cold"):
+        Store.open_or_init(tmp_path / "a", mirror="cold")
+    assert not (tmp_path / "a").exists()
+    store = Store.init(tmp_path / "a")
+    with pytest.raises(NoSuchRemote):
+        Store.open_or_init(tmp_path / "a", mirror="cold")
+    with pytest.raises(BadInput, match="has no remote"):
+        store.config.mirror = "cold"
+    Store.init(tmp_path / "m")
+    store.remotes.add("cold", tmp_path / "m")
+    store.config.mirror = "cold"
+    assert Store.open_or_init(tmp_path / "a", mirror="cold").config.mirror == "cold"
+    store.config.mirror = None
+    assert store.mirror_status() is None
+    del quiet
+
+
+def test_a_new_store_is_not_made_while_its_mirror_does_not_answer(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
+    service.habits.denies = True
+    with pytest.raises(RemoteError):
+        Store.open_or_init(tmp_path / "a", mirror="s3://ck-test/run")
+    assert not (tmp_path / "a").exists()
+
+
+_TRAINING = """
+import json, sys, time
+import torch
+from ckstore import Store
+
+if __name__ == "__main__":
+    path, mirror, steps, result = sys.argv[1:]
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    store = Store.open_or_init(path, mirror=mirror)
+    begun = 0
+    if store.latest() is not None:
+        begun = store.latest().step
+        store.load_into({"model": model, "optimizer": optimizer})
+    for step in range(begun + 1, int(steps) + 1):
+        generator = torch.Generator().manual_seed(step)
+        loss = model(torch.randn(8, 64, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        store.save_async({"model": model, "optimizer": optimizer}, step=step)
+        print(step, flush=True)
+        time.sleep(0.05)
+    store.background.wait()
+    torch.save([begun, model.state_dict()], result)
+"""
+
+
+def _trained(steps: int) -> dict[str, torch.Tensor]:
+    """Return the weights of a training that nothing interrupted, by the same lines without a store."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(1, steps + 1):
+        generator = torch.Generator().manual_seed(step)
+        loss = model(torch.randn(8, 64, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def _train(folder: Path, node: str, mirror: str, steps: int) -> subprocess.Popen[str]:
+    script = folder / "train.py"
+    script.write_text(_TRAINING)
+    command = [sys.executable, str(script), str(folder / node), mirror, str(steps), str(folder / f"{node}.pt")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.parametrize("kind", [pytest.param("directory", marks=pytest.mark.crash), "s3"])
+def test_a_training_whose_node_is_gone_goes_on_elsewhere_bit_for_bit(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    mirror = str(tmp_path / "m") if kind == "directory" else "s3://ck-test/run"
+    with _train(tmp_path, "a", mirror, 10_000) as training:
+
+        def is_mirrored() -> bool:
+            if kind == "directory":
+                return (tmp_path / "m" / "checkpoints" / "main").is_dir() and bool(
+                    Store(tmp_path / "m", readonly=True).latest()
+                )
+            return any(key.endswith("manifest.json") for key in service.objects)
+
+        wait_for(is_mirrored, "the first checkpoint is at the mirror")
+        training.send_signal(signal.SIGKILL)
+        assert training.stdout is not None
+        done = max(int(line) for line in training.stdout.read().split())
+    shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    # The process that mirrors sees that its store is gone.
+    wait_for(lambda: not mirrors_of(tmp_path / "a"), "the process of the node that is gone has ended")
+    shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    with _train(tmp_path, "b", mirror, done + 3) as training:
+        assert training.wait(_WAIT_S) == 0
+    begun, went_on = torch.load(tmp_path / "b.pt")
+    assert begun > 0
+    wanted = _trained(done + 3)
+    assert all(torch.equal(went_on[name], wanted[name]) for name in wanted)
+    # The last ones get there, too, though the training has ended.
+    other = Store.open(tmp_path / "b", readonly=True)
+    wait_for(lambda: not (other.mirror_status() or pytest.fail("no mirror")).behind, "all are at the mirror")
+    assert SECRET not in "".join(path.read_text() for path in (tmp_path / "b").rglob("*.json*"))
