@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack
 
 from ckstore.background import BackgroundSaves
 from ckstore.errors import BadInput, StoreNotFound
@@ -1604,6 +1605,31 @@ class Store:
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{html.escape(repr(self))}</code>"
+
+    # A new user tries these first, and Python would only say that there is no such thing.
+    def __getitem__(self, ref: object) -> NoReturn:
+        """Refuse ``store[ref]``, and name what does it.
+
+        Raises:
+            TypeError: Always.
+        """
+        msg = f"a Store has no [...]: store.load({ref!r}) loads a checkpoint, store.info({ref!r}) says what it is"
+        raise TypeError(msg)
+
+    def __iter__(self) -> NoReturn:
+        msg = "a Store is not iterable: store.checkpoints() lists its checkpoints"
+        raise TypeError(msg)
+
+    def __len__(self) -> NoReturn:
+        msg = "a Store has no len(): len(store.checkpoints()) counts its checkpoints"
+        raise TypeError(msg)
+
+    def __bool__(self) -> bool:
+        """Say that it is there; else Python would ask for its length."""
+        return True
 
     def _mirror_to(self, mirror: str | os.PathLike[str]) -> None:
         """Have a place as the mirror; a store without bytes of its own lists what is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import reprlib
 from collections.abc import Callable, Collection
 from dataclasses import fields
@@ -42,6 +43,7 @@ def brief(*shown: str) -> Callable[[type[T]], type[T]]:
             return _laid_out(type(self).__qualname__, [*parts, "..."] if shown else parts)
 
         cls.__repr__ = text  # type: ignore[method-assign,assignment]
+        cls._repr_html_ = _html  # type: ignore[attr-defined]
         return cls
 
     return with_brief_repr
@@ -68,6 +70,23 @@ class BriefList(list[T]):
         more = [f"... {len(self) - len(first) - len(last):,} more ..."] if last else []
         lines = [*map(_line, first), *more, *map(_line, last)]
         return "\n".join(["[", *(f"    {line}" for line in lines), f"] <{len(self):,} in all>"])
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: a line for each, of a long list its first and last ones."""
+        most = 2 * MOST_LINES
+        shown = self if len(self) <= most else [*self[:MOST_LINES], *self[-MOST_LINES:]]
+        lines = [html.escape(_line(item)) for item in shown]
+        if len(self) > most:
+            lines.insert(MOST_LINES, f"... {len(self) - most:,} more ...")
+        return f"<pre>{chr(10).join(lines)}</pre><p>{len(self):,} in all</p>"
+
+
+def _html(result: object) -> str:
+    """Return what a notebook shows of a result: what it means in words, at most two screens of it."""
+    lines = str(result).splitlines()
+    most = 2 * MOST_LINES
+    more = [f"... {len(lines) - most:,} more lines: print it"] if len(lines) > most else []
+    return f"<pre>{html.escape(chr(10).join([*lines[:most], *more]))}</pre>"
 
 
 def _line(item: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import Store
+from ckstore import RetentionPolicy, Store
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,30 @@ def test_other_errors_of_types_are_as_they_were(tmp_path: Path) -> None:
 
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'state'"):
         save()
+
+
+def test_what_a_store_is_not_names_the_method_that_does_it(store: Store) -> None:
+    assert store
+    for wrong, method in (
+        (lambda: store[7], r"store\.load\(7\)"),
+        (lambda: len(store), r"store\.checkpoints\(\)"),
+        (lambda: list(store), r"store\.checkpoints\(\)"),
+    ):
+        with pytest.raises(TypeError, match=method):
+            wrong()
+
+
+def test_a_notebook_shows_results_in_words_and_never_more_than_two_screens(store: Store) -> None:
+    for step in range(60):
+        store.save({"<b>": step}, step=step, metrics={"loss": 1 / (1 + step)})
+    infos: Any = store.checkpoints()
+    difference: Any = store.diff(0, 1)
+    shown = infos._repr_html_()
+
+    assert "main@0" in shown
+    assert "... 12 more ..." in shown
+    assert "60 in all" in shown
+    results: list[Any] = [store, infos[0], difference, store.plan_retention(RetentionPolicy(keep_last=1))]
+    for one in results:
+        assert len(one._repr_html_().splitlines()) <= 50
+    assert "<b>" not in difference._repr_html_()

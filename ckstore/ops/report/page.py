@@ -84,7 +84,7 @@ class Page:
                 {
                     "run": info.run,
                     "step": info.step,
-                    "time": int(time_of_text(info.created).timestamp()),
+                    "time": round(time_of_text(info.created).timestamp(), 3),
                     "logical": info.logical_bytes,
                     "new": info.new_bytes,
                     "reused": info.reused_bytes,

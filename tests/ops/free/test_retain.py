@@ -551,14 +551,24 @@ def test_a_run_has_the_policy_of_its_name_or_glob_after_each_save_and_in_prune(s
 @settings(max_examples=examples(3))
 @given(seed=st.integers(0, 2**20))
 def test_a_budget_of_the_store_holds_over_random_saves(seed: int) -> None:
-    """It is never above the budget after a save, unless what is never dropped takes more."""
+    budget_holds(seed, 25)
+
+
+@pytest.mark.whole
+@pytest.mark.slow
+def test_a_budget_of_the_store_holds_over_500_random_saves() -> None:
+    budget_holds(11, 500)
+
+
+def budget_holds(seed: int, save_count: int) -> None:
+    """Save at random: the store is never above the budget after a save, and the tagged checkpoint stays."""
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         store = Store.init(Path(folder, "store"), chunk_bytes=MIB)
         most = 2_000_000
         store.config.budget = Budget(most, low_bytes=most * 3 // 4)
         shared = rng.integers(0, 255, 300_000, dtype=np.uint8)
-        for step in range(25):
+        for step in range(save_count):
             run = f"run{rng.integers(3)}"
             own = rng.integers(0, 255, int(rng.integers(1, 400_000)), dtype=np.uint8)
             info = store.save({"base": shared, "own": own}, step, run)
