@@ -112,8 +112,9 @@ def _unchanged(root: Path, service: Service) -> dict[str, int]:
     """Return what a second push of an unchanged state took."""
     store = root / "unchanged"
     _in_child(_make, store, _UNCHANGED_BYTES, 2)
+    _in_child(_push, store, service.port, "unchanged", 1)
     with faulty_proxy(service.port) as proxy:
-        _in_child(_push, store, proxy.port, "unchanged", 1)
+        _in_child(_add, store, proxy.port, "unchanged")
         proxy.seen.clear()
         proxy.lengths.clear()
         _in_child(_push, store, proxy.port, "unchanged", 2)
@@ -165,13 +166,22 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(name))
 
 
+def _add(folder: Path, port: int, prefix: str) -> None:
+    from ckstore import Store
+
+    store = Store.open(folder)
+    if prefix in {entry.name for entry in store.remotes}:
+        store.remotes.remove(prefix)
+    target = Service(port).target(prefix)
+    store.remotes.add(prefix, target.address, endpoint=target.endpoint)
+
+
 def _push(folder: Path, port: int, prefix: str, step: int = 1) -> list[float]:
     from ckstore import Store
 
     store = Store.open(folder)
-    target = Service(port).target(prefix)
     if prefix not in {entry.name for entry in store.remotes}:
-        store.remotes.add(prefix, target.address, endpoint=target.endpoint)
+        _add(folder, port, prefix)
     taken: list[float] = []
     with _measured(taken):
         store.push(step, prefix)
