@@ -43,7 +43,8 @@ def brief(*shown: str) -> Callable[[type[T]], type[T]]:
             return _laid_out(type(self).__qualname__, [*parts, "..."] if shown else parts)
 
         cls.__repr__ = text  # type: ignore[method-assign,assignment]
-        cls._repr_html_ = _html  # type: ignore[attr-defined]
+        if "_repr_html_" not in vars(cls):
+            cls._repr_html_ = _html  # type: ignore[attr-defined]
         return cls
 
     return with_brief_repr

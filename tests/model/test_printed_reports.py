@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import ckstore
 from ckstore import (
     Best,
+    Budget,
     CheckpointInfo,
     Diff,
     DiffLeaf,
@@ -36,6 +37,7 @@ from ckstore import (
     RetentionPolicy,
     Store,
     StoreSettings,
+    Target,
     training,
 )
 from ckstore.model.brief import BriefList
@@ -44,7 +46,7 @@ from ckstore.ops.free.retain import carry_out
 from ckstore.training.history import ImportReport
 from ckstore.training.restore import ResumeReport
 
-GIVEN = {Ranks, RetentionPolicy, StoreSettings}
+GIVEN = {Budget, Ranks, RetentionPolicy, StoreSettings, Target}
 """What a caller writes, or fixed when a store was made: printed as it is written in Python."""
 EXPORTED = {name: getattr(ckstore, name) for name in ckstore.__all__}
 REPORTS = [one for one in EXPORTED.values() if isinstance(one, type) and is_dataclass(one) and one not in GIVEN]
@@ -63,6 +65,7 @@ class Maker:
         self.text = text
         self.plain = {bool: truth, int: number, float: number / 3, datetime: now, str: text, object: text, Any: text}
         self.plain |= {Path: Path(text), RetentionPolicy: RetentionPolicy(keep_last=1), Best: Best("loss")}
+        self.plain[Target] = Target("url", "s3://bucket/prefix")
 
     def report(self, kind: Any, count: int) -> Any:
         """Return a report of that class."""
@@ -78,7 +81,7 @@ class Maker:
         if origin is Literal:
             return args[self.number % len(args)]
         if origin is tuple:
-            return tuple(self.value(args[0], 1) for _ in range(count))
+            return tuple(self.value(one, 1) for one in (args if args[-1] is not ... else args[:1] * count))
         if origin in {dict, Mapping}:
             return {f"{self.text}{i}": self.value(args[1], 1) for i in range(count)}
         return self.plain[hint] if hint in self.plain else None if hint is type(None) else self.report(hint, count)

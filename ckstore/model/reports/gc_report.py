@@ -256,7 +256,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         nbytes = sum(one.nbytes for one in report.waiting)
         yield (
             f"{size_text(nbytes)} of {counted(len(report.waiting), 'dropped checkpoint')} can be brought back (ckstore "
-            f"undo) until {max(one.until for one in report.waiting)[:16]}Z; ckstore gc --now frees it"
+            f"undo) until {printable(max(one.until for one in report.waiting)[:16])}Z; ckstore gc --now frees it"
         )
     if report.differences:
         said = [some_of(report.differences, 1)] if table is None else report.differences

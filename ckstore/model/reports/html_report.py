@@ -5,7 +5,10 @@ from __future__ import annotations
 import html
 from dataclasses import dataclass
 
+from ckstore.model.brief import brief
 
+
+@brief()
 @dataclass(frozen=True, slots=True)
 class HtmlReport:
     """A page about a store, complete in itself.
@@ -16,8 +19,8 @@ class HtmlReport:
 
     html: str
 
-    def __repr__(self) -> str:
-        return f"HtmlReport({len(self.html)} characters)"
+    def __str__(self) -> str:
+        return f"a page of {len(self.html)} characters"
 
     def _repr_html_(self) -> str:
         """Return it in a frame: its styles must not change the notebook around it."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
 
 
-@brief("direction", "remote", "checkpoints", "new", "missing_bytes")
+@brief("direction", "remote", "checkpoints", "new", "all_bytes")
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
     """What a push or a pull would move now; nothing was changed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ckstore.model.brief import brief
 from ckstore.model.document import refuse
 
 Cas = Literal["no", "yes", "unquoted"]
@@ -13,6 +14,7 @@ Cas = Literal["no", "yes", "unquoted"]
 _CAS: tuple[Cas, ...] = ("no", "yes", "unquoted")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What a probe saw.
@@ -33,6 +35,9 @@ class Abilities:
     ranges: bool = True
     lists_writes: bool = True
     checks_bodies: bool | None = None
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
         """Return what was seen, and what follows from it, a sentence each."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, NoSuchRemote, RemoteError
+from ckstore.model.brief import brief
 from ckstore.model.document import refuse
+from ckstore.model.words import printable
 from ckstore.ops import config_file
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.target import Target
@@ -21,6 +23,7 @@ MEMBER = "remotes"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class RemoteEntry:
     """A remote of a store.
@@ -36,6 +39,9 @@ class RemoteEntry:
     target: Target
     uuid: str
     abilities: Abilities | None = None
+
+    def __str__(self) -> str:
+        return printable(f"{self.name}: {self.target}")
 
     def setting(self) -> dict[str, Any]:
         """Return what ``config.json`` keeps of it under its name."""
