@@ -23,7 +23,7 @@ _HASHED = (str, int, float, bool, bytes, type(None))
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unknown:
-    """A value that is not followed; `what` says which, in words or by the full name of its class or function."""
+    """A value that is not followed; `description` says which, in words or by the full name of its class or function."""
 
     description: str
 

@@ -23,6 +23,9 @@ COMMANDS_WITH_REFS = {
     "pin": ("REF", "--reason", "a reason"),
     "delete": ("REF",),
     "verify": ("REF",),
+    "compact": ("REF",),
+    "push": ("REF",),
+    "evict": ("REF",),
 }
 
 

@@ -73,7 +73,7 @@ def test_other_values_are_known_by_the_name_of_their_class(protocol: int) -> Non
     found = read_pickle(pickle.dumps([Path(), Decimal(1), Fraction(1, 2), Foreign(), deque([1])], protocol))
 
     here = __name__
-    assert [one.what for one in found] == [
+    assert [one.description for one in found] == [
         "pathlib.PosixPath",
         "decimal.Decimal",
         "fractions.Fraction",

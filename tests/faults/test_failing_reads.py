@@ -62,11 +62,12 @@ def test_a_call_that_fails_gives_an_error_of_ckstore(
 def test_no_method_that_reads_is_left_out() -> None:
     changing = {
         *("save", "commit", "delete", "gc", "reindex", "tag", "untag", "pin", "unpin", "annotate", "prune"),
-        "save_async",
+        *("save_async", "compact", "undelete"),
     }
     background = {"savers"}  # tests/saver
+    remotes = {"push", "pull", "plan_push", "plan_pull", "evict", "clone", "remotes", "mirror_status"}  # tests/remote
     quick = {"warnings", "settings", "config", "close", "init", "open_or_init", "write_metrics"}
-    methods = {name for name in vars(Store) if not name.startswith("_")} - changing - quick - background
+    methods = {name for name in vars(Store) if not name.startswith("_")} - changing - quick - background - remotes
     inside = {name for name in vars(OpenCheckpoint) if not name.startswith("_")}
     tried = {name.partition(" ")[0] for name in ACTS} | {"latest", "export_safetensors"}
 

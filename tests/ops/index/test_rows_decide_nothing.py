@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 from ckstore.catalog import Catalog
 from ckstore.model.manifest.parse import parse_facts, parse_manifest
-from ckstore.ops.check import validity
+from ckstore.objects import checkpoints
 from ckstore.ops.free.gc_plan import freed_in_turn, next_to_free
 from ckstore.ops.free.retain import carry_out
 from ckstore_cli.app import app
@@ -141,14 +141,14 @@ def test_a_save_with_a_policy_reads_each_manifest_once(store: Store, monkeypatch
     read: list[tuple[str, str]] = []
 
     def watched(parse: Callable[..., Any]) -> Callable[..., Any]:
-        def parsing(data: bytes, *, where: str, **options: str) -> Any:
+        def parsing(data: bytes, *, where: str, **options: Any) -> Any:
             read.append((parse.__name__, os.path.basename(os.path.dirname(where))))
             return parse(data, where=where, **options)
 
         return parsing
 
     monkeypatch.setattr("ckstore.model.manifest.parse.parse_facts", watched(parse_facts))
-    monkeypatch.setattr(validity, "parse_manifest", watched(parse_manifest))
+    monkeypatch.setattr(checkpoints, "parse_manifest", watched(parse_manifest))
     with Store.open(store.path) as opened:
         opened.config.retention = RetentionPolicy(keep_last=2)
         for step in range(10, 15):
