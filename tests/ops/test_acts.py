@@ -72,6 +72,19 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "annotate": lambda store: store.annotate(1, note="a note"),
     **{f"config.{name}": partial(setting, name) for name in SETTINGS},
     **{f"del config.{name}": partial(no_setting, name) for name in SETTINGS},
+    "compact": lambda store: store.compact(),
+    "evict": lambda store: store.evict(1),
+    "push": lambda store: store.push(1),
+    "pull": lambda store: store.pull(1),
+    "plan_push": lambda store: store.plan_push(1),
+    "plan_pull": lambda store: store.plan_pull(1),
+    "mirror_status": lambda store: store.mirror_status(),
+    "undelete": lambda store: store.undelete(1),
+    "dropped": lambda store: store.dropped(),
+    "best": lambda store: store.best("loss"),
+    "events": lambda store: store.events(),
+    "metrics": lambda store: store.metrics(),
+    "report": lambda store: store.report(),
     "prune": lambda store: store.prune(RetentionPolicy(keep_last=1)),
     "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
     "checkout": lambda store: store.checkout(1, "out"),
@@ -124,7 +137,7 @@ def test_every_act_in_the_middle_of_a_save_is_refused_at_once(
 
 def test_every_public_method_is_an_act() -> None:
     # Nothing, or the acts of opening and making.
-    without = {"close", "config", "init", "open", "open_or_init"}
+    without = {"close", "clone", "config", "init", "open", "open_or_init", "remotes"}
     methods = {name: method for name, method in vars(Store).items() if not name.startswith("_")}
     quick = {"warnings", "settings"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckstore import BadInput, RetentionPolicy, SaveFailed, Store, StoreConfig
+from ckstore import BadInput, Budget, RetentionPolicy, SaveFailed, Store, StoreConfig
 
 OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "retention": (None, RetentionPolicy(keep_last=5)),
@@ -16,11 +16,19 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "grace_s": (3600.0, 60.0),
     "shared": (None, False),
     "threads": (None, 7),
+    "retention_by_run": ({}, {"gpt-*": RetentionPolicy(keep_last=2)}),
+    "budget": (None, Budget("1GB")),
+    "undo_by_hand_s": (0.0, 3600.0),
+    "undo_by_rule_s": (0.0, 60.0),
+    "mirror_age_s": (600.0, 60.0),
+    "mirror_bytes_s": (None, 1024),
+    "mirror_keep": (3, 5),
 }
+ELSEWHERE = {"mirror"}  # it names a remote: tests/remote/test_mirror.py
 
 
 def test_every_setting_is_tried_here() -> None:
-    assert {name for name in vars(StoreConfig) if not name.startswith("_")} == set(OTHER_VALUES)
+    assert {name for name in vars(StoreConfig) if not name.startswith("_")} == OTHER_VALUES.keys() | ELSEWHERE
 
 
 @pytest.mark.crossed

@@ -66,9 +66,9 @@ def test_no_save_publishes_while_a_checkpoint_is_taken_from_its_place(
     alone: list[bool] = []
     move = trash.move_to_trash
 
-    def moving(*args: Any) -> Inside:
+    def moving(*args: Any, **options: Any) -> Inside:
         alone.append(is_alone(store))
-        return move(*args)
+        return move(*args, **options)
 
     monkeypatch.setattr(trash, "move_to_trash", moving)
     store.delete(1)
