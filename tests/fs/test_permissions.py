@@ -91,6 +91,7 @@ def test_a_store_is_its_owners_alone_whatever_the_umask(mask: int, tmp_path: Pat
         "file pin": 0o600,
         "file blob": 0o444,
         "file catalog.db": 0o600,
+        "file events.jsonl": 0o600,
         **{f"file space-{number}": 0o600 for number in range(8)},
     }
 
