@@ -57,7 +57,8 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = 
     context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
-        undo_s = 0 if now else setting_of(context.layout, UNDO_BY_HAND_S)
+        # Where other hosts may be at work the grace is that time; so it is where the settings cannot be read.
+        undo_s = 0 if now or context.shared else setting_of(context.layout, UNDO_BY_HAND_S)
         dropped = drop(context, info, "by hand", undo_s)
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)
