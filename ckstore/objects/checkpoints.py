@@ -325,7 +325,11 @@ class CheckpointDirectory:
 
     def _elsewhere(self, blob: BlobRecord, what: str) -> BytesElsewhere:
         msg = f"{self.path}: blob {blob.digest} is at a remote alone; {what} needs it"
-        return BytesElsewhere(msg, hint="pull the checkpoint from that remote: ckstore pull REF --remote NAME")
+        return BytesElsewhere(
+            msg,
+            hint="get the checkpoint from that remote: store.pull(ref, remote)",
+            command_hint="get the checkpoint from that remote: ckstore pull REF --remote NAME",
+        )
 
     def _absent(self, blob: BlobRecord, status: os.stat_result | None, what: str) -> DamagedBlob:
         error = MissingBlob if blobs.presence(status, blob.nbytes) is Presence.MISSING else DamagedBlob

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 
+HINT = {
+    "hint": "give refs, or one of all=True, tagged=True and run=RUN",
+    "command_hint": "give refs, or one of --all, --tagged and --run RUN",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What the caller named.
@@ -39,7 +45,7 @@ class Choice:
         """
         rule = self.all or self.tagged or self.run is not None
         if self.refs is not None and rule:
-            raise BadInput("refs were given, and a rule as well", hint="give refs, or one of all=, tagged= and run=")
+            raise BadInput("refs were given, and a rule as well", **HINT)
         return rule
 
     def several(self) -> list[AnyRef]:

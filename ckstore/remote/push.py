@@ -324,5 +324,10 @@ def _checked(directory: CheckpointDirectory, blob: BlobRecord, data: memoryview)
     found = algorithm_of(blob.digest).digest(data)
     if found != blob.digest:
         msg = f"{directory.path}: blob {blob.digest} is damaged: its bytes have the digest {found}; it was not sent"
-        raise DamagedBlob(msg, hint="ckstore verify --repair heals what has a right copy", blob=blob.digest)
+        raise DamagedBlob(
+            msg,
+            hint="store.verify(repair=True) heals what has a right copy",
+            command_hint="ckstore verify --repair heals what has a right copy",
+            blob=blob.digest,
+        )
     return data

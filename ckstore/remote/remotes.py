@@ -145,9 +145,7 @@ class Remotes:
             raise BadInput(f"grace must be at least {LEAST_GRACE_S:g} seconds, got {grace_s:g}")
         remote = open_remote(self._context, name, writing=not dry_run)
         if not isinstance(remote, Remote):
-            raise BadInput(
-                f"{remote.name} is a store in a directory", hint="prune it there: ckstore gc --store DIRECTORY"
-            )
+            raise BadInput(f"{remote.name} is a store in a directory", hint="open that store and collect there: gc()")
         algorithm = self._context.algorithm
         return prune(remote, algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
 

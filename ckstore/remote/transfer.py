@@ -11,6 +11,7 @@ from ckstore.model.sizes import parse_size
 from ckstore.ops.refs.find import text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
+from ckstore.remote.choice import HINT, Choice
 from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
-    from ckstore.remote.choice import Choice
     from ckstore.remote.keys import Place
     from ckstore.remote.source import Source
 
@@ -98,7 +98,7 @@ def pull(  # noqa: PLR0917
 def evict(context: Context, choice: Choice, remote: RemoteLike | None, *, dry_run: bool) -> EvictReport:
     """See `ckstore.Store.evict`."""
     if choice.refs is None and not choice.by_rule():
-        raise BadInput("no checkpoint was named", hint="give refs, or one of all=, tagged= and run=")
+        raise BadInput("no checkpoint was named", **HINT)
     return evicting.evict(context, choice.of(context), reach(context, remote), dry_run=dry_run)
 
 

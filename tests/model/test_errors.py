@@ -44,6 +44,11 @@ _TREE = {
     "Protected": ("InUse", 5),
     "NewerFormat": ("CkstoreError", 1),
     "UnsafePlace": ("CkstoreError", 1),
+    "RemoteError": ("CkstoreError", 1),
+    "NoSuchRemote": ("RemoteError", 4),
+    "RemoteDenied": ("RemoteError", 1),
+    "RemoteUnavailable": ("RemoteError", 1),
+    "BytesElsewhere": ("RemoteError", 1),
 }
 
 

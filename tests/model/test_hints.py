@@ -23,6 +23,7 @@ NO_COMMAND_ENTERS = (
     "ckstore/ops/read/load_into.py",
     "ckstore/ops/read/storage_read.py",
     "ckstore/ops/save/packing.py",
+    "ckstore/ops/save/recorded.py",
     "ckstore/saver/client/",
     "ckstore/tensors/",
     "ckstore/training/restore.py",

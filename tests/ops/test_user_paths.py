@@ -34,7 +34,11 @@ TRIED_HERE = {
     "Store.__init__": {"path", "catalog_path"},
     "Store.init": {"path", "catalog_path"},
     "Store.open": {"path", "catalog_path"},
-    "Store.open_or_init": {"path", "catalog_path"},
+    "Store.open_or_init": {"path", "catalog_path", "mirror"},
+    "Store.clone": {"path", "source"},
+    "Store.metrics": {"path"},
+    "Store.report": {"path"},
+    "Remotes.add": {"target"},
     "Store.write_metrics": {"path"},
     "Store.commit": {"paths"},
     "Store.checkout": {"destination"},
@@ -49,12 +53,15 @@ TRIED_HERE = {
 }
 COMMANDS_TRIED = {
     "checkout dest",
+    "clone path",
     "commit paths",
     "demo directory",
     "export add",
     "export destination",
     "import-history folder",
     "init path",
+    "metrics output",
+    "report output",
     "verify repair_from",
 }
 
@@ -102,12 +109,22 @@ def test_a_store_and_all_that_goes_in_and_out_are_found_in_the_home(home: Path) 
     store.export(1, "~/pretrained", format="pretrained", add=["~/config.json"])
     store.verify(repair_from="~/files")
     store.write_metrics("~/metrics.prom")
+    store.metrics("~/store.prom")
+    store.report("~/report.html")
+    Store.init("~/other")
+    store.remotes.add("other", "~/other")
+    store.push(1)
+    Store.clone("~/other", "~/cloned").close()
+    Store.open_or_init("~/mirrored", mirror="~/other").close()
 
     assert (home / "catalog" / "c.db").is_file()
     assert look(home / "out") == look(home / "files")
     assert (home / "exported" / "model.safetensors").is_file()
     assert (home / "pretrained" / "config.json").is_file()
     assert (home / "metrics.prom").is_file()
+    assert (home / "store.prom").is_file()
+    assert [info.step for info in Store.open("~/cloned").checkpoints()] == [1]
+    assert [info.step for info in Store.open("~/mirrored").checkpoints()] == [1]
     for path in ("~/store", Path("~/store"), home / "store"):
         assert Store.open(path, catalog_path="~/catalog/c.db").path == home / "store"
     assert Store.open_or_init("~/store", catalog_path="~/catalog/c.db").path == home / "store"
@@ -164,12 +181,16 @@ def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.M
     run("import-history", "~/out", "--run", "old")
     run("commit", "~/out/checkpoint-5", "--store=~/store")
     run("checkout", "main@5", "~/back")
+    run("report", "--output=~/report.html")
+    run("metrics", "--output=~/store.prom")
+    run("clone", "~/store", "~/cloned")
     run("export", "main@1", "~/exported", "--format", "pretrained", "--add", "~/config.json")
     shutil.copytree(home / "out", home / "backup")
     for blob in directory_of(Store.open("~/store"), "main@5").glob("blobs/*"):
         flip(blob, 1000)
     repaired = json.loads(run("verify", "--repair", "--repair-from", "~/backup", "--json"))
 
+    assert {"report.html", "store.prom", "cloned"} <= set(os.listdir(home))
     assert look(home / "back") == look(home / "out" / "checkpoint-5")
     assert (home / "exported" / "config.json").is_file()
     assert repaired["repaired"]
