@@ -326,8 +326,7 @@ def _checked(directory: CheckpointDirectory, blob: BlobRecord, data: memoryview)
         msg = f"{directory.path}: blob {blob.digest} is damaged: its bytes have the digest {found}; it was not sent"
         raise DamagedBlob(
             msg,
-            hint="store.verify(repair=True) heals what has a right copy",
-            command_hint="ckstore verify --repair heals what has a right copy",
+            hint="repair the store: what has a right copy is healed",
             blob=blob.digest,
         )
     return data

@@ -49,7 +49,11 @@ def prune(
     read_info(remote.objects, remote.name)
     if not remote.cas and not exclusive:
         msg = f"{remote.name} changes an object whatever version is there, so a prune cannot work beside pushes"
-        raise RemoteError(msg, hint="when no other process uses the remote: exclusive=True")
+        raise RemoteError(
+            msg,
+            hint="when no other process uses the remote: exclusive=True",
+            command_hint="when no other process uses the remote: --exclusive",
+        )
     now = datetime.now(UTC) if dry_run else _server_time(remote.objects)
     survey = Survey(remote, algorithm.prefix, now, grace_s, changes=not dry_run and remote.cas)
     work = _Prune(remote, survey, RemotePruneReport(remote.name, dry_run=dry_run))
