@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ Rule = IfExists | Literal["taken"]
 """As `IfExists`; ``taken``: any checkpoint that is there is another one, whatever it holds."""
 # Each try loses only if what was at the place is dropped in the same moment; twenty times in a row is no accident.
 _PUBLISH_TRIES = 20
+_REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
 # Replacing and completing a gap fsync a few directories under the lock, which a busy disk may take seconds for.
 _RUN_TIMEOUT_S = 30.0
 
@@ -101,7 +103,11 @@ def publish(
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         # The one rename is the commit; all that may fail for want of descriptors was done before it.
-        outcome = _publish(layout, staging, manifest, if_there)
+        try:
+            outcome = _publish(layout, staging, manifest, if_there)
+        except OSError as error:
+            _raise_if_unknown(error, parents[0])
+            raise
         change = outcome.change
         known = {} if synced_runs is None else synced_runs
         # Not synced again where this process itself has synced checkpoints/ and the run is as it was then.
@@ -222,6 +228,19 @@ def _stays(present: Manifest, new: Manifest, if_exists: Rule) -> bool:
     )
 
 
+def _raise_if_unknown(error: OSError, parent: Held) -> None:
+    """Raise `UnknownOutcome` for a rename that a filesystem refused while it went down."""
+    # XFS that shuts down answers EIO to a rename whose log record may have reached the disk: the replay of the log does
+    # it then (seen in a power cut). A filesystem that still syncs refused it for good.
+    if error.errno != errno.EIO:
+        return
+    try:
+        files.sync_open_directory(parent.fd)
+    except OSError:
+        msg = f"the filesystem went down while the checkpoint was published in {parent.inside}"
+        raise UnknownOutcome(msg, hint=_REOPEN) from error
+
+
 def _sync(parents: Sequence[Held]) -> None:
     """Make every rename into and out of the directories durable; the new parent comes first.
 
@@ -235,6 +254,4 @@ def _sync(parents: Sequence[Held]) -> None:
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             msg = f"the checkpoint was published, but {directory.inside} could not be made durable: {reason}"
-            raise UnknownOutcome(
-                msg, hint="the step may or may not be there after a restart of the machine; open the store again"
-            ) from error
+            raise UnknownOutcome(msg, hint=_REOPEN) from error

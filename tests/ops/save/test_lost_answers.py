@@ -12,7 +12,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import SaveFailed, UnknownOutcome, UnsafePlace
-from ckstore.fs import links
+from ckstore.fs import files, links
 from ckstore.fs.locks import DirectoryLock
 from tests.support.stores import check_store
 
@@ -150,3 +150,35 @@ def test_a_rename_that_was_not_done_is_an_error(store: Store, monkeypatch: pytes
     assert store.checkpoints() == []
     store.save(FIRST, step=1)
     check_store(store.path)
+
+
+@pytest.mark.parametrize("name", ["rename", "exchange"])
+@pytest.mark.parametrize("goes_down", [True, False], ids=["down", "up"])
+def test_a_rename_that_a_filesystem_refuses_while_it_goes_down_may_have_happened(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str, *, goes_down: bool
+) -> None:
+    """The replay of its journal may do what it answered EIO to; one that still syncs did nothing."""
+    store.save(FIRST, step=1)
+    sync = files.sync_open_directory
+    down = False
+
+    def refusing(source: Any, target: Any, **given: Any) -> None:
+        nonlocal down
+        if not into_place(str(source), str(target)):
+            original(source, target, **given)
+            return
+        down = goes_down
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def syncing(fd: int) -> None:
+        if down:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(fd)
+
+    original = getattr(links, name)
+    monkeypatch.setattr(links, name, refusing)
+    monkeypatch.setattr(files, "sync_open_directory", syncing)
+    with pytest.raises(SaveFailed) as caught:
+        store.save(SECOND, step=1 if name == "exchange" else 2, if_exists="replace")
+
+    assert isinstance(caught.value, UnknownOutcome) == goes_down
