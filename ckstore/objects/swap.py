@@ -11,6 +11,7 @@ from ckstore.fs.held import Held
 from ckstore.objects import far_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents import marks
+from ckstore.objects.documents.atomic_file import mode_in
 from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.shared import two_renames
 
@@ -77,8 +78,8 @@ def _check(target: Inside, lock: locks.DirectoryLock, checkpoint: str) -> None:
 def _take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
     with suppress(FileNotFoundError):
         data = files.read_file(ANNOTATIONS, most_bytes=_ANNOTATIONS_MOST_BYTES, dir_fd=lock.fd)
-        mode = 0o644
-        files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=mode)
+        # The next writer of a group must be able to read them, and other users not: as where they were written first.
+        files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=mode_in(staging.lock.fd))
         files.sync_directory(staging.lock.inside)
 
 
