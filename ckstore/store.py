@@ -947,7 +947,7 @@ class Store:
             quick: Read no blobs: only sizes, times, links, names, the catalog and small files.
             budget_s: Read, those first that were read longest ago, what can be done in so many seconds; at least one
                 blob. Repeated, it comes round to all of them.
-            rate_bytes_s: Read at most so many bytes a second.
+            rate_bytes_s: Limit of the reading, in bytes a second.
             repair: Put damaged blobs into ``quarantine/``, and in their place right copies that the store has.
             repair_from: Another store or any directory, or several, with right bytes: copies of checkpoints, files.
                 They are read and compared before they are used. Implies `repair`.
@@ -1147,7 +1147,7 @@ class Store:
             run: Every checkpoint of this run.
             all: Every checkpoint; of the run that the handle is bound to, if it is.
             tagged: Every checkpoint that has a tag.
-            bwlimit: At most so many bytes a second: a number, or a size such as ``50MiB``; None: as fast as it goes.
+            bwlimit: Limit in bytes a second: a number, or a size such as ``50MiB``; None: as fast as it goes.
             progress: Called now and then with the bytes that were sent and those to be sent.
 
         Raises:

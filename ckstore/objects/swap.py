@@ -62,7 +62,8 @@ def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) 
         except OSError as error:
             lock.release()
             raise UnknownOutcome(
-                f"{target} was compacted, but a directory could not be made durable: {error}"
+                f"{target} was compacted, but a directory could not be made durable: {error}",
+                hint="both forms hold the same; open the store again",
             ) from error
         return old, lock
 

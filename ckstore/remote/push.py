@@ -61,7 +61,7 @@ class Manner:
     """How a transfer goes.
 
     Attributes:
-        bytes_s: At most so many bytes a second; None: as fast as it goes.
+        bytes_s: Limit in bytes a second; None: as fast as it goes.
         progress: Called now and then with the bytes that were moved and those to be moved.
         threads: So many blobs are on their way at once, as far as memory allows.
         clock: Seconds that also pass while the machine sleeps.
