@@ -29,6 +29,7 @@ from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.find import open_directory, text_of
 from ckstore.ops.refs.tags import tag
+from ckstore.ranks.outcome import with_news
 from ckstore.ranks.work import WorkWatch
 from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
 from ckstore.remote.elsewhere.evict import require
@@ -166,19 +167,22 @@ def adopt(context: Context, joined: Joined, staging: Staging) -> CheckpointInfo:
     """List a checkpoint of all nodes in the store of this one, which keeps what this rank staged of it."""
     if not joined.manifest:
         return joined.info
+    info = joined.info
     try:
-        notes = _adopt(context, joined, staging)
+        return _adopt(context, joined, staging)
     except (CkstoreError, OSError) as error:
         # It exists, and a load lists and fetches it: that is no reason to fail.
-        notes = (f"{joined.info.name} exists, and this store does not keep its part of it: {why_of(error)}",)
-    return replace(joined.info, warnings=(*joined.info.warnings, *notes))
+        warning = f"{info.name} exists, and this store does not keep its part of it: {why_of(error)}"
+        return replace(info, warnings=(*info.warnings, warning))
 
 
-def _adopt(context: Context, joined: Joined, staging: Staging) -> tuple[str, ...]:
+def _adopt(context: Context, joined: Joined, staging: Staging) -> CheckpointInfo:
     layout, info = context.layout, joined.info
     manifest, manifest_id = parse_manifest(joined.manifest, where=info.name, hash_prefix=layout.hash_prefix)
     new = False
-    if not is_here(context, place_of(info)):
+    found = look(layout, info.run, info.step).published
+    # A rank that stood still may come when another start of the job has saved the step again: that one stays.
+    if found is None or CheckpointInfo.of(found.manifest, found.manifest_id).order < info.order:
         _, holder = common_remote(context)
         require(context)
         document = elsewhere_at(holder)
@@ -189,7 +193,9 @@ def _adopt(context: Context, joined: Joined, staging: Staging) -> tuple[str, ...
         give_blobs(context, info_of(context, found.manifest, found.manifest_id), manifest, staging)
     for name in info.tags if new else ():
         tag(context, name, CheckpointInfo.of(manifest, manifest_id))
-    return after_save(context, info.run) if new else ()
+    notes = after_save(context, info.run) if new else ()
+    info = with_news(info, found)
+    return replace(info, warnings=(*info.warnings, *notes))
 
 
 def list_from_mirror(context: Context, ref: AnyRef) -> None:

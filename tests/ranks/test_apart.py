@@ -24,6 +24,8 @@ from ckstore.store import context_of
 from tests.ranks.apart import MIB, Killed, node, part, save
 from tests.support.s3_server import BUCKET, KEY, SECRET, Service, s3_service
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 Nodes = Callable[[int], list[Store]]
 
 
@@ -211,7 +213,7 @@ class Life:
         return request
 
 
-@pytest.mark.parametrize(("phase", "rank"), _CASES)
+@pytest.mark.parametrize("phase, rank", _CASES)
 def test_a_node_that_dies_leaves_nothing_partial_and_the_next_save_works(
     phase: str, rank: int, nodes: Nodes, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

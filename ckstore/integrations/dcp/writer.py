@@ -218,7 +218,9 @@ class CkstoreWriter(StorageWriter):
 
         With a warning if it is at its place no more: this rank may have stood still.
         """
-        info = self.info or (self._taken(said) if isinstance(said, Joined) else said)
+        if isinstance(said, Joined):
+            return self.info or self._taken(said)
+        info = self.info or said
         return with_news(info, look(context_of(self.store).layout, info.run, info.step).published)
 
     def _taken(self, joined: Joined) -> CheckpointInfo:
