@@ -328,7 +328,7 @@ CASES: dict[str, Spoil] = {
     "an intent that commits another checkpoint": _intent(state="committing", id=digest(b"x"), manifest="{}"),
     "an intent of an unknown state": _intent(state="burning"),
     "2000 intents": _many(lambda i: f"intents/{i:032x}.json", lambda _: b"{}", 2_000),
-    "parts and probes that are none": lambda contents: contents.update({"parts/main/x": b"x", "probe/..x": b"x"}),
+    "parts and probes of no form": lambda contents: contents.update({"parts/main/x": b"x", "probe/..x": b"x"}),
 }
 """Name -> what is done to a good remote."""
 
