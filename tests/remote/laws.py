@@ -178,17 +178,21 @@ def stop_forks() -> None:
 
 def pushing(path: Path, ref: str) -> None:
     """Push a checkpoint; the process fails if the push does."""
-    Store.open(path).push(ref, REMOTE)
+    _ended(lambda: Store.open(path).push(ref, REMOTE))
 
 
 def evicting(path: Path, refs: Iterable[str]) -> None:
     """Let go of checkpoints."""
-    Store.open(path).evict([*refs], REMOTE)
+    _ended(lambda: Store.open(path).evict([*refs], REMOTE))
 
 
 def pruning_once(target: Target, grace_s: float) -> None:
     """Prune a remote once."""
-    prune(ServiceObjects(target), grace_s=grace_s)
+    _ended(lambda: prune(ServiceObjects(target), grace_s=grace_s))
+
+
+def _ended(act: Callable[[], object]) -> None:
+    raise SystemExit(0 if acknowledged(act) else 1)
 
 
 def acknowledged(act: Callable[[], object]) -> bool:
