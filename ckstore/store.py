@@ -1387,6 +1387,25 @@ class Store:
 
         return undelete(self._context, ref)
 
+    @act
+    def rename_run(self, old: str, new: str) -> list[CheckpointInfo]:
+        """Give all checkpoints of a run another name, durably; return them, the oldest first.
+
+        Their bytes are not copied. Each has a new id, since the name of the run is in it; metrics, notes, times, tags,
+        pins and the rules of the run go along. After a kill the same call goes on.
+
+        Raises:
+            NoSuchRef: There is no such run.
+            InUse: A save to it is under way, or one of its checkpoints is open.
+            StepExists: The run `new` has checkpoints of its own.
+            DamagedBlob, BytesElsewhere: One of them is not whole here; nothing was changed.
+            BadInput: A name cannot be that of a run.
+            SaveFailed, InsufficientSpace: The store cannot be written; the old names are all there.
+        """
+        from ckstore.ops.rename_run import rename_run
+
+        return rename_run(self._context, old, new)
+
     @act_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:
         """Return the processes that save to this store in the background, of all handles and users seen from here.
