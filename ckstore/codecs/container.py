@@ -186,11 +186,14 @@ def parse_header(data: Buffer, *, where: str, most_bytes: int) -> Header:
 def _run(item: Any, base_count: int, most_bytes: int, where: str) -> Run:
     if type(item) is list and len(item) in (2, 5):
         nbytes, width, prediction, base, offset = item if len(item) == 5 else (*item, "same", -1, 0)
-        numbers = all(type(number) is int for number in (nbytes, width, base, offset))
+        # Written out: a pack has one for each of its tensors.
         if (
-            numbers
+            type(nbytes) is int
+            and type(width) is int
+            and type(base) is int
+            and type(offset) is int
             and width in WIDTHS
-            and nbytes > 0
+            and 0 < nbytes <= most_bytes
             and nbytes % width == 0
             and prediction in PREDICTIONS
             and (prediction == "same" or width == 2)
