@@ -94,7 +94,7 @@ class Known:
     # Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     # For each run the fingerprints and digests of what its last save found on devices.
-    far_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
+    device_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
     # How often saves look for marks of damage in all checkpoints.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 

@@ -34,7 +34,7 @@ from ckstore.remote.objects import THREADS
 from ckstore.remote.source import ObjectSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord
@@ -77,11 +77,11 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
     """Say what a push would send now."""
     check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
     there = set(ObjectSource(remote.objects, remote.name).places())
-    sizes = _sizes_there(remote)
     wanted: dict[str, int] = {}
     for info in infos:
         with open_directory(context, info) as directory:
             wanted.update((blob.digest, blob.nbytes) for blob in directory.manifest.blobs)
+    sizes = _sizes_there(remote, wanted)
     missing = tuple(
         (digest, nbytes) for digest, nbytes in sorted(wanted.items()) if nbytes not in sizes.get(digest, ())
     )
@@ -124,11 +124,11 @@ def place_of(info: CheckpointInfo) -> Place:
     return Place(info.run, info.step, info.id)
 
 
-def _sizes_there(remote: Remote) -> dict[str, set[int]]:
-    """Return the sizes that a remote lists for the names of each digest."""
+def _sizes_there(remote: Remote, digests: Container[str]) -> dict[str, set[int]]:
+    """Return the sizes that a remote lists for the names of these digests; what else it lists is not kept."""
     sizes: dict[str, set[int]] = {}
     for listed in remote.objects.list(keys.BLOBS):
-        if (name := keys.blob_in(listed.key)) is not None:
+        if (name := keys.blob_in(listed.key)) is not None and name.digest in digests:
             sizes.setdefault(name.digest, set()).add(listed.nbytes)
     return sizes
 
@@ -263,9 +263,8 @@ class Push:
             asked = {digest: objects.head(keys.blob(name)) for digest, name in names.items()}
             found = {digest: listed for digest, listed in asked.items() if listed is not None}
         else:
-            listing = {listed.key: listed for listed in objects.list(keys.BLOBS)}
-            by_key = {digest: listing.get(keys.blob(name)) for digest, name in names.items()}
-            found = {digest: listed for digest, listed in by_key.items() if listed is not None}
+            by_key = {keys.blob(name): digest for digest, name in names.items()}
+            found = {by_key[listed.key]: listed for listed in objects.list(keys.BLOBS) if listed.key in by_key}
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest][0].nbytes}
 
     def _send_blob(self, directory: CheckpointDirectory, blob: BlobRecord, key: str) -> Listed:

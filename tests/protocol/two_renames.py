@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
 
-_LOCK = "objects.far_locks.lock_run"
+_LOCK = "objects.store_locks.lock_run"
 _CHECK = "fs.locks.DirectoryLock.check"
 _RENAMED = "objects.publish._renamed"
 _COMPLETE_RUN = "objects.shared.two_renames.complete_run"

@@ -29,9 +29,9 @@ from ckstore.interpreter import log_notes
 from ckstore.model.manifest.manifest import DcpValue
 from ckstore.model.names import check_run, check_step
 from ckstore.objects.checkpoints import look
-from ckstore.ops.acts import act
+from ckstore.ops.acts import act, check_options
 from ckstore.ops.free import reclaim
-from ckstore.ops.save.options import SaveOptions, check_options, request_of
+from ckstore.ops.save.options import SaveOptions, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.apart import Joined, adopt, mirror_of, publish_apart, push_staged
 from ckstore.ranks.join import shards_of
@@ -80,7 +80,7 @@ class CkstoreWriter(StorageWriter):
         **options: Unpack[SaveOptions],
     ) -> None:
         super().__init__()
-        check_options(CkstoreWriter, options)
+        check_options(CkstoreWriter, options, SaveOptions)
         self.run = check_run(run)
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import UnknownOutcome
+from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable, UnknownOutcome
 from ckstore.fs import files
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
@@ -83,7 +83,13 @@ def list_remote(
         read: dict[Place, tuple[tuple[Manifest, str, bytes], Annotations | None]] = {}
 
         def look(place: Place, read: dict[Place, Any] = read) -> None:
-            found = read_manifest(source, place, context.layout.hash_prefix)
+            try:
+                found = read_manifest(source, place, context.layout.hash_prefix)
+            except (RemoteDenied, RemoteUnavailable):
+                raise
+            except RemoteError as error:  # a damaged one must not keep the others from being listed
+                pull.warnings.append(f"{place.name} was not listed: {error.message}")
+                return
             if found is not None:  # else it was removed there meanwhile
                 read[place] = found, pull.annotations_of(place)
 
