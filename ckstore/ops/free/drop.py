@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.objects import far_locks, reserve, trash
+from ckstore.objects import reserve, store_locks, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
@@ -159,7 +159,7 @@ def _bury(layout: Layout, info: CheckpointInfo) -> None:
 
 def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
     try:
-        return far_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
+        return store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
     except FileNotFoundError:
         raise gone(info) from None
 
