@@ -21,7 +21,7 @@ from tests.support.object_services import free_port, moto_service, rclone_servic
 from tests.support.requirements import require, require_root
 from tests.support.s3_server import BUCKET, Service
 
-pytestmark = [pytest.mark.remote, pytest.mark.root, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.remote, pytest.mark.root, pytest.mark.timeout(1200)]
 
 PROGRAM = Path(__file__).with_name("on_node.py")
 _NET = "10.213.77"
