@@ -24,8 +24,10 @@ from tests.support.s3_server import BUCKET, Service
 pytestmark = [pytest.mark.remote, pytest.mark.root, pytest.mark.timeout(1200)]
 
 PROGRAM = Path(__file__).with_name("on_node.py")
-_NET = "10.213.77"
-_BRIDGE = "cknodes"
+# Of this process, so that another run beside it, or what a killed one left, is not met.
+_PID = os.getpid()
+_NET = f"10.{200 + _PID % 50}.{_PID // 50 % 250}"
+_BRIDGE = f"ckb{_PID}"
 _HOSTS = 3
 
 
@@ -38,7 +40,7 @@ def hosts() -> Iterator[list[str]]:
     """Return network namespaces that reach one another and this machine by a bridge."""
     require_root()
     require(shutil.which("ip"), "ip is not installed (iproute2)")
-    names = [f"ckhost{number}" for number in range(_HOSTS)]
+    names = [f"ckh{_PID}.{number}" for number in range(_HOSTS)]
     with ExitStack() as stack:
         ip("link", "add", _BRIDGE, "type", "bridge")
         stack.callback(ip, "link", "del", _BRIDGE)
@@ -47,8 +49,8 @@ def hosts() -> Iterator[list[str]]:
         for number, name in enumerate(names):
             ip("netns", "add", name)
             stack.callback(ip, "netns", "del", name)
-            ip("link", "add", f"ckveth{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", f"ckveth{number}", "master", _BRIDGE, "up")
+            ip("link", "add", f"ckv{_PID}.{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", f"ckv{_PID}.{number}", "master", _BRIDGE, "up")
             ip("-n", name, "addr", "add", f"{_NET}.{10 + number}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
             ip("-n", name, "link", "set", "lo", "up")
