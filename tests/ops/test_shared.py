@@ -63,7 +63,7 @@ class Host:
 
     def start(self, code: str, *words: str) -> subprocess.Popen[str]:
         """Begin to run code with the store open as `store`, and `words` as ``sys.argv[3:]``."""
-        command = [self.python, "-c", _PRELUDE + code, str(self.store), str(self.catalog or ""), *words]
+        command = [str(self.python), "-c", _PRELUDE + code, str(self.store), str(self.catalog or ""), *words]
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.cache)}
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -395,7 +395,7 @@ def test_the_command_line_frees_only_with_exclusive(warm: Path, tmp_path: Path) 
     (tmp_path / "real").mkdir()
 
     def ckstore(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [warm / "ckstore", *words, "--store", str(tmp_path / "shared/store")]
+        command = [str(warm / "ckstore"), *words, "--store", str(tmp_path / "shared/store")]
         return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=120)
 
     with shared_folder(tmp_path / "real", tmp_path / "shared") as shared:
