@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 from ckstore import Store
+from tests.support.requirements import representatives
 from tests.support.stores import check_blobs, references_of_manifests
 from tests.support.users import GROUP, User, common_folder, users
 from tests.support.warm_python import WarmPython, warm_pythons
 
+pytestmark = pytest.mark.crossed
 MIB = 2**20
 _PRELUDE = """
 import json, os, sys, warnings
@@ -75,7 +77,15 @@ def warm() -> Iterator[Callable[[User], WarmPython]]:
         yield made
 
 
-@pytest.fixture(params=[0o077, 0o022], ids=["umask 077", "umask 022"])
+_UMASKS = {0o077: "umask 077", 0o022: "umask 022"}
+
+
+def _of_umask(kept: int) -> pytest.MarkDecorator:
+    """Have one of them stand for both."""
+    return pytest.mark.parametrize("group", representatives(_UMASKS, kept), ids=_UMASKS.values(), indirect=True)
+
+
+@pytest.fixture(params=_UMASKS, ids=_UMASKS.values())
 def group(request: pytest.FixtureRequest, warm: Callable[[User], WarmPython]) -> Iterator[Members]:
     """Two users of a group, and their store, made as docs/how-to/group.md says; afterwards it is whole."""
     with common_folder() as folder:
@@ -86,7 +96,7 @@ def group(request: pytest.FixtureRequest, warm: Callable[[User], WarmPython]) ->
         store = place / "store"
         made = one.run("sh", "-ec", f"mkdir {store} && chgrp {GROUP} {store} && chmod 2770 {store}")
         assert made.returncode == 0, made.stderr
-        assert one.ckstore("init", store).returncode == 0
+        warm(one).run(one, "import sys, ckstore; ckstore.Store.init(sys.argv[1]).close()", store)
         yield Member(one, store, warm(one)), Member(two, store, warm(two))
         check_blobs(store)
         references_of_manifests(store)
@@ -289,6 +299,7 @@ def test_a_frozen_part_is_stored_once_a_user_in_any_order_of_saves(both: Members
     assert two.do("store.delete(0); store.gc(); tell(store.verify().ok)") == [True]
 
 
+@_of_umask(0o077)
 def test_members_that_save_tag_annotate_drop_and_collect_at_once_lose_nothing(group: Members) -> None:
     code = """
 me = str(os.getuid())
@@ -418,6 +429,7 @@ tell(*said)
     assert one.do("tell(told(), os.listdir(sys.argv[1] + '/staging'))") == [[], []]
 
 
+@_of_umask(0o022)
 def test_root_in_a_store_of_a_group_frees_what_members_left(group: Members) -> None:
     one, two = group
     one.do("store.save(state(1), step=1)")
@@ -429,6 +441,7 @@ def test_root_in_a_store_of_a_group_frees_what_members_left(group: Members) -> N
     assert two.do("tell(names(), told())") == [["main@2"], []]
 
 
+@_of_umask(0o077)
 def test_a_user_outside_the_group_is_refused_by_one_clear_error(group: Members) -> None:
     one, _ = group
     with common_folder() as folder:
