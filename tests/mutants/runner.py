@@ -26,6 +26,7 @@ from tests.mutants.machines import MACHINES
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.ranks import RANKS
+from tests.mutants.remotes import REMOTES
 from tests.mutants.sharing import SHARING
 from tests.mutants.unchanged import UNCHANGED
 from tests.mutants.values import VALUES
@@ -33,7 +34,7 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES, RANKS, DEVICES)
+LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES, RANKS, DEVICES, REMOTES)
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 
 _TIMEOUT_S = 900.0

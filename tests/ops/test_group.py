@@ -69,6 +69,11 @@ class Member:
 
 
 Members = tuple[Member, Member]
+_MADE = """
+import ckstore, sys
+with ckstore.Store.init(sys.argv[1]) as store:
+    store.config.undo_by_hand_s = store.config.undo_by_rule_s = 0  # tests look at what is freed
+"""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +101,7 @@ def group(request: pytest.FixtureRequest, warm: Callable[[User], WarmPython]) ->
         store = place / "store"
         made = one.run("sh", "-ec", f"mkdir {store} && chgrp {GROUP} {store} && chmod 2770 {store}")
         assert made.returncode == 0, made.stderr
-        warm(one).run(one, "import sys, ckstore; ckstore.Store.init(sys.argv[1]).close()", store)
+        warm(one).run(one, _MADE, store)
         yield Member(one, store, warm(one)), Member(two, store, warm(two))
         check_blobs(store)
         references_of_manifests(store)
