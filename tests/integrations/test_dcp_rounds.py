@@ -20,7 +20,7 @@ from tests.support.gloo import Group
 
 CASES = Path(__file__).with_name("dcp_cases.py")
 LONG = os.environ.get("CKSTORE_CRASH") == "full"
-ROUNDS, RANKS = (200, 8) if LONG else (8, 2)
+ROUNDS, RANKS = (200, 8) if LONG else (6, 2)
 DEAD_EVERY = 10 if LONG else ROUNDS
 """After a death all processes start again, which takes seconds."""
 WAITS_S = 60
