@@ -28,6 +28,7 @@ WAITS_S = 60
 
 
 @pytest.mark.crash
+@pytest.mark.whole  # rounds without a process group are in tests/ranks, and each fault alone in test_dcp
 @pytest.mark.timeout(7200 if LONG else 300)
 def test_each_round_is_complete_or_absent_with_the_rank_named(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
