@@ -92,11 +92,13 @@ def _become(words: list[str], descriptors: list[int]) -> None:
         sys.path[0] = str(Path(sys.executable).parent)
         sys.exit(main())
     if arguments[:1] == ["-uc"]:
-        arguments[0] = "-c"
+        arguments[:1] = ["-u", "-c"]
     while arguments[:1] in (["-u"], ["-W"]):
         if arguments[0] == "-W":  # an action, and perhaps a category, as in ignore::DeprecationWarning
             action, _, category = arguments.pop(1).partition("::")
             warnings.simplefilter(action, getattr(builtins, category or "Warning"))  # type: ignore[arg-type]
+        else:
+            sys.stdout = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
         del arguments[0]
     kind, *arguments = arguments
     if kind == "-m":
