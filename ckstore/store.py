@@ -905,12 +905,12 @@ class Store:
 
     @act
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
-        """Delete a checkpoint durably and free the bytes that only it used.
+        """Delete a checkpoint durably; `undelete` brings it back for a day, then the bytes that only it used go.
 
         Args:
             ref: Which checkpoint.
             dry_run: Delete nothing: only raise what deleting it now would raise.
-            now: Free its bytes at once, also where it could be brought back (`StoreConfig.undo_by_hand_s`).
+            now: Free its bytes at once: it cannot be brought back (see `StoreConfig.undo_by_hand_s`).
 
         Raises:
             InUse: It is open for reading, a tag names it, or it is pinned.
@@ -1386,6 +1386,25 @@ class Store:
         from ckstore.ops.free.waiting import undelete
 
         return undelete(self._context, ref)
+
+    @act
+    def rename_run(self, old: str, new: str) -> list[CheckpointInfo]:
+        """Give all checkpoints of a run another name, durably; return them, the oldest first.
+
+        Their bytes are not copied. Each has a new id, since the name of the run is in it; metrics, notes, times, tags,
+        pins and the rules of the run go along. After a kill the same call goes on.
+
+        Raises:
+            NoSuchRef: There is no such run.
+            InUse: A save to it is under way, or one of its checkpoints is open.
+            StepExists: The run `new` has checkpoints of its own.
+            DamagedBlob, BytesElsewhere: One of them is not whole here; nothing was changed.
+            BadInput: A name cannot be that of a run.
+            SaveFailed, InsufficientSpace: The store cannot be written; the old names are all there.
+        """
+        from ckstore.ops.rename_run import rename_run
+
+        return rename_run(self._context, old, new)
 
     @act_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:

@@ -169,7 +169,7 @@ def _replace(
     layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere, lock: locks.DirectoryLock
 ) -> Outcome:
     """Change places with the checkpoint that is there, unless that stays."""
-    stays, other_bytes = _existing_to_keep(layout, manifest, if_there)
+    stays, other_bytes = existing_to_keep(layout, manifest, if_there)
     if stays is not None:
         return Outcome(existing=stays)
     target = layout.checkpoint(manifest.run, manifest.step)
@@ -186,7 +186,7 @@ def _replace(
     return Outcome(old=staging.path, other_bytes=other_bytes)
 
 
-def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
+def existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
     """Return the checkpoint that is there if it is to stay; else None, and whether it may hold other bytes."""
     # Judged again under the lock: the checkpoint of the beginning may have been replaced since.
     found = look(layout, manifest.run, manifest.step)

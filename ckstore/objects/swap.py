@@ -49,7 +49,7 @@ def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) 
             raise InUse(f"a process is using {target}")
         try:
             _check(target, lock, checkpoint)
-            _take_annotations(lock, staging)
+            take_annotations(lock, staging)
             run_lock.check()
             old = _exchange(layout, staging, key, run_lock)
         except BaseException:
@@ -76,7 +76,8 @@ def _check(target: Inside, lock: locks.DirectoryLock, checkpoint: str) -> None:
         raise InUse(f"{target} is marked as damaged")
 
 
-def _take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
+def take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
+    """Copy what was noted of a checkpoint, which the caller has locked, into the staging of its successor."""
     with suppress(FileNotFoundError):
         data = files.read_file(ANNOTATIONS, most_bytes=_ANNOTATIONS_MOST_BYTES, dir_fd=lock.fd)
         # The next writer of a group must be able to read them, and other users not: as where they were written first.

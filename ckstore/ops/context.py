@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.layout import Layout, RunStamp
+    from ckstore.objects.publish import IfThere
+    from ckstore.objects.staging import Staging
 
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
 _MARKS_SHARE = 1 / 20
@@ -58,6 +60,9 @@ class SaveWatch:
 
     def publishing(self, step: int) -> None:
         """The next rename may publish the save at this step; raises if it must not."""
+
+    def sealed(self, staging: Staging, manifest: Manifest, if_there: IfThere) -> None:
+        """All of it lies sealed in `staging`, and the rename is next; raises if it must not be."""
 
     def committed(self, info: CheckpointInfo) -> None:
         """The checkpoint is durable; its tags, the catalog and retention follow."""
@@ -179,7 +184,7 @@ def info_of(
             there = runs.small_files(manifest.run, manifest.step)
     except (CkstoreError, OSError) as error:  # a save is acknowledged when this is asked
         context.notices.problems[f"mark of {info.name}"] = (
-            f"whether {info.name} is marked as damaged is not known: {error}"
+            f"whether {info.name} is marked as damaged, or is elsewhere, is not known: {error}"
         )
         there = frozenset((ANNOTATIONS,))
     return with_small_files(context, info, there)

@@ -139,7 +139,7 @@ SHARING = [
     Mutant(
         "a checkpoint that stays is whole",
         "damaged-copy-stays",
-        "_existing_to_keep",
+        "existing_to_keep",
         "        whole = _stays(present.manifest, manifest, if_there.rule) and all(\n",
         "        whole = _stays(present.manifest, manifest, if_there.rule) or all(\n",
         "tests/ops/test_review.py::test_the_same_content_is_not_acknowledged_over_a_damaged_copy",
@@ -409,7 +409,7 @@ SHARING = [
     Mutant(
         "other bytes do not take the place of what a tag or a pin names",
         "replaced-though-tagged",
-        "_existing_to_keep",
+        "existing_to_keep",
         "        if_there.check_replaceable()\n",
         "        pass\n",
         "tests/ops/save/test_replaced.py::test_other_bytes_do_not_take_the_place_of_what_is_protected",

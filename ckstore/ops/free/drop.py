@@ -22,6 +22,8 @@ from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.protection import check_unprotected, gone
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.layout import Layout
@@ -94,10 +96,17 @@ def check_droppable(context: Context, info: CheckpointInfo) -> None:
         check_unprotected(context, info.key)
 
 
-def drop(context: Context, info: CheckpointInfo, why: str, undo_s: float = 0) -> Dropped:
+def drop(
+    context: Context,
+    info: CheckpointInfo,
+    why: str,
+    undo_s: float = 0,
+    last: Callable[[locks.DirectoryLock], None] | None = None,
+) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
-    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time.
+    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. `last` is
+    called right before, with the lock that keeps all others from it.
 
     Raises:
         OSError: The system refused; it may or may not come back after a power cut.
@@ -112,6 +121,8 @@ def drop(context: Context, info: CheckpointInfo, why: str, undo_s: float = 0) ->
         # Only now can no process put another checkpoint there: what was found by its ref may have been replaced.
         if id_at(path) != info.id:
             raise gone(info)
+        if last is not None:
+            last(lock)
         run_lock.check()
         _bury(layout, info)
         digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
