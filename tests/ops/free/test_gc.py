@@ -26,7 +26,7 @@ from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.objects import publish, trash
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.gc_plan import plan_gc
-from ckstore.ops.index import catch_up
+from ckstore.ops.index import scan_blobs
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.descriptors import open_below
 from tests.support.examples import examples
@@ -206,13 +206,13 @@ def test_names_that_a_power_cut_brought_back_are_found_after_the_start(
 
 def test_blobs_are_listed_once_for_each_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    real = catch_up.list_blobs
+    real = scan_blobs.list_blobs
 
     def counted(*args: Any, **kwargs: Any) -> int:
         calls.append(1)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(catch_up, "list_blobs", counted)
+    monkeypatch.setattr("ckstore.ops.index.catch_up.list_blobs", counted)
     Store.open(store.path)
     assert calls == []
     monkeypatch.setattr(machine, "boot_id", lambda: "another")
