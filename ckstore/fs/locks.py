@@ -42,15 +42,14 @@ class DirectoryLock:
 
     Attributes:
         fd: Descriptor of the directory, for `openat`-like calls; -1 after release.
-        path: Under which it was locked.
         file: The lock that other hosts see and that goes with this one; None: there is none.
     """
 
-    __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "fd", "file", "path")
+    __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "_where", "fd", "file")
 
-    def __init__(self, path: Where) -> None:
+    def __init__(self, where: Where) -> None:
         self.fd = CLOSED
-        self.path = str(path)
+        self._where = where
         self.file: LockFile | None = None
         self._owner = os.getpid()
         self._thread = get_ident()
@@ -93,6 +92,11 @@ class DirectoryLock:
         except OSError:  # another thread has closed it at this moment
             return False
         return (mine.st_dev, mine.st_ino) == inode
+
+    @property
+    def path(self) -> str:
+        """Under which it was locked."""
+        return str(self._where)
 
     @property
     def inside(self) -> Inside:
