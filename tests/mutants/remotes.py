@@ -13,7 +13,7 @@ REMOTES = [
     Mutant(
         "a push writes its manifest after every blob",
         "manifest-before-blobs",
-        "_Push._send_under",
+        "Push._send_under",
         "        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)\n",
         '        objects.put(intents[0].place.manifest, b"")\n'
         "        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)\n",
@@ -23,7 +23,7 @@ REMOTES = [
     Mutant(
         "a push writes its intent before it reads what is condemned",
         "intent-after-condemned",
-        "_Push._send_under",
+        "Push._send_under",
         "        for intent in intents:\n            intent.write(objects)\n",
         "        spare(objects, [], cas=self._remote.cas)\n"
         "        for intent in intents:\n            intent.write(objects)\n",
@@ -33,7 +33,7 @@ REMOTES = [
     Mutant(
         "a push looks at every blob once more before its manifest",
         "sent-is-there",
-        "_Push._send_under",
+        "Push._send_under",
         "        if gone:\n",
         "        if gone == 1:\n",
         f"{_ORDER}::test_a_push_looks_again_before_it_says_that_all_is_there",
@@ -69,7 +69,7 @@ REMOTES = [
     Mutant(
         "a blob that another size is listed for is sent again",
         "size-ignored",
-        "_Push._look",
+        "Push._look",
         "if listed.nbytes == wanted",
         "if listed.nbytes or wanted",
         f"{_PUSH}::test_a_short_blob_at_the_remote_is_sent_again",
