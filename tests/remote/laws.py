@@ -67,7 +67,7 @@ def _is_there(objects: ServiceObjects, digest: str) -> bool:
 def prune(objects: ServiceObjects, *, grace_s: float, after_s: float = 0.0) -> None:
     """Prune a remote, as if it were `after_s` later by the server's clock."""
     now = pruning._server_time
-    pruning._server_time = lambda of: now(of) + timedelta(seconds=after_s)
+    pruning._server_time = lambda objects: now(objects) + timedelta(seconds=after_s)
     try:
         pruning.prune(Remote(REMOTE, objects), ALGORITHM, grace_s=grace_s)
     finally:
@@ -166,14 +166,14 @@ def in_child(job: Job, *arguments: Any, faults: Faults, kill_at: int) -> bool:
     process.join(_ENDS_S)
     assert process.exitcode is not None, "it hangs"
     faults.begin()
-    return process.exitcode == 0
+    return bool(process.exitcode == 0)
 
 
 def stop_forks() -> None:
     """End the process that forks."""
     from multiprocessing import forkserver
 
-    forkserver._forkserver._stop()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def pushing(path: Path, ref: str) -> None:
