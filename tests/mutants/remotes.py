@@ -312,15 +312,6 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "the text of an error is cut before patterns look at it",
-        "error-text-whole",
-        "failures.scrubbed",
-        "    text = text[:_LOOKED_AT]\n",
-        "",
-        f"{_SERVICE}::test_a_long_text_of_an_error_takes_no_time",
-        "assert",
-    ),
-    Mutant(
         "a forked child whose parent used the engine is refused",
         "fork-allowed",
         "check_process",

@@ -21,6 +21,7 @@ from ckstore.remote import keys
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as pruning
+from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
 from ckstore.remote.source import ObjectSource
@@ -186,9 +187,9 @@ def evicting(path: Path, refs: Iterable[str]) -> None:
     _ended(lambda: Store.open(path).evict([*refs], REMOTE))
 
 
-def pruning_once(target: Target, grace_s: float) -> None:
-    """Prune a remote once."""
-    _ended(lambda: prune(ServiceObjects(target), grace_s=grace_s))
+def pruning_once(target: Target, abilities: Abilities | None) -> None:
+    """Prune a remote once, without a grace."""
+    _ended(lambda: prune(ServiceObjects(target, abilities), grace_s=0))
 
 
 def _ended(act: Callable[[], object]) -> None:

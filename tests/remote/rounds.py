@@ -31,7 +31,8 @@ def run_rounds(
     drawn = random.Random(seed)
     store = Store.init(folder / "store", chunk_bytes=2**20)
     store.remotes.add(REMOTE, proxied.address, endpoint=proxied.endpoint)
-    objects, far = ServiceObjects(direct), ServiceObjects(proxied)
+    abilities = store.remotes.get(REMOTE).abilities
+    objects, far = ServiceObjects(direct, abilities), ServiceObjects(proxied, abilities)
     faults = Faults(proxy, random.Random(seed), _FAULTY)
     states: dict[int, dict[str, bytes]] = {}
     acknowledged: dict[int, Place] = {}
@@ -45,7 +46,7 @@ def run_rounds(
             jobs: dict[str, tuple[laws.Job, tuple[object, ...]]] = {
                 "push": (laws.pushing, (store.path, str(step))),
                 "evict": (laws.evicting, (store.path, [str(step)])),
-                "prune": (laws.pruning_once, (proxied, 0.0)),
+                "prune": (laws.pruning_once, (proxied, abilities)),
             }
             job, arguments = jobs[what]
             return laws.in_child(job, *arguments, faults=faults, kill_at=at)
