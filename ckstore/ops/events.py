@@ -30,13 +30,14 @@ def note(
     id: str = "",
     nbytes: int | None = None,
     why: str = "",
+    seconds: float | None = None,
 ) -> None:
     """Add an event to the journal, as far as that works; the store is writable by now."""
     if context.readonly:
         return
     now = text_of_time(datetime.now(UTC))
     run, step = key
-    journal.append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid()))
+    journal.append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid(), seconds))
 
 
 @contextmanager
