@@ -67,7 +67,7 @@ def prune(
         report = store.prune(policy, run, dry_run=dry_run, now=now)
         waits_s = 0 if now or store._context.shared else store.config.undo_by_hand_s  # noqa: SLF001
     status = print_freed(out, report)
-    if dry_run and waits_s and report.freed_count:
+    if dry_run and waits_s and report.retention is not None and report.retention.plan.dropped:
         out.note(
             f"it can be brought back for {age_words(waits_s)} (ckstore undo), and is freed then; --now frees it at once"
         )
