@@ -94,7 +94,7 @@ def test_the_dry_run_of_prune_changes_nothing_and_its_json_is_that_of_the_real_r
 
 
 def test_on_a_terminal_the_reasons_are_wrapped_and_none_is_lost(run: Run, path: Path) -> None:
-    words = ["prune", "--keep-last", "2", "--keep-best", "loss", "--dry-run", "--store", path]
+    words = ["prune", "--keep-last", "2", "--keep-best", "loss", "--dry-run", "--now", "--store", path]
 
     status, shown = on_terminal(*words, columns=60, env={"NO_COLOR": "1"})
 
