@@ -266,4 +266,4 @@ def test_gc_ends_a_process_with_status_7(path: Path) -> None:
     with Store.open(path) as store:
         blob = max((directory_of(store, 200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     with holding("read", blob):
-        assert process("gc", "--keep-last", "3", "--store", path).returncode == 7
+        assert process("gc", "--keep-last", "3", "--now", "--store", path).returncode == 7
