@@ -1064,8 +1064,9 @@ class Store:
             BadInput: The file cannot be written.
         """
         from ckstore.ops.report.html import report
+        from ckstore.saver.client.savers import savers_seen
 
-        return report(self._context, None if path is None else expanded(path))
+        return report(self._context, None if path is None else expanded(path), savers_seen(str(self.path)))
 
     @act
     def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:

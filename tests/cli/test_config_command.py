@@ -190,3 +190,19 @@ def test_the_mirror_is_named_bounded_and_turned_off(run: Run, path: Path, tmp_pa
         assert run("config", *wrong, "--store", path).exit_code == 2
     run("config", "mirror", "--off", "--store", path)
     assert Store.open(path).config.mirror is None
+
+
+def test_a_mistaken_prune_is_undone_a_run_at_a_time(run: Run, path: Path) -> None:
+    run("config", "undo", "--on", "--store", path)
+    with Store.open(path) as store:
+        for step in (1, 2, 3):
+            store.save({"w": list(range(step, step + 99))}, step=step, run="pruned")
+    asked = ("prune", "--keep-last", "1", "--run", "pruned", "--store", path)
+
+    assert "it can be brought back for 24 hours" in run(*asked, "--dry-run").stderr
+    assert "nothing is unused" not in run(*asked).stdout
+    back = run("undo", "--run", "pruned", "--store", path).stdout
+
+    assert back == "brought back pruned@2\nbrought back pruned@1\n"
+    assert run("undo", "--run", "pruned", "--store", path).exit_code == 4
+    assert run("undo", "--run", "pruned", "--last", "--store", path).exit_code == 2
