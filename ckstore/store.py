@@ -1646,7 +1646,7 @@ class Store:
             self._list_remote(entry.name)
         # Last: until then another call does all of it.
         self.config.mirror = entry.name
-        _wake_mirror(self._context, self._catalog_path)
+        _wake(self._context, self._catalog_path)
 
     @act
     def mirror_status(self) -> MirrorStatus | None:
@@ -1738,15 +1738,17 @@ def _open(
     context, notes = open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
     context.fetch = _fetching(context)
     if not context.readonly:
-        context.saved = partial(_wake_mirror, context, catalog_path)
-        _wake_mirror(context, catalog_path, only_if_behind=True)
+        context.saved = partial(_wake, context, catalog_path)
+        _wake(context, catalog_path, only_if_behind=True)
     return context, notes
 
 
-def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
-    from ckstore.saver.mirror import wake
+def _wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
+    from ckstore.saver import compactor, mirror
 
-    wake(context, catalog_path, only_if_behind=only_if_behind)
+    mirror.wake(context, catalog_path, only_if_behind=only_if_behind)
+    if not only_if_behind:
+        compactor.wake(context, catalog_path)
 
 
 def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:

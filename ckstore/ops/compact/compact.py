@@ -34,7 +34,7 @@ from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
@@ -53,15 +53,22 @@ class _Old(NamedTuple):
     path: Inside | None
 
 
-def compact(context: Context, plan: CompactionPlan) -> CompactionReport:
+def compact(
+    context: Context, plan: CompactionPlan, *, before_each: Callable[[], None] = lambda: None
+) -> CompactionReport:
     """Carry out a plan. What is in use, or was changed since, stays as it is.
+
+    Args:
+        context: The store.
+        plan: What to do.
+        before_each: Called before each tile: it may rest.
 
     Raises:
         SaveFailed: The disk does not give back what was written, or the store cannot be written.
         OSError: The system refused; what was compacted before is.
     """
     context.check_writable()
-    with _Compaction(context, plan) as work:
+    with _Compaction(context, plan, before_each) as work:
         for entry in plan.compacted:
             work.one(entry)
         for entry in plan.entries:
@@ -80,7 +87,8 @@ def compact(context: Context, plan: CompactionPlan) -> CompactionReport:
 
 
 class _Compaction:
-    def __init__(self, context: Context, plan: CompactionPlan) -> None:
+    def __init__(self, context: Context, plan: CompactionPlan, before_each: Callable[[], None]) -> None:
+        self._before_each = before_each
         self.compacted: dict[str, Compacted] = {}
         self.skipped: list[Uncompacted] = []
         self.let_go: set[str] = set()
@@ -160,7 +168,7 @@ class _Compaction:
     def _one(self, entry: CompactionEntry, directory: CheckpointDirectory, held: ExitStack) -> None:
         info, manifest = entry.info, directory.manifest
         base = self._base(entry.base)
-        source = BlobSource()
+        source = BlobSource(self._before_each)
         held.callback(source.close)
         source.add(base)
         source.add(directory)
