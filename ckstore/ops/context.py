@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.layout import Layout, RunStamp
+    from ckstore.objects.publish import IfThere
+    from ckstore.objects.staging import Staging
 
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
 _MARKS_SHARE = 1 / 20
@@ -59,6 +61,9 @@ class SaveWatch:
 
     def publishing(self, step: int) -> None:
         """The next rename may publish the save at this step; raises if it must not."""
+
+    def sealed(self, staging: Staging, manifest: Manifest, if_there: IfThere) -> None:
+        """All of it lies sealed in `staging`, and the rename is next; raises if it must not be."""
 
     def committed(self, info: CheckpointInfo) -> None:
         """The checkpoint is durable; its tags, the catalog and retention follow."""
@@ -89,7 +94,7 @@ class Known:
     # Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     # For each run the fingerprints and digests of what its last save found on devices.
-    far_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
+    device_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
     # How often saves look for marks of damage in all checkpoints.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 
@@ -167,14 +172,14 @@ def info_of(
     if tags is None:
         tags = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
     info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable)
+    place = context.layout.checkpoint(manifest.run, manifest.step)
+    damaged = elsewhere = False
     try:
-        damaged = marks.is_marked(context.layout.checkpoint(manifest.run, manifest.step))
+        damaged, elsewhere = marks.is_marked(place), peek.exists(place / ELSEWHERE)
     except (CkstoreError, OSError) as error:  # a save is acknowledged when this is asked
         context.notices.problems[f"mark of {info.name}"] = (
-            f"whether {info.name} is marked as damaged is not known: {error}"
+            f"whether {info.name} is marked as damaged, or is elsewhere, is not known: {error}"
         )
-        damaged = False
-    elsewhere = peek.exists(context.layout.checkpoint(manifest.run, manifest.step) / ELSEWHERE)
     return annotated(context, replace(info, damaged=damaged, elsewhere=elsewhere))
 
 

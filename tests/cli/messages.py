@@ -93,6 +93,8 @@ TYPICAL = (
     "pin",
     "pin -d nope",
     "pin -d 100",
+    "rename-run nope other",
+    "watch --once",
     "delete 200",
     "delete 100",
     # Space.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -13,7 +15,10 @@ from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
+from ckstore.ops.acts import act
 from ckstore.ops.read.load_into import LoadReport
+from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
+from ckstore.store import Store, context_of
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
     from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.store import RefLike, Store
+    from ckstore.store import RefLike
 
 
 def save(
@@ -39,7 +44,8 @@ def save(
     """Save a state dict of shards from all ranks as one checkpoint; each rank calls this.
 
     Args:
-        store: The store, or its path.
+        store: The store, or its path. Where nodes have no filesystem in common: the store of this node, whose mirror
+            all of them have; the checkpoint is at the mirror when this returns.
         state: What `get_state_dict` gives, or any state dict that `dcp.save` takes.
         step: Step number; the same on all ranks.
         run: Name of the run; the same on all ranks.
@@ -63,9 +69,9 @@ def save(
             metadata = state_dict_saver.save(
                 plain, storage_writer=writer, planner=planner, process_group=process_group, no_dist=ranks.is_alone
             )
+        return writer.ended(metadata.storage_data)
     finally:
         writer.close()
-    return writer.with_news(metadata.storage_data)
 
 
 def async_save(
@@ -97,12 +103,33 @@ def async_save(
     options = {"planner": planner, "process_group": process_group, **options}
     try:
         writer = CkstoreWriter(store, step, run, **(about or {}))
-        return state_dict_saver.async_save(_plain(state), storage_writer=writer, **options)
+        return _followed(state_dict_saver.async_save(_plain(state), storage_writer=writer, **options), writer)
     except Exception as error:
         if is_alone():
             raise
         # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
         return state_dict_saver.async_save({}, storage_writer=_RefusedWriter(sendable(error)), **options)
+
+
+def _followed(saving: Any, writer: CkstoreWriter) -> Any:
+    """Return a future that ends when the store of this node has taken what was saved, too."""
+    if not isinstance(saving, Future):  # of torch's own stagers
+        return saving
+    followed: Future[Any] = Future()
+
+    def follow(saved: Future[Any]) -> None:
+        try:
+            metadata = saved.result()
+            if isinstance(getattr(metadata, "storage_data", None), Joined):
+                writer.ended(metadata.storage_data)
+            followed.set_result(metadata)
+        except BaseException as error:  # noqa: BLE001 - the caller's `result` raises it
+            followed.set_exception(error)
+        finally:
+            writer.close()
+
+    saving.add_done_callback(follow)
+    return followed
 
 
 class _RefusedWriter(CkstoreWriter):
@@ -154,7 +181,12 @@ def load(
     goes_back = ranks.agree(lambda: is_latest_valid(ref)) and strict and planner is None
     begun: dict[str, str] = {}
     while True:
-        reader, plain = ranks.agree(lambda: (CkstoreReader(store, ref), _plain(state, sorted(state))))
+        reader, plain = ranks.agree(
+            lambda: (CkstoreReader(store, ref), _plain(state, sorted(state))),
+            lambda made: context_of(made[0].store).settings.uuid,
+        )
+        if not begun and len({*ranks.told}) > 1:  # stores of their own: another node may have saved it
+            ranks.agree(partial(_look_at_mirror, reader.store, ref))
         reader.tried = begun
         try:
             return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
@@ -186,6 +218,15 @@ def _load_once(
     if isinstance(planner, ComparingPlanner):
         return planner.report(reader.info, reader.read_bytes)
     return LoadReport(reader.info, read_bytes=reader.read_bytes)
+
+
+@act
+def _look_at_mirror(store: Store, ref: RefLike) -> None:
+    """List in the store of this node what a ref names at its mirror."""
+    context = context_of(store)
+    if mirror_of(context) is not None:
+        # A reader's store is open for reading only, and what is listed is written.
+        list_from_mirror(context_of(Store.open(store.path)) if context.readonly else context, ref)
 
 
 def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
