@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.objects.far_pieces import OldPiece
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
@@ -1749,16 +1750,18 @@ def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind:
     wake(context, catalog_path, only_if_behind=only_if_behind)
 
 
-def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:
+def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], bool]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
     made: list[Through] = []
 
-    def fetch(directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview) -> None:
+    def fetch(
+        directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, old: OldPiece | None
+    ) -> bool:
         if not made:
             from ckstore.remote.elsewhere.through import Through
 
             made.append(Through(context))
-        made[0](directory, blob, offset, into)
+        return made[0](directory, blob, offset, into, old)
 
     return fetch
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     from ckstore.fs.inside import Inside, Where
     from ckstore.model.manifest.stored import Encoding
+    from ckstore.objects.far_pieces import OldPiece
 
-    Fetch = Callable[[BlobRecord, int, memoryview], None]
+    Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None], bool]
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(

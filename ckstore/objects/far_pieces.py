@@ -31,6 +31,20 @@ class Memory(Protocol):
         """Fill all of it with bytes in hand."""
 
 
+class OldPiece(NamedTuple):
+    """What is in memory where a piece of a newer checkpoint is to be: one as long, of an older one.
+
+    Attributes:
+        piece: Its digest, by which it is checked.
+        blob: Digest of the blob in which it lies.
+        offset: Where in it.
+    """
+
+    piece: str
+    blob: str
+    offset: int
+
+
 class Part(NamedTuple):
     """A piece that is to be read.
 
@@ -38,11 +52,13 @@ class Part(NamedTuple):
         extent: Which one.
         out: Where to; it has the piece's length.
         what: What it belongs to, for messages.
+        old: What is there now; None: not known.
     """
 
     extent: Extent
     out: memoryview | Memory
     what: str
+    old: OldPiece | None = None
 
 
 class Far:
@@ -87,6 +103,12 @@ class Far:
         self._window = start, run
         out[:] = run[: len(out)]
 
+    def advance(self, extent: Extent, old: OldPiece, out: memoryview) -> bool:
+        """Turn an old piece into this one in its place; False: the remote has no difference between the two."""
+        if self._directory.fetch is None:
+            return False
+        return self._directory.fetch(self._directory.manifest.blobs[extent.blob], extent.offset, out, old)
+
     def _run_stop(self, start: int, stop: int) -> int:
         """Return how far one request reads: over the neighbours that are expected."""
         for low, high in self._expected:
@@ -102,4 +124,4 @@ class Far:
         record = self._directory.manifest.blobs[blob]
         if self._directory.fetch is None:
             raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is at a remote alone")
-        self._directory.fetch(record, offset, into)
+        self._directory.fetch(record, offset, into, None)

@@ -70,12 +70,12 @@ class PieceReader:
             DamagedBlob: Its bytes are not what its digest says; the message names what it belongs to.
             MissingBlob: Its blob is not there.
         """
-        extent, out, what = part
+        extent, out, what, _ = part
         is_decoded = encoded(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
             near = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
-            self._read_elsewhere(part, near)
+            self._read_elsewhere(part if near is out else part._replace(old=None), near)
             if not isinstance(out, memoryview):
                 out.take(near)
             return
@@ -167,11 +167,14 @@ class PieceReader:
 
     def _read_elsewhere(self, part: Part, out: memoryview) -> None:
         """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
-        found = ""
+        found, old = "", part.old
         for _ in range(_FETCHES):
             if self._before_each is not None:
                 self._before_each()
-            self._far.read(part.extent, out)
+            # Once: what came of it, if it is not the piece, is no base of anything.
+            if old is None or not self._far.advance(part.extent, old, out):
+                self._far.read(part.extent, out)
+            old = None
             found = algorithm_of(part.extent.piece).digest(out)
             if found == part.extent.piece:
                 return

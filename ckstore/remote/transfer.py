@@ -18,7 +18,7 @@ from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.pull import Pull
 from ckstore.remote.push import Manner, place_of
-from ckstore.remote.reach import RemoteLike, reach, source_of
+from ckstore.remote.reach import RemoteLike, near, reach, source_of
 
 if TYPE_CHECKING:
     from ckstore.model.reports.evict_report import EvictReport
@@ -91,7 +91,7 @@ def pull(  # noqa: PLR0917
     """See `ckstore.Store.pull`."""
     how = manner(bwlimit, progress)
     context.check_writable()
-    source = source_of(reach(context, remote))
+    source = source_of(reach(context, remote), near(context.layout))
     return Pull(context, source, how, if_exists).bring(_places(context, source, choice))
 
 

@@ -16,7 +16,7 @@ from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.read.stored_file import loadable
-from ckstore.ops.read.unchanged import HeldExtents, unchanged
+from ckstore.ops.read.unchanged import HeldExtents, old_pieces, unchanged
 from ckstore.ops.refs.find import AnyRef, open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.targets.advice import Load, advice
@@ -208,7 +208,9 @@ def _load_into_open(
         plan.undo()
         raise
     # Straight into the target's memory, the largest share of a model: no second copy of it is ever in memory.
-    read_storages(directory, plan.direct, verify=request.verify, skip=skip, tally=tally)
+    # A remote may have the difference to what is there now, which is checked before it is relied on.
+    old = {} if before is None or plan.new_bytes else old_pieces(before.manifest, manifest, before.names)
+    read_storages(directory, plan.direct, verify=request.verify, skip=skip, old=old, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
     stream_storages(directory, streamed, plan.fill_part, verify=request.verify, skip=skip, tally=tally)
     for storage in sorted(whole - skip.keys()):
