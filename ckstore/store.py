@@ -1750,13 +1750,15 @@ def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind:
     wake(context, catalog_path, only_if_behind=only_if_behind)
 
 
-def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], bool]:
+def _fetching(
+    context: Context,
+) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], int | None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
     made: list[Through] = []
 
     def fetch(
         directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, old: OldPiece | None
-    ) -> bool:
+    ) -> int | None:
         if not made:
             from ckstore.remote.elsewhere.through import Through
 

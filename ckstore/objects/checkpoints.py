@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.stored import Encoding
     from ckstore.objects.far_pieces import OldPiece
 
-    Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None], bool]
+    Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None], int | None]
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(

@@ -62,9 +62,14 @@ class Part(NamedTuple):
 
 
 class Far:
-    """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads."""
+    """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads.
+
+    Attributes:
+        received_bytes: So many came from remotes.
+    """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
+        self.received_bytes = 0
         self._directory = directory
         self._expected: list[tuple[int, int]] = []
         self._blob = -1
@@ -107,7 +112,9 @@ class Far:
         """Turn an old piece into this one in its place; False: the remote has no difference between the two."""
         if self._directory.fetch is None:
             return False
-        return self._directory.fetch(self._directory.manifest.blobs[extent.blob], extent.offset, out, old)
+        came = self._directory.fetch(self._directory.manifest.blobs[extent.blob], extent.offset, out, old)
+        self.received_bytes += came or 0
+        return came is not None
 
     def _run_stop(self, start: int, stop: int) -> int:
         """Return how far one request reads: over the neighbours that are expected."""
@@ -124,4 +131,4 @@ class Far:
         record = self._directory.manifest.blobs[blob]
         if self._directory.fetch is None:
             raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is at a remote alone")
-        self._directory.fetch(record, offset, into, None)
+        self.received_bytes += self._directory.fetch(record, offset, into, None) or 0

@@ -101,6 +101,11 @@ class PieceReader:
         if self._verify:
             _compare(self._directory, extent, algorithm.digest_of_parts(running), what)
 
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes came from remotes so far."""
+        return self._far.received_bytes
+
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
         """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share.
 

@@ -113,9 +113,9 @@ class Context:
     catalog_is_private: bool = False
     # The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     run: str | None = None
-    # Reads a range of a blob of an open checkpoint that is elsewhere, or turns an older piece into it: False if that
-    # cannot be. None: remotes are not reached.
-    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], bool] | None = None
+    # Reads a range of a blob of an open checkpoint that is elsewhere, or turns an older piece into it: None if that
+    # cannot be, else how many bytes came. None: remotes are not reached.
+    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], int | None] | None = None
     # Called after a checkpoint is durable here, for the mirror; it raises nothing. None: no mirror is looked for.
     saved: Callable[[], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may

@@ -29,7 +29,7 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.deltas.encode import Delta, delta_of
+from ckstore.remote.deltas.encode import delta_of
 from ckstore.remote.documents.condemned import spare
 from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.intents import Intent, Voided
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
+    from ckstore.remote.deltas.spool import Delta
     from ckstore.remote.objects import Listed, Remote
 
 # Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.

@@ -11,7 +11,7 @@ from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.ops.open.opening import open_context
-from ckstore.remote.deltas.decode import Near, nothing_near
+from ckstore.remote.decode import Near, nothing_near
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource

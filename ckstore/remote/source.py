@@ -12,7 +12,7 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.remote import keys
-from ckstore.remote.deltas.decode import Decoding, Near, nothing_near
+from ckstore.remote.decode import Decoding, Near, nothing_near
 from ckstore.remote.keys import Place
 from ckstore.remote.small_objects import read_tags
 

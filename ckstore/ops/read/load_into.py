@@ -60,6 +60,7 @@ class LoadReport:
             float32``; they were left as they were.
         cast: Names that were converted -> from what to what: ``float32 to bfloat16``.
         read_bytes: Bytes that were read from the store; with `since` no more than what differs.
+        received_bytes: Bytes that came from a remote for it: of encoded blobs fewer than were read.
     """
 
     info: CheckpointInfo
@@ -68,6 +69,7 @@ class LoadReport:
     not_loaded: Mapping[str, str] = field(default_factory=dict)
     cast: Mapping[str, str] = field(default_factory=dict)
     read_bytes: int = 0
+    received_bytes: int = 0
     _loaded: Loaded | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -220,7 +222,8 @@ def _load_into_open(
     plan.finish(memories.__getitem__)
     report = _report(directory, _as_written(plan.differences, manifest))
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
-    return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename, names))
+    loaded = Loaded(manifest, request.select, request.rename, names)
+    return replace(report, read_bytes=tally.done_bytes, received_bytes=tally.received_bytes, _loaded=loaded)
 
 
 def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int:

@@ -147,6 +147,7 @@ class Tally:
     def __init__(self, all_bytes: int, progress: Progress | None) -> None:
         self.done_bytes = 0  # read and, if asked, checked
         self.all_bytes = all_bytes  # to be read
+        self.received_bytes = 0  # from remotes
         self._progress = progress
         self._mutex = threading.Lock()
 
@@ -155,6 +156,11 @@ class Tally:
         with self._mutex:
             # Under a lock: `+=` is a read and a write, between which another thread may come.
             self.done_bytes += nbytes
+
+    def receive(self, nbytes: int) -> None:
+        """Count bytes that came from remotes; any thread may."""
+        with self._mutex:
+            self.received_bytes += nbytes
 
     def end(self) -> None:
         """Say once that all is done, where it was not said while it was read."""
@@ -181,6 +187,8 @@ def _read_parts(
                 pieces.read(part)
                 if tally is not None:
                     tally.add(len(part.out))
+            if tally is not None:
+                tally.receive(pieces.received_bytes)
 
     def decode_stripe(stripe: list[Part]) -> None:
         with PieceReader(directory, verify=False) as pieces:

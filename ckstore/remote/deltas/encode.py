@@ -7,10 +7,8 @@ to the nearest goes as a link, for readers that have that one.
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from tempfile import SpooledTemporaryFile
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.codecs import container
@@ -26,12 +24,12 @@ from ckstore.ops.compact.encode import BlobSource, encode, header_of
 from ckstore.ops.compact.forms import Form, Forms
 from ckstore.ops.compact.match import Layout, Matcher
 from ckstore.ops.refs.find import open_directory
-from ckstore.ops.refs.listing import infos
+from ckstore.remote.deltas.bases import Bases
+from ckstore.remote.deltas.spool import Delta, Spool
 from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
-    from typing import Self
 
     from ckstore.codecs.container import Header
     from ckstore.model.manifest.info import CheckpointInfo
@@ -43,63 +41,6 @@ if TYPE_CHECKING:
 _MOST_SHARE = 1 / 2
 # It comes on top of the form that everyone can read.
 _LINK_SHARE = 1 / 8
-_IN_MEMORY_BYTES = 32 * 2**20
-# A plain blob that paths end at was pushed at most so many checkpoints ago, or is no longer worth a look.
-_LOOKED_AT = 128
-
-
-class Spool:
-    """Encoded files between their making and their sending: in memory while they are few, then in an unnamed file."""
-
-    def __init__(self) -> None:
-        self._file = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed with the push
-        self._places: dict[str, tuple[int, int]] = {}
-        self._end = 0
-        self._mutex = threading.Lock()
-
-    def put(self, digest: str, data: bytes) -> None:
-        """Keep a file."""
-        with self._mutex:
-            self._file.seek(self._end)
-            self._file.write(data)
-            self._places[digest] = self._end, len(data)
-            self._end += len(data)
-
-    def get(self, digest: str) -> memoryview:
-        """Return a file."""
-        with self._mutex:
-            at, nbytes = self._places[digest]
-            self._file.seek(at)
-            return memoryview(self._file.read(nbytes))
-
-    def __contains__(self, digest: str) -> bool:
-        return digest in self._places
-
-    def close(self) -> None:
-        """Forget all."""
-        self._file.close()
-
-
-@dataclass
-class Delta:
-    """A checkpoint as it is to be at a remote.
-
-    Attributes:
-        encoding: How its blobs are stored.
-        spool: The files that are new.
-        text, plain: What ``manifest.json`` and ``plain.json`` are to be.
-    """
-
-    encoding: Encoding
-    spool: Spool
-    text: bytes
-    plain: bytes
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.spool.close()
 
 
 def delta_of(
@@ -123,7 +64,7 @@ def delta_of(
         RemoteError: How the other checkpoint is stored there cannot be read.
         UnsafePlace: The package zstandard is not installed.
     """
-    bases = _Bases(context, directory, there)
+    bases = Bases(context, directory, there)
     nearest = next(bases.nearest(), None)
     if nearest is None:
         return None
@@ -136,31 +77,8 @@ def delta_of(
         return work.result()
 
 
-class _Bases:
-    """The checkpoints of the run that are here and at the remote."""
-
-    def __init__(self, context: Context, directory: CheckpointDirectory, there: Collection[Place]) -> None:
-        manifest = directory.manifest
-        of_run = infos(context, manifest.run)
-        at = next((i for i, info in enumerate(of_run) if info.id == directory.manifest_id), len(of_run))
-        order = [of_run[i] for i in sorted(range(len(of_run)), key=lambda i: (abs(i - at), i))]
-        known = {place.id for place in there}
-        parent = manifest.description.parent
-        # Of those with the same distance the older one first: readers have that.
-        self._order = [info for info in order if info.id in known and info.id != directory.manifest_id]
-        self._order.sort(key=lambda info: info.id != parent)
-
-    def nearest(self) -> Iterator[CheckpointInfo]:
-        """Give them, the nearest first."""
-        yield from self._order
-
-    def others(self) -> Iterator[CheckpointInfo]:
-        """Give those behind the first."""
-        yield from self._order[1:_LOOKED_AT]
-
-
 class _Encoder:
-    def __init__(self, context: Context, directory: CheckpointDirectory, bases: _Bases, held: ExitStack) -> None:
+    def __init__(self, context: Context, directory: CheckpointDirectory, bases: Bases, held: ExitStack) -> None:
         self._context, self._directory, self._bases, self._held = context, directory, bases, held
         self._forms = Forms()
         self._source = BlobSource()

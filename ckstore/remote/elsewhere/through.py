@@ -29,10 +29,10 @@ class Through:
 
     def __call__(
         self, directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, old: OldPiece | None
-    ) -> bool:
-        """Fill memory with a range of a blob of an open checkpoint.
+    ) -> int | None:
+        """Fill memory with a range of a blob of an open checkpoint; return how many bytes came.
 
-        With `old`, which is what is in that memory, only the difference is read; False: there is none.
+        With `old`, which is what is in that memory, only the difference is read; None: there is none.
 
         Raises:
             BytesElsewhere: No remote that should have it does, or none can be reached.
@@ -49,12 +49,12 @@ class Through:
                 else:
                     came = source.read_into(place, blob.digest, offset, into)
                 if came is not None:
-                    return True
+                    return came
                 problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:
                 problems.append(f"{holder.name}: {error.message}")
         if old is not None:
-            return False
+            return None
         msg = f"blob {blob.digest} of {manifest.name} is elsewhere, and was not fetched: {'; '.join(problems)}"
         raise BytesElsewhere(msg, hint="is the remote there? ckstore push from a store that has it brings it back")
 
