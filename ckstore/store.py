@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.objects.far_pieces import OldPiece
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
     from ckstore.ops.context import Context
@@ -1750,9 +1750,7 @@ def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind:
     wake(context, catalog_path, only_if_behind=only_if_behind)
 
 
-def _fetching(
-    context: Context,
-) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], int | None]:
+def _fetching(context: Context) -> Callable[..., int | None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
     made: list[Through] = []
 

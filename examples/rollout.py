@@ -1,4 +1,4 @@
-"""Weights from a trainer to rollout workers by a bucket: rollout.py trainer STORE URL STEPS, rollout.py worker URL STEPS.
+"""Weights for rollout workers by a bucket: `rollout.py trainer STORE URL STEPS`, and `rollout.py worker URL STEPS`.
 
 The trainer changes a bfloat16 model by steps of reinforcement learning, about one weight in a hundred each, and pushes
 every one. Each worker is a process of its own; it applies the difference to the weights that it has.

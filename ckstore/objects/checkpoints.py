@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckstore.fs.inside import Inside, Where
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.objects.far_pieces import OldPiece
+    from ckstore.model.manifest.stored import Encoding, OldPiece
 
     Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None], int | None]
 

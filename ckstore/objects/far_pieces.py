@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckstore.model.manifest.manifest import Extent
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A request takes as long as some hundred KiB at the rate of a link; larger runs take memory and gain nothing.
@@ -29,20 +30,6 @@ class Memory(Protocol):
 
     def take(self, data: memoryview) -> None:
         """Fill all of it with bytes in hand."""
-
-
-class OldPiece(NamedTuple):
-    """What is in memory where a piece of a newer checkpoint is to be: one as long, of an older one.
-
-    Attributes:
-        piece: Its digest, by which it is checked.
-        blob: Digest of the blob in which it lies.
-        offset: Where in it.
-    """
-
-    piece: str
-    blob: str
-    offset: int
 
 
 class Part(NamedTuple):

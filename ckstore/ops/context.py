@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.objects.far_pieces import OldPiece
     from ckstore.objects.layout import Layout, RunStamp
 
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.

@@ -19,8 +19,7 @@ from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 if TYPE_CHECKING:
     from ckstore.codecs.container import Header, Tiles
     from ckstore.model.digest import Buffer
-    from ckstore.model.manifest.stored import EncodedBlob, Encoding
-    from ckstore.objects.far_pieces import OldPiece
+    from ckstore.model.manifest.stored import EncodedBlob, Encoding, OldPiece
 
 ReadFile = Callable[[str, int, memoryview], bool]
 """Fills memory with bytes of a file of the remote: its digest, the first byte; False if it is missing."""

@@ -19,7 +19,7 @@ from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
 from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
-    from ckstore.objects.far_pieces import OldPiece
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.ops.context import Context
 
 

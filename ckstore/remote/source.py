@@ -18,8 +18,7 @@ from ckstore.remote.small_objects import read_tags
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.objects.far_pieces import OldPiece
+    from ckstore.model.manifest.stored import Encoding, OldPiece
     from ckstore.remote.objects import Objects
 
 

@@ -28,7 +28,8 @@ ON_TWO_RANKS = ("ddp.py", "fsdp2.py")
 
 
 # plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py, rollout.py in
-# tests/remote/test_rollout.py; those on two ranks are run, killed and compared in tests/integrations/test_killed_trainings.py.
+# tests/remote/test_rollout.py; those on two ranks are run, killed and compared in
+# tests/integrations/test_killed_trainings.py.
 HERE = [name for name in STEPS if name not in ("plain_loop.py", "deepspeed_run.py", "rollout.py")]
 
 

@@ -30,6 +30,20 @@ class EncodedBlob(NamedTuple):
     bases: tuple[str, ...]
 
 
+class OldPiece(NamedTuple):
+    """What is in memory where a piece of a newer checkpoint is to be: one as long, of an older one.
+
+    Attributes:
+        piece: Its digest, by which it is checked.
+        blob: Digest of the blob in which it lies.
+        offset: Where in it.
+    """
+
+    piece: str
+    blob: str
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """How the blobs of a checkpoint are stored.

@@ -6,7 +6,7 @@ from collections import defaultdict
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ckstore.objects.far_pieces import OldPiece
+from ckstore.model.manifest.stored import OldPiece
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

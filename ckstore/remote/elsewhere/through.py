@@ -13,8 +13,8 @@ from ckstore.remote.reach import near, reach, source_of, uuid_of
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.elsewhere import Holder
     from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.objects.far_pieces import OldPiece
     from ckstore.ops.context import Context
     from ckstore.remote.source import Source
 

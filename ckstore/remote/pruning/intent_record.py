@@ -111,7 +111,8 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
     if not isinstance(manifest, str) or not manifest.isascii() or not isinstance(run, str) or not is_run(run):
         raise RemoteError(f"{where} says that its manifest follows, and has none that can be written")
     data = manifest.encode("ascii")
-    wanted = Place(run, step, manifest_id) if isinstance(step, int) and is_digest(manifest_id) else None
+    has_place = isinstance(step, int) and isinstance(manifest_id, str) and is_digest(manifest_id)
+    wanted = Place(run, step, str(manifest_id)) if has_place else None
 
     def plain() -> bytes:
         found = None if wanted is None else objects.get(wanted.plain, MANIFEST_MAX_BYTES)
