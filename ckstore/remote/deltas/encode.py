@@ -7,7 +7,7 @@ to the nearest goes as a link, for readers that have that one.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 # With less gained the remote would keep a base for it, and every reader would fetch and decode both, for little.
 _MOST_SHARE = 1 / 2
+# It was dropped, or is not whole: another one, or none, is no loss.
+_NOT_HERE = (NoSuchRef, DamagedBlob, InUse, BytesElsewhere)
+_TRIED_MOST = 2
 # It comes on top of the form that everyone can read.
 _LINK_SHARE = 1 / 8
 
@@ -86,8 +89,7 @@ class _Encoder:
         self._spool = Spool()
         self._links: dict[str, Form] = {}
         self._layout = Layout(directory.manifest)
-        self._others: Iterator[CheckpointInfo] | None = None
-        self._anchors: list[Matcher] = []
+        self._shorter: list[Matcher] | None = None
 
     def begin(self, nearest: CheckpointInfo, remote: ObjectSource, sizes: Mapping[str, Collection[int]]) -> bool:
         """Take what the remote has as settled; False: the other checkpoint is not to be had here."""
@@ -109,7 +111,7 @@ class _Encoder:
     def _opened(self, info: CheckpointInfo) -> CheckpointDirectory | None:
         try:
             directory = self._held.enter_context(open_directory(self._context, info))
-        except (NoSuchRef, DamagedBlob, InUse, BytesElsewhere):  # it was dropped, or is not whole: none is no loss
+        except _NOT_HERE:
             return None
         self._source.add(directory)
         return directory
@@ -127,7 +129,7 @@ class _Encoder:
         return self._matcher.is_copy(blob)
 
     def settle(self, index: int) -> None:
-        """Give a blob its form: by the nearest checkpoint, else by what is plain there, else as it is."""
+        """Give a blob its form: by the nearest checkpoint, else by one with a shorter path, else as it is."""
         blob = self._directory.manifest.blobs[index]
         found, is_allowed = self._tried(self._matcher, index)
         if found is None:  # what differs much from the nearest one differs more from the others
@@ -137,8 +139,8 @@ class _Encoder:
         else:
             if found.file.nbytes <= _LINK_SHARE * blob.nbytes:
                 self._links[blob.digest] = found
-            for anchor in self._of_paths():
-                form, is_allowed = self._tried(anchor, index)
+            for matcher in self._of_shorter_paths():
+                form, is_allowed = self._tried(matcher, index)
                 if form is not None and is_allowed:
                     self._forms.put(blob.digest, form)
                     return
@@ -155,20 +157,23 @@ class _Encoder:
         is_allowed = self._forms.allows(blob.digest, blob.nbytes, len(data), header.bases, masters)
         return self._spooled(blob, header, data), is_allowed
 
-    def _of_paths(self) -> Iterator[Matcher]:
-        """Give matchers for checkpoints here whose blobs lie plain at the ends of the paths; found when first asked."""
-        yield from self._anchors
-        self._others = self._others or self._bases.others()
-        for info in self._others:
-            directory = self._opened(info)
-            if directory is None:
-                continue
-            if any(self._is_end(blob.digest) for blob in directory.manifest.blobs):
-                self._anchors.append(self._matcher_of(directory, lambda digest, _: self._is_end(digest)))
-                yield self._anchors[-1]
-
-    def _is_end(self, digest: str) -> bool:
-        return self._forms.is_settled(digest) and self._forms.form(digest) is None
+    def _of_shorter_paths(self) -> Iterator[Matcher]:
+        """Give matchers for other checkpoints here that the paths go through, the shortest first."""
+        if self._shorter is None:
+            self._shorter = []
+            found: list[tuple[int, int, CheckpointInfo]] = []
+            for number, info in enumerate(self._bases.others()):
+                with suppress(*_NOT_HERE), open_directory(self._context, info) as directory:
+                    settled = [blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)]
+                    length = max((len(self._forms.path([digest])) for digest in settled), default=0)
+                    found += [(length, number, info)] if length else []
+                    if length == 1:  # all of it is plain there
+                        break
+            for _, _, info in sorted(found)[:_TRIED_MOST]:
+                base = self._opened(info)
+                if base is not None:
+                    self._shorter.append(self._matcher_of(base, self._forms.may_be_base))
+        yield from self._shorter
 
     def _encoded(self, blob: BlobRecord, header: Header) -> bytes | None:
         """Return a blob in encoded form, which was decoded again; None: it is not worth it."""
