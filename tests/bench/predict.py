@@ -1,4 +1,4 @@
-"""``python -m tests.bench predict``: what AdamW's arithmetic leaves of a state one step on, beside the plain difference.
+"""``python -m tests.bench predict``: what AdamW's arithmetic leaves of a state one step on, beside a difference.
 
 Weights and the second moment follow from the state before and the new first moment, whose gradient is in no checkpoint:
 it is what has to be stored. See docs/adr/0024-deltas.md.
@@ -57,8 +57,8 @@ def _print(  # noqa: PLR0917
         m_bytes = min(m_bytes, stored + _bytes(b["m"], m))
     left = {"w": _bytes(b["w"], w), "m": m_bytes, "v": _bytes(b["v"], v)}
     print(f"{name}, bytes an element of 4 (plain difference):")
-    for kind in left:
-        print(f"  {kind}  {left[kind]:.3f} ({plain[kind]:.3f})")
+    for kind, nbytes in left.items():
+        print(f"  {kind}  {nbytes:.3f} ({plain[kind]:.3f})")
     print(f"  m by its decay alone: {_bytes(b['m'], decayed):.3f}")
     both = sum(left.values()), sum(plain.values())
     print(f"  all {both[0]:.2f} ({both[1]:.2f}): {both[1] / both[0]:.2f} times fewer than the difference")
@@ -73,11 +73,9 @@ def _bytes(new: torch.Tensor, old: torch.Tensor) -> float:
     """Return the bytes an element of the smallest form of each tile."""
     x, base = (memoryview(one.contiguous().view(torch.uint8).numpy()) for one in (new, old))
     width = new.element_size()
-    sizes = [
-        len(encode(x[at : at + TILE_BYTES], base[at : at + TILE_BYTES], width).data)
-        for at in range(0, len(x), TILE_BYTES)
-    ]
-    return sum(sizes) / len(new)
+    starts = range(0, len(x), TILE_BYTES)
+    forms = [encode(x[at : at + TILE_BYTES], base[at : at + TILE_BYTES], width) for at in starts]
+    return sum(len(form.data) for form in forms) / len(new)
 
 
 if __name__ == "__main__":
