@@ -15,7 +15,7 @@ from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
 from ckstore.objects.encoded import Decoder, is_encoded
-from ckstore.objects.far_pieces import Far, Memory, Part
+from ckstore.objects.remote_pieces import Memory, Part, RemotePieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -60,7 +60,7 @@ class PieceReader:
         self._open_most = open_blobs
         self._before_each = before_each
         self._open: OrderedDict[int, int | None] = OrderedDict()
-        self._far = Far(directory)
+        self._remote = RemotePieces(directory)
         self._decoder: Decoder | None = None
 
     def read(self, part: Part) -> None:
@@ -74,10 +74,10 @@ class PieceReader:
         is_decoded = encoded(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
-            near = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
-            self._read_elsewhere(part if near is out else part._replace(old=None), near)
+            memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
+            self._read_elsewhere(part if memory is out else part._replace(old=None), memory)
             if not isinstance(out, memoryview):
-                out.take(near)
+                out.take(memory)
             return
         blob = self._directory.manifest.blobs[extent.blob].digest
         algorithm = algorithm_of(extent.piece)
@@ -104,7 +104,7 @@ class PieceReader:
     @property
     def received_bytes(self) -> int:
         """How many bytes came from remotes so far."""
-        return self._far.received_bytes
+        return self._remote.received_bytes
 
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
         """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share.
@@ -145,7 +145,7 @@ class PieceReader:
             return
         fd = self._descriptor(parts[0].extent, parts[0].what)
         if fd is None:
-            self._far.expect(parts)
+            self._remote.expect(parts)
             return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
@@ -177,13 +177,13 @@ class PieceReader:
             if self._before_each is not None:
                 self._before_each()
             # Once: what came of it, if it is not the piece, is no base of anything.
-            if old is None or not self._far.advance(part.extent, old, out):
-                self._far.read(part.extent, out)
+            if old is None or not self._remote.advance(part.extent, old, out):
+                self._remote.read(part.extent, out)
             old = None
             found = algorithm_of(part.extent.piece).digest(out)
             if found == part.extent.piece:
                 return
-            self._far.forget()
+            self._remote.forget()
         blob = self._directory.manifest.blobs[part.extent.blob].digest
         # Not damage of this checkpoint: its directory gets no mark.
         msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckstore.codecs import container
+from ckstore.codecs.tiles import Stored, decode, needs_base
 from ckstore.errors import DamagedBlob, RemoteError
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
@@ -88,9 +89,9 @@ class Decoding:
             found = list(tiles.between(offset, offset + len(into)))
             for tile in found:
                 is_inside = offset <= tile.start and tile.start + tile.nbytes <= offset + len(into)
-                if container.needs_base(tile) and (
+                if needs_base(tile.codec) and (
                     tile.run.prediction != "same"
-                    or header.bases[tile.run.base] != old.blob
+                    or header.base_of(tile) != old.blob
                     or tile.base_start - old.offset != tile.start - offset
                 ):
                     return None
@@ -99,8 +100,8 @@ class Decoding:
             for tile in found:
                 part = into[tile.start - offset :][: tile.nbytes]
                 stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
-                # A copy: the planes of a difference are put where the base is.
-                container.decode_tile(tile, stored, bytes(part), part)
+                # What is there is what it is the difference to.
+                decode(Stored(tile.codec, stored), tile.run.width, part)
         except Lost:
             return None
         except DamagedBlob as error:

@@ -18,7 +18,7 @@ from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
-from ckstore.model.reports.transfer import TransferPlan, TransferReport
+from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
 from ckstore.objects.encoded import decoded, is_encoded
 from ckstore.ops.call_threads import for_each
@@ -31,11 +31,10 @@ from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.deltas.encode import delta_of
 from ckstore.remote.documents.condemned import spare
-from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS
-from ckstore.remote.source import ObjectSource
+from ckstore.remote.push_plan import look_there, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.remote.deltas.spool import Delta
     from ckstore.remote.objects import Listed, Remote
+    from ckstore.remote.push_plan import There
 
 # Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
 _BATCH = 16
@@ -78,54 +78,6 @@ class Manner:
     clock: Callable[[], float] = field(default=lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
-def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
-    """Say what a push would send now."""
-    return _look_there(context, infos, remote).plan
-
-
-class _There(NamedTuple):
-    """What a remote has, as a push finds it.
-
-    Attributes:
-        plan: What is to be sent, before anything is encoded.
-        lacking: Ids of the checkpoints that it lacks, or of which something is missing.
-        source: For reading what it has.
-        places: Its checkpoints.
-        sizes: The sizes that it lists for the names of each digest.
-    """
-
-    plan: TransferPlan
-    lacking: set[str]
-    source: ObjectSource
-    places: set[Place]
-    sizes: dict[str, set[int]]
-
-
-def _look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> _There:
-    check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
-    source = ObjectSource(remote.objects, remote.name)
-    there = set(source.places())
-    sizes = _sizes_there(remote)
-    wanted: dict[str, int] = {}
-    missing: dict[str, int] = {}
-    lacking = set()
-    for info in infos:
-        with open_directory(context, info) as directory:
-            blobs = directory.manifest.blobs
-        wanted.update(blobs)
-        place = place_of(info)
-        not_there = {digest: nbytes for digest, nbytes in blobs if nbytes not in sizes.get(digest, ())}
-        # Asked only where blobs are missing under their own names: then they may be there in encoded form.
-        if place in there and not_there and (encoding := source.encoding(place)) is not None:
-            not_there = {} if all(n in sizes.get(digest, ()) for digest, n in encoding.files) else not_there
-        missing |= not_there
-        if place not in there or not_there:
-            lacking.add(info.id)
-    new = tuple(info for info in infos if place_of(info) not in there)
-    plan = TransferPlan("push", remote.name, tuple(infos), new, tuple(sorted(missing.items())), sum(wanted.values()))
-    return _There(plan, lacking, source, there, sizes)
-
-
 def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, manner: Manner) -> TransferReport:
     """Bring checkpoints to a remote, the newest first.
 
@@ -134,8 +86,8 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         RemoteError: The remote did not take something; the push can be repeated, and goes on where it ended.
     """
     begun_s = time.monotonic()
-    found = _look_there(context, infos, remote)
-    plan, work = found.plan, _Push(context, remote, manner, found)
+    found = look_there(context, infos, remote)
+    plan, work = found.plan, Push(context, remote, manner, found)
     try:
         work.send_all()
         work.beside()
@@ -156,24 +108,21 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     )
 
 
-def place_of(info: CheckpointInfo) -> Place:
-    """Return where a checkpoint lies at any remote."""
-    return Place(info.run, info.step, info.id)
+def end_intents(remote: Remote, keys: Sequence[str]) -> None:
+    """Remove intents of pushes that have ended; those that stay go stale."""
+    with suppress(RemoteError):
+        remote.objects.delete(keys)
 
 
-def _sizes_there(remote: Remote) -> dict[str, set[int]]:
-    """Return the sizes that a remote lists for the names of each digest."""
-    sizes: dict[str, set[int]] = {}
-    for listed in remote.objects.list(keys.BLOBS):
-        if (name := keys.blob_in(listed.key)) is not None:
-            sizes.setdefault(name.digest, set()).add(listed.nbytes)
-    return sizes
+class Push:
+    """A push under way.
 
+    Attributes:
+        may_exist: Whether the last checkpoint may be at the remote, whatever error was raised.
+    """
 
-class _Push:
-    """A push under way."""
-
-    def __init__(self, context: Context, remote: Remote, manner: Manner, there: _There) -> None:
+    def __init__(self, context: Context, remote: Remote, manner: Manner, there: There) -> None:
+        self.may_exist = False
         self.sent_bytes = self.sent_count = 0
         self.warnings: list[str] = []
         self._context, self._remote, self._manner, self._plan = context, remote, manner, there.plan
@@ -203,26 +152,39 @@ class _Push:
             delta = self._delta(batch[0], directories[0])
             if delta is not None:
                 opened.enter_context(delta)
-            for _ in range(_BEGINNINGS):
-                wanted = _wanted(directories, delta)
-                intents = [self._intent(directory, delta) for directory in directories]
-                try:
-                    self._send_under(directories, intents, wanted, delta)
-                except Voided:
-                    continue
-                except _BaseGone:
-                    delta = None
-                    continue
-                except BaseException:
-                    # A Ctrl-C must not wait for an answer below.
-                    self._end()
-                    raise
-                else:
-                    return
-                finally:
-                    # Best effort: one that stays goes stale, and a pruner takes it away.
-                    with suppress(RemoteError):
-                        self._remote.objects.delete([intent.key for intent in intents])
+            self.send(directories, delta)
+
+    def send(
+        self, directories: Sequence[CheckpointDirectory], delta: Delta | None = None, *, is_part: bool = False
+    ) -> list[str]:
+        """Send what is in directories that stay open; of a part all but its manifest.
+
+        Returns:
+            The keys of the intents that keep a part; else there are none any more.
+        """
+        for _ in range(_BEGINNINGS):
+            wanted = _wanted(directories, delta)
+            intents = [self._intent(directory, delta, is_part=is_part) for directory in directories]
+            kept: list[str] = []
+            try:
+                self._send_under(directories, intents, wanted, delta, is_part=is_part)
+                kept = [intent.key for intent in intents] if is_part else []
+            except Voided:
+                self.may_exist = False
+                continue
+            except _BaseGone:
+                delta = None
+                continue
+            except BaseException:
+                # A Ctrl-C must not wait for an answer below.
+                self._end()
+                raise
+            else:
+                return kept
+            finally:
+                # Best effort: one that stays goes stale, and a pruner takes it away.
+                if not kept:
+                    end_intents(self._remote, [intent.key for intent in intents])
         msg = f"the push to {self._remote.name} was overtaken by a pruner {_BEGINNINGS} times"
         raise RemoteError(msg, hint="was this machine asleep? push again")
 
@@ -237,9 +199,9 @@ class _Push:
             self.warnings.append(f"{info.name} was sent without differences: {why_of(error)}")
             return None
 
-    def _intent(self, directory: CheckpointDirectory, delta: Delta | None) -> Intent:
+    def _intent(self, directory: CheckpointDirectory, delta: Delta | None, *, is_part: bool) -> Intent:
         manifest = directory.manifest
-        place = Place(manifest.run, manifest.step, directory.manifest_id)
+        place = Place(manifest.run, manifest.step, "" if is_part else directory.manifest_id)
         needed = manifest.blobs if delta is None else delta.encoding.files
         return Intent.of(place, (blob.digest for blob in needed), self._manner.clock)
 
@@ -249,6 +211,8 @@ class _Push:
         intents: Sequence[Intent],
         wanted: Mapping[str, _Wanted],
         delta: Delta | None,
+        *,
+        is_part: bool,
     ) -> None:
         objects = self._remote.objects
         for intent in intents:
@@ -275,11 +239,9 @@ class _Push:
         if gone:
             msg = f"{len(gone)} blobs are not at {self._remote.name} after they were sent, such as {gone[0]}"
             raise RemoteError(msg, hint="does another program remove objects there? push again")
-        for directory, intent in zip(directories, intents, strict=True):
+        for directory, intent in () if is_part else zip(directories, intents, strict=True):
             self._publish(directory, intent, delta)
             self._there.places.add(intent.place)
-        for digest, one in wanted.items():
-            self._there.sizes.setdefault(digest, set()).add(one.nbytes)
         for digest, tag in tags.items():
             # Of this push's own write, by its mark: another client may have written the same name since.
             if there[digest].tag == tag:
@@ -292,9 +254,8 @@ class _Push:
             asked = {digest: objects.head(keys.blob(name)) for digest, name in names.items()}
             found = {digest: listed for digest, listed in asked.items() if listed is not None}
         else:
-            listing = {listed.key: listed for listed in objects.list(keys.BLOBS)}
-            by_key = {digest: listing.get(keys.blob(name)) for digest, name in names.items()}
-            found = {digest: listed for digest, listed in by_key.items() if listed is not None}
+            by_key = {keys.blob(name): digest for digest, name in names.items()}
+            found = {by_key[listed.key]: listed for listed in objects.list(keys.BLOBS) if listed.key in by_key}
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
 
     def _send_blob(self, blob: _Wanted, key: str) -> Listed:
@@ -330,6 +291,7 @@ class _Push:
         else:
             data = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
         # After all blobs were seen: from here the checkpoint exists whatever becomes of this process.
+        self.may_exist = True
         if self._remote.cas:
             intent.commit(objects, data)
         place = intent.place

@@ -21,7 +21,7 @@ from ckstore.model.reports.retention_report import Skipped
 from ckstore.model.seal import to_write
 from ckstore.model.settings.settings import ELSEWHERE, parse_settings
 from ckstore.model.times import text_of_time
-from ckstore.objects import far_locks, trash
+from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at, judge_blobs
 from ckstore.objects.documents import atomic_file, marks
 from ckstore.objects.documents.elsewhere import touch, write_elsewhere
@@ -32,7 +32,8 @@ from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.open.create import read_settings
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote.elsewhere.attest import Attest, attest_of
-from ckstore.remote.push import Manner, place_of
+from ckstore.remote.push import Manner
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import OtherStore, uuid_of
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
     make_kept_durable(context, info.run)
     with ExitStack() as held:
         # The run first, as savers do: no other process replaces the checkpoint meanwhile.
-        run_lock = held.enter_context(far_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
+        run_lock = held.enter_context(store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
         lock = locks.try_exclusive(path)
         if lock is None:
             raise InUse(f"{info.name} is open for reading", hint="close it, then evict again")

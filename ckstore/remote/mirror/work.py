@@ -11,9 +11,8 @@ from ckstore.ops.events import note
 from ckstore.ops.mirrored import add_mirrored, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import transfer
-from ckstore.remote.choice import Choice
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import place_of
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import reach, source_of
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
     from ckstore.ops.context import Context
+    from ckstore.remote.choice import TransferOptions
 
 
 class Mirror:
@@ -87,7 +87,8 @@ class Mirror:
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
         try:
-            report = transfer.push(context, Choice([info]), name, bwlimit=bytes_s, progress=self._progress)
+            options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
+            report = transfer.push(context, [info], name, options)
         except NoSuchRef:  # it was dropped meanwhile
             return
         except CkstoreError:

@@ -48,7 +48,7 @@ class Part(NamedTuple):
     old: OldPiece | None = None
 
 
-class Far:
+class RemotePieces:
     """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads.
 
     Attributes:
