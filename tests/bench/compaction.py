@@ -35,6 +35,7 @@ GOALS = {
 """History and steps between checkpoints -> how many times smaller it should be."""
 _ROUNDS = 5
 _BACKUPS_AT = 10
+_JOINED = ("w+m+v", "14 bytes")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -129,8 +130,8 @@ def _pair(  # noqa: PLR0917 - the first two are given once
             "distance": distance,
             "plain_bytes": report.plain_bytes,
             "encoded_bytes": report.encoded_bytes,
-            # Chunks of them are equal at no distance, so one tells for all.
-            "peers": peers.kept(older, newer, backups=distance == _BACKUPS_AT),
+            # No chunk is equal at any distance, so one tells for all; what is put together of others was kept before.
+            "peers": peers.kept(older, newer, backups=distance == _BACKUPS_AT and name not in _JOINED),
             "times": report.plain_bytes / max(report.encoded_bytes, 1),
             "encode_bytes_s": report.plain_bytes / encode_s,
             "decode_bytes_s": report.plain_bytes / decode_s,
