@@ -92,7 +92,7 @@ docs: $(STAMP) ## Build the documentation site into build/docs; a broken link or
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
 	@mkdir -p build && rm -f build/crash.jsonl
-	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "crash or crossed or whole" \
+	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "crash or crossed or whole or property" \
 		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
 
 reliability: ## Write what the latest `make crash` covered into the table of docs/reliability.md

@@ -1743,9 +1743,12 @@ def _open(
 
 
 def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
-    from ckstore.saver.mirror import wake
+    from ckstore.ops.config_file import mirror_of
 
-    wake(context, catalog_path, only_if_behind=only_if_behind)
+    if mirror_of(context.layout) is not None:
+        from ckstore.saver.mirror import wake  # few stores have one
+
+        wake(context, catalog_path, only_if_behind=only_if_behind)
 
 
 def _fetching(context: Context) -> Callable[..., int | None]:

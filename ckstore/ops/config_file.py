@@ -137,9 +137,11 @@ def read_config(layout: Layout) -> dict[str, Any]:
     return read(data, _parse, str(layout.config)).settings
 
 
-def policy_of(layout: Layout, member: Literal["retention", "make_room"]) -> RetentionPolicy | None:
+def policy_of(
+    layout: Layout, member: Literal["retention", "make_room"], config: Mapping[str, Any] | None = None
+) -> RetentionPolicy | None:
     """Return the policy that is applied after each save, or to make room for one; None: there is none."""
-    stored = read_config(layout).get(member)
+    stored = (read_config(layout) if config is None else config).get(member)
     if stored is None:
         return None
     from ckstore.model.settings.retention import RetentionPolicy
@@ -171,12 +173,13 @@ class StoreRules:
 
 def rules_of(layout: Layout) -> StoreRules:
     """Return what the settings say about which checkpoints stay."""
-    return StoreRules(policy_of(layout, RETENTION), policies_by_run(layout), budget_of(layout))
+    config = read_config(layout)  # once: it is asked for after each save
+    return StoreRules(policy_of(layout, RETENTION, config), policies_by_run(layout, config), budget_of(layout, config))
 
 
-def policies_by_run(layout: Layout) -> dict[str, RetentionPolicy]:
+def policies_by_run(layout: Layout, config: Mapping[str, Any] | None = None) -> dict[str, RetentionPolicy]:
     """Return the policies of single runs, by their names or globs."""
-    stored = read_config(layout).get(BY_RUN)
+    stored = (read_config(layout) if config is None else config).get(BY_RUN)
     if stored is None:
         return {}
     from ckstore.model.settings.retention import RetentionPolicy
@@ -187,9 +190,9 @@ def policies_by_run(layout: Layout) -> dict[str, RetentionPolicy]:
     return {glob: RetentionPolicy.from_json(policy, f"{where}: {glob}") for glob, policy in stored.items()}
 
 
-def budget_of(layout: Layout) -> Budget | None:
+def budget_of(layout: Layout, config: Mapping[str, Any] | None = None) -> Budget | None:
     """Return how much all checkpoints may take; None: there is no limit."""
-    stored = read_config(layout).get(BUDGET)
+    stored = (read_config(layout) if config is None else config).get(BUDGET)
     if stored is None:
         return None
     from ckstore.model.settings.retention import Budget
@@ -200,6 +203,14 @@ def budget_of(layout: Layout) -> Budget | None:
 def setting_of(layout: Layout, setting: Setting[T]) -> T:
     """Return the value of one setting."""
     return setting.of(read_config(layout), str(layout.config))
+
+
+def mirror_of(layout: Layout) -> str | None:
+    """Return the remote that is the mirror; None: there is none, or whatever needs a setting says why."""
+    try:
+        return setting_of(layout, MIRROR)
+    except (CkstoreError, OSError):
+        return None
 
 
 def save_checks_or_all(layout: Layout) -> SaveChecks:

@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import peek
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
-from ckstore.objects.documents import journal
+from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
 from ckstore.ops.os_errors import why_of
 from ckstore.remote.mirror.work import Mirror
@@ -72,7 +72,7 @@ def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGE
     pause_s = _FIRST_PAUSE_S
     done_at = time.monotonic()
     while _is_there(context):
-        stamp = journal.stamp(context.layout)
+        stamp = journal_stamp(context.layout)
         try:
             name = mirror.name
             if name is None:
@@ -97,7 +97,7 @@ def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGE
 def _wait_for_change(context: Context, stamp: tuple[int, int], until: float) -> None:
     """Wait for the next event in the journal: asking for its size costs less than listing the checkpoints."""
     while time.monotonic() < until and _is_there(context):
-        if journal.stamp(context.layout) != stamp:
+        if journal_stamp(context.layout) != stamp:
             return
         time.sleep(_LOOK_S)
 
