@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
@@ -1756,16 +1757,18 @@ def _wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool =
         compactor.wake(context, catalog_path)
 
 
-def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:
+def _fetching(context: Context) -> Callable[..., int | None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
     made: list[Through] = []
 
-    def fetch(directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview) -> None:
+    def fetch(
+        directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, old: OldPiece | None
+    ) -> int | None:
         if not made:
             from ckstore.remote.elsewhere.through import Through
 
             made.append(Through(context))
-        made[0](directory, blob, offset, into)
+        return made[0](directory, blob, offset, into, old)
 
     return fetch
 

@@ -261,6 +261,14 @@ class StoreConfig:
     compact_keep = _plain(config_file.COMPACT_KEEP)
     """How many of the newest checkpoints of each run it leaves plain. Default: 3."""
 
+    push_deltas = _plain(config_file.PUSH_DELTAS)
+    """Whether a push to object storage, also that of a mirror, sends differences to what is there.
+
+    For each blob that gets at most half as large, the remote has an encoded form that is decoded with a checkpoint
+    before: a step of reinforcement learning crosses as about a hundredth. Readers need ``ckstore[compact]``, as this
+    side does, and the bases stay there as long as something is decoded with them. Default: False.
+    """
+
     def __init__(self, context: Context) -> None:
         self._context = context
 

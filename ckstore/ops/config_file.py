@@ -103,6 +103,8 @@ COMPACT_AFTER: Setting[float | str | None] = Setting(
 )
 COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", lambda value: _is_number(value, 0.001, 1))
 COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", lambda value: _is_whole(value, 10_000))
+# Off: the mirror is the last copy when a node dies, and plain blobs need nothing but their own bytes (docs/adr/0024).
+PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=lambda value: isinstance(value, bool))
 
 
 def _is_whole(value: object, most: int, least: int = 1) -> bool:

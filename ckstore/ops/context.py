@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
@@ -116,8 +117,9 @@ class Context:
     catalog_is_private: bool = False
     # The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     run: str | None = None
-    # Reads a range of a blob of an open checkpoint that is elsewhere; None: remotes are not reached.
-    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None] | None = None
+    # Reads a range of a blob of an open checkpoint that is elsewhere, or turns an older piece into it: None if that
+    # cannot be, else how many bytes came. None: remotes are not reached.
+    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], int | None] | None = None
     # Called after a checkpoint is durable here, for the mirror; it raises nothing. None: no mirror is looked for.
     saved: Callable[[], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may

@@ -31,6 +31,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "shared  as its filesystem is",
         "threads  as the machine has use for",
         "mirror  off: checkpoints are here alone",
+        "push-deltas  off",
         "compact  off: ckstore compact does it",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
@@ -49,6 +50,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "mirror_age_s": 600,
         "mirror_bytes_s": None,
         "mirror_keep": 3,
+        "push_deltas": False,
         "compact_after": None,
         "compact_share": 0.1,
         "compact_keep": 3,
@@ -61,6 +63,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "retention", *rules, "--store", path)
     run("config", "make-room", "--keep-every", "1000", "--store", path)
     run("config", "read-back", "--on", "--store", path)
+    run("config", "push-deltas", "--on", "--store", path)
     run("config", "grace", "--time", "90m", "--store", path)
     run("config", "shared", "--on", "--store", path)
     run("config", "threads", "--count", "8", "--store", path)
@@ -77,15 +80,17 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "shared  on: other hosts use the store",
         "threads  8",
         "mirror  off: checkpoints are here alone",
+        "push-deltas  on",
         "compact  off: ckstore compact does it",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
         assert (store.config.retention, store.config.make_room) == (kept, RetentionPolicy(keep_every=1000))
         assert store.config.read_back
+        assert store.config.push_deltas
         assert store.config.threads == 8
         assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.25, 5400, True)
-    for setting in ("retention", "make-room", "read-back", "recheck", "grace", "shared"):
+    for setting in ("retention", "make-room", "read-back", "recheck", "grace", "shared", "push-deltas"):
         run("config", setting, "--off", "--store", path)
     with Store.open(path) as store:
         assert (store.config.retention, store.config.make_room, store.config.read_back, store.config.recheck_share) == (

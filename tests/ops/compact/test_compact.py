@@ -549,3 +549,20 @@ def test_without_zstandard_it_is_said_what_to_install(store: Store, monkeypatch:
         store.load(0)
 
     assert "pip install 'ckstore[compact]'" in str(found.value)
+
+
+def test_a_copy_finds_its_master_by_itself_and_takes_nothing(store: Store) -> None:
+    for step in range(2):
+        generator = torch.Generator().manual_seed(step)
+        masters = [torch.randn(600_000, generator=generator) for _ in range(2)]
+        copies = {"a": masters[1].to(torch.float16), "b": masters[0].to(torch.bfloat16)}
+        store.save({"optimizer": dict(enumerate(masters)), "model": copies}, step=step)
+    store.compact(keep_newest=1)
+
+    with store.open_checkpoint(0) as opened:
+        manifest = opened._directory.manifest
+        assert manifest.encoding is not None
+        sizes = dict(manifest.encoding.files)
+        halves = [blob.digest for blob in manifest.blobs if blob.nbytes == 1_200_000]
+        assert [sizes[manifest.encoding.file_of(digest)] < 1000 for digest in halves] == [True, True]
+    assert torch.equal(store.load(0)["model"]["a"], store.load(0)["optimizer"][1].to(torch.float16))

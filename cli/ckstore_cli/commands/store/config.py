@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
-COMPACT = "compact"
-_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS, MIRROR, COMPACT]
+COMPACT, DELTAS = "compact", "push-deltas"
+_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS, MIRROR, DELTAS, COMPACT]
 _ATTRIBUTES = {
     RETENTION: "retention",
     BUDGET: "budget",
@@ -35,6 +35,7 @@ _ATTRIBUTES = {
     THREADS: "threads",
     MIRROR: "mirror",
     COMPACT: "compact_after",
+    DELTAS: "push_deltas",
 }
 _MIRROR_MORE = ("mirror_age_s", "mirror_bytes_s", "mirror_keep")
 _COMPACT_MORE = ("compact_share", "compact_keep")
@@ -103,8 +104,9 @@ def config(  # noqa: PLR0917 - one for each option
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
     threads: how many a save, a load or a verification uses. mirror: the remote
-    NAME that gets every checkpoint after it is durable here. compact: how old
-    a checkpoint is before it is compacted by itself.
+    NAME that gets every checkpoint after it is durable here. push-deltas: whether
+    pushes to object storage send differences to what is there. compact: how old a
+    checkpoint is before it is compacted by itself.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -122,6 +124,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config threads --count 8
       ckstore config mirror cold --time 10m --bwlimit 200MB
       ckstore config compact --time 12h --share 0.1 --count 3
+      ckstore config push-deltas --on
       ckstore config retention --off
 
     \b
@@ -158,6 +161,7 @@ def config(  # noqa: PLR0917 - one for each option
                 BUDGET: budget,
                 MAKE_ROOM: policy,
                 READ_BACK: bool(wanted),
+                DELTAS: bool(wanted),
                 RECHECK: 0 if wanted is False else share,
                 UNDO: undo_s,
                 GRACE: 0 if wanted is False else grace_s,
@@ -194,6 +198,7 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
     out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
     out.line(f"{MIRROR}  {_mirror_words(found)}")
+    out.line(f"{DELTAS}  {'on' if found['push_deltas'] else 'off'}")
     after, more = found["compact_after"], f"--share {found['compact_share']:g} --count {found['compact_keep']}"
     out.line(f"{COMPACT}  {'off: ckstore compact does it' if after is None else f'--time {after} {more}'}")
 
@@ -219,8 +224,8 @@ def _check(
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
     if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
-    if setting == READ_BACK and (policy is not None or wanted is None):
-        raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
+    if setting in (READ_BACK, DELTAS) and (policy is not None or wanted is None):
+        raise BadInput(f"{setting} is either --on or --off", hint=f"ckstore config {setting} --on")
     if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
     if setting in (GRACE, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
