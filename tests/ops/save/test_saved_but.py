@@ -75,5 +75,7 @@ def test_a_process_that_has_no_descriptor_left_when_the_save_is_durable_is_told_
         patched.setattr(save_module, "_follow_up", with_none_left)
         info = store.save({"w": 1}, tags=["best"], metrics={"loss": 1.0})
 
-    assert info == replace(store.latest(), warnings=info.warnings, counters=info.counters, tags=(), catalogued=False)
+    latest = store.latest()
+    assert latest is not None
+    assert info == replace(latest, warnings=info.warnings, counters=info.counters, tags=(), catalogued=False)
     assert any("Too many open files" in warning for warning in info.warnings)
