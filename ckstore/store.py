@@ -1238,6 +1238,7 @@ class Store:
         run: str | None = None,
         all: bool = False,  # noqa: A002 - the word of the command line
         tagged: bool = False,
+        rule: bool = False,
         dry_run: bool = False,
     ) -> EvictReport:
         """Let go of local bytes of checkpoints that a remote has. They stay listed, and loads fetch what they read.
@@ -1252,6 +1253,7 @@ class Store:
             run: Every checkpoint of this run.
             all: Every checkpoint.
             tagged: Every checkpoint that has a tag.
+            rule: Those that `StoreConfig.keep_local` does not keep here, as after each push of the mirror.
             dry_run: Change nothing, and read nothing back; say what would be let go.
 
         Returns:
@@ -1267,7 +1269,7 @@ class Store:
         from ckstore.remote.choice import Choice
         from ckstore.remote.transfer import evict
 
-        return evict(self._context, Choice(ref, all, tagged, run), remote, dry_run=dry_run)
+        return evict(self._context, Choice(ref, all, tagged, run), remote, rule=rule, dry_run=dry_run)
 
     @act
     def plan_gc(self) -> GcPlan:

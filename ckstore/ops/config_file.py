@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
 T = TypeVar("T")
+PolicyMember = Literal["retention", "make_room", "keep_local", "keep_remote"]
 RETENTION: Final = "retention"
 MAKE_ROOM: Final = "make_room"
+KEEP_LOCAL: Final = "keep_local"
+KEEP_REMOTE: Final = "keep_remote"
 BY_RUN: Final = "retention_by_run"
 BUDGET: Final = "budget"
 # A thread takes 2 MiB of private memory in a save: a mistyped number must not take gigabytes.
@@ -131,8 +134,8 @@ def read_config(layout: Layout) -> dict[str, Any]:
     return read(data, _parse, str(layout.config)).settings
 
 
-def policy_of(layout: Layout, member: Literal["retention", "make_room"]) -> RetentionPolicy | None:
-    """Return the policy that is applied after each save, or to make room for one; None: there is none."""
+def policy_of(layout: Layout, member: PolicyMember) -> RetentionPolicy | None:
+    """Return the policy that a setting keeps; None: there is none."""
     stored = read_config(layout).get(member)
     if stored is None:
         return None

@@ -13,6 +13,7 @@ from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote.choice import HINT, Choice
 from ckstore.remote.elsewhere import evict as evicting
+from ckstore.remote.elsewhere.keep_local import evict_by_rule
 from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
@@ -95,8 +96,12 @@ def pull(  # noqa: PLR0917
     return Pull(context, source, how, if_exists).bring(_places(context, source, choice))
 
 
-def evict(context: Context, choice: Choice, remote: RemoteLike | None, *, dry_run: bool) -> EvictReport:
+def evict(context: Context, choice: Choice, remote: RemoteLike | None, *, rule: bool, dry_run: bool) -> EvictReport:
     """See `ckstore.Store.evict`."""
+    if rule:
+        if choice.refs is not None or choice.by_rule() or remote is not None:
+            raise BadInput("keep_local and the mirror say which checkpoints go, and others were named as well")
+        return evict_by_rule(context, dry_run=dry_run)
     if choice.refs is None and not choice.by_rule():
         raise BadInput("no checkpoint was named", **HINT)
     return evicting.evict(context, choice.of(context), reach(context, remote), dry_run=dry_run)

@@ -25,7 +25,7 @@ _FORMS = {
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
     "DiffLeaf": "name kind dtype? shape?dtype nbytes",
-    "EvictReport": "remote dry_run freed_bytes read_back_bytes evicted skipped",
+    "EvictReport": "remote dry_run freed_bytes read_back_bytes evicted skipped plan=plan.entries",
     "ExportReport": "checkpoint=name id=checkpoint_id destination nbytes tensor_count files tied state_names left_out "
     "unsafe_globals",
     "FileChange": "path kind before after changed_bytes",
@@ -42,6 +42,8 @@ _FORMS = {
     "PlanEntry": "run step id=info.id keep reasons",
     "ReindexReport": "ok checkpoint_count blob_count blob_bytes orphan_count orphan_bytes restored_count copy_count "
     "copy_bytes tag_count pin_count incomplete problems old_catalog? relinked",
+    "RemotePruneReport": "remote dry_run removed_count removed_bytes condemned_count condemned_bytes blob_count "
+    "blob_bytes voided_count finished_count checkpoints=retention.plan.entries skipped=retention.skipped",
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",

@@ -23,6 +23,8 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "mirror_age_s": (600.0, 60.0),
     "mirror_bytes_s": (None, 1024),
     "mirror_keep": (3, 5),
+    "keep_local": (None, RetentionPolicy(keep_last=2)),
+    "keep_remote": (None, RetentionPolicy(keep_last=9)),
 }
 ELSEWHERE = {"mirror"}  # it names a remote: tests/remote/test_mirror.py
 

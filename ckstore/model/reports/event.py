@@ -13,7 +13,20 @@ from ckstore.model.document import check_created
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 
-KINDS = ("saved", "replaced", "failed", "dropped", "restored", "purged", "freed", "damaged", "healed", "mirrored")
+KINDS = (
+    "saved",
+    "replaced",
+    "failed",
+    "dropped",
+    "restored",
+    "purged",
+    "freed",
+    "damaged",
+    "healed",
+    "mirrored",
+    "evicted",
+    "pruned",
+)
 LINE_MOST_BYTES = 4096
 # A character outside the basic plane takes twelve bytes; the rest of a line is short.
 _WHY_CHARS = 280
@@ -27,10 +40,10 @@ class Event:
     Attributes:
         time: When, as in a manifest.
         event: ``saved``, ``replaced``, ``failed``, ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``,
-            ``healed``, ``mirrored``.
+            ``healed``, ``mirrored``, ``evicted``, ``pruned``.
         run, step, id: Of which checkpoint; empty, None and empty where it is of none.
         nbytes: Bytes that a save added, that were freed, or that were sent.
-        why: By which rule, the reason of a failure, or to which remote.
+        why: By which rule, the reason of a failure, or which remote.
         pid, uid: Of the process that did it.
     """
 

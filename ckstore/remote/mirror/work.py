@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, NoSuchRef
-from ckstore.ops.config_file import MIRROR, MIRROR_BYTES_S, setting_of
+from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.mirrored import add_mirrored, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import transfer
 from ckstore.remote.choice import Choice
+from ckstore.remote.elsewhere.keep_local import keep_local
 from ckstore.remote.objects import Remote
+from ckstore.remote.pruning.keep_remote import KeepRemote
+from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push import place_of
 from ckstore.remote.reach import reach, source_of
 
@@ -21,7 +25,13 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
+    from ckstore.model.settings.retention_plan import Candidate
     from ckstore.ops.context import Context
+    from ckstore.remote.keys import Place
+
+
+# Each look at all that is there costs a listing: with one after each push it would cost more than the push.
+_PRUNE_PAUSE_S = 600.0
 
 
 class Mirror:
@@ -44,6 +54,8 @@ class Mirror:
         self._progress = progress
         # How often each could not be pushed: one that is damaged here must not keep the others back.
         self._failures: Counter[str] = Counter()
+        self._known: dict[Place, Candidate] = {}
+        self._prune_again_s = 0.0
 
     @property
     def name(self) -> str | None:
@@ -77,7 +89,25 @@ class Mirror:
         # One at a time: what is saved meanwhile comes next, before what is older.
         if rest:
             self._push(name, rest[0])
+            keep_local(self._context)
         return True
+
+    def tidy(self) -> None:
+        """Do what the two policies of the mirror say, if it is time to; to be called when nothing is left to push.
+
+        Raises:
+            CkstoreError: The mirror did not answer; another call tries again.
+        """
+        name, policy = self.name, policy_of(self._context.layout, KEEP_REMOTE)
+        if name is None or time.monotonic() < self._prune_again_s:
+            return
+        keep_local(self._context)
+        if policy is not None:
+            there = reach(self._context, name, writing=True)
+            KeepRemote(self._context, there, policy, self._known).apply()
+            if isinstance(there, Remote) and there.cas:
+                prune(there, self._context.algorithm, grace_s=GRACE_S)
+        self._prune_again_s = time.monotonic() + _PRUNE_PAUSE_S
 
     def _was_removed(self, there: object, info: CheckpointInfo) -> bool:
         return isinstance(there, Remote) and there.objects.head(place_of(info).dropped) is not None

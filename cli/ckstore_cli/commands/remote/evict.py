@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckstore.model.words import printable
+from ckstore.model.reports.evict_report import details, summary
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref, complete_run
 
@@ -14,6 +14,7 @@ from ckstore_cli._refs import complete_ref, complete_run
 @click.option("--all", "all_of_them", is_flag=True, help="Every checkpoint.")
 @click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag.")
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run.")
+@click.option("--rule", is_flag=True, help="Those that ckstore config keep-local does not keep here.")
 @click.option("--remote", metavar="NAME", help="A remote, or the directory of a store. Default: the only remote.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be let go.")
 @store_option
@@ -25,6 +26,7 @@ def evict(  # noqa: PLR0917 - one for each option
     all_of_them: bool,  # noqa: FBT001 - click's
     tagged: bool,  # noqa: FBT001 - click's
     run: str | None,
+    rule: bool,  # noqa: FBT001 - click's
     remote: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
 ) -> None:
@@ -38,6 +40,7 @@ def evict(  # noqa: PLR0917 - one for each option
     Example:
       ckstore evict main@1000 main@2000
       ckstore evict --run sweep-7 --remote cold --dry-run
+      ckstore evict --rule --dry-run
 
     \b
     Exit status:
@@ -48,7 +51,7 @@ def evict(  # noqa: PLR0917 - one for each option
     """
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:
-        report = store.evict(refs or None, remote, run=run, all=all_of_them, tagged=tagged, dry_run=dry_run)
+        report = store.evict(refs or None, remote, run=run, all=all_of_them, tagged=tagged, rule=rule, dry_run=dry_run)
     out.document(report)
-    for line in str(report).splitlines():
-        out.line(printable(line))
+    for line in (*details(report), summary(report)):
+        out.line(line)

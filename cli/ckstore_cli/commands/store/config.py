@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
-_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS, MIRROR]
+KEEP_LOCAL, KEEP_REMOTE = "keep-local", "keep-remote"
 _ATTRIBUTES = {
     RETENTION: "retention",
     BUDGET: "budget",
@@ -33,7 +33,11 @@ _ATTRIBUTES = {
     SHARED: "shared",
     THREADS: "threads",
     MIRROR: "mirror",
+    KEEP_LOCAL: "keep_local",
+    KEEP_REMOTE: "keep_remote",
 }
+_SETTINGS = [*_ATTRIBUTES]
+_POLICIES = (RETENTION, MAKE_ROOM, KEEP_LOCAL, KEEP_REMOTE)
 _MIRROR_MORE = ("mirror_age_s", "mirror_bytes_s", "mirror_keep")
 _MIRROR_HOW = "ckstore config mirror NAME --time 10m --bwlimit 200MB --count 3"
 _SHARED_WORDS = {
@@ -96,7 +100,9 @@ def config(  # noqa: PLR0917 - one for each option
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
     threads: how many a save, a load or a verification uses. mirror: the remote
-    NAME that gets every checkpoint after it is durable here.
+    NAME that gets every checkpoint after it is durable here. keep-local: which
+    checkpoints keep their bytes here once the mirror has them. keep-remote: which
+    the mirror keeps.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -113,6 +119,8 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config shared --on
       ckstore config threads --count 8
       ckstore config mirror cold --time 10m --bwlimit 200MB
+      ckstore config keep-local --keep-last 3
+      ckstore config keep-remote --keep-last 50 --keep-every 10000
       ckstore config retention --off
 
     \b
@@ -148,6 +156,8 @@ def config(  # noqa: PLR0917 - one for each option
                 RETENTION: policy,
                 BUDGET: budget,
                 MAKE_ROOM: policy,
+                KEEP_LOCAL: policy,
+                KEEP_REMOTE: policy,
                 READ_BACK: bool(wanted),
                 RECHECK: 0 if wanted is False else share,
                 UNDO: undo_s,
@@ -184,6 +194,8 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
     out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
     out.line(f"{MIRROR}  {_mirror_words(found)}")
+    out.line(f"{KEEP_LOCAL}  {options_of(found['keep_local']) or 'off: checkpoints keep their bytes here'}")
+    out.line(f"{KEEP_REMOTE}  {options_of(found['keep_remote']) or 'off: the mirror keeps every checkpoint'}")
 
 
 def _check(
@@ -204,7 +216,7 @@ def _check(
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
     if setting not in (GRACE, UNDO) and wait is not None:
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
-    if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
+    if setting in _POLICIES and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
     if setting == READ_BACK and (policy is not None or wanted is None):
         raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
