@@ -1741,6 +1741,7 @@ def _open(
     context.fetch = _fetching(context)
     if not context.readonly:
         context.saved = partial(_wake_mirror, context, catalog_path)
+        context.evict = partial(_evict_mirrored, context)
         _wake_mirror(context, catalog_path, only_if_behind=True)
     return context, notes
 
@@ -1749,6 +1750,12 @@ def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind:
     from ckstore.saver.mirror import wake
 
     wake(context, catalog_path, only_if_behind=only_if_behind)
+
+
+def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
+    from ckstore.remote.elsewhere.keep_local import evict_mirrored
+
+    return evict_mirrored(context, infos)
 
 
 def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:

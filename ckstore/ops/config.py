@@ -169,8 +169,10 @@ class StoreConfig:
     """
 
     make_room = _policy(config_file.MAKE_ROOM)
-    """The policy by which a save that would not fit may drop checkpoints first; None: such a save fails.
+    """The policy by which a save that would not fit may drop checkpoints first; None: none is dropped.
 
+    Before anything is dropped, and also without a policy, such a save lets go of bytes that the `mirror` has, the
+    oldest first; `keep_local`, else this policy, else the newest of each run stays.
     The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
     save lacks, and none if all of them would not be enough. ``info.warnings`` names the dropped ones. Tags, pins,
     open readers and the newest valid checkpoint of each run stay whatever the policy says.

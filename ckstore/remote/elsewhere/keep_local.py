@@ -13,6 +13,9 @@ from ckstore.remote.elsewhere.evict import evict
 from ckstore.remote.reach import reach
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
 
@@ -38,6 +41,17 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
         return EvictReport(mirror, dry_run, (), (), 0, 0, plan)
     there = reach(context, mirror)
     return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)
+
+
+def evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
+    """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space.
+
+    Raises:
+        RemoteError: The mirror does not answer.
+    """
+    mirror = setting_of(context.layout, MIRROR) or ""
+    why = "a save needed the space"
+    return evict(context, infos, reach(context, mirror), why={info.name: why for info in infos})
 
 
 def keep_local(context: Context) -> EvictReport | None:
