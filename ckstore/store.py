@@ -781,9 +781,9 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
         from ckstore.ops.refs.find import find
-        from ckstore.ops.verify.last_readings import with_oldest_reading
+        from ckstore.ops.verify.last_readings import with_oldest_reading, with_remotes
 
-        return with_oldest_reading(self._context, find(self._context, ref))
+        return with_remotes(self._context, with_oldest_reading(self._context, find(self._context, ref)))
 
     @act
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
@@ -1358,7 +1358,7 @@ class Store:
 
     @act
     def gc(self, *, dry_run: bool = False, exclusive: bool = False, now: bool = False) -> GcReport:
-        """Free what no checkpoint needs and no process has open, and what killed saves left.
+        """Free what no checkpoint needs and no process has open, what killed saves left, and what was fetched.
 
         Savers and readers go on meanwhile. What a process has open is reported with its holder, and freed by the
         next gc after it was closed.
@@ -1375,11 +1375,9 @@ class Store:
             BadInput: A tag or a pin cannot be read.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
-        from ckstore.ops.free.gc import collect, gc_dry
+        from ckstore.ops.free.gc import gc
 
-        if dry_run:
-            return gc_dry(self._context, purge=now)
-        return collect(self._context, exclusive=exclusive, purge=now)
+        return gc(self._context, dry_run=dry_run, exclusive=exclusive, purge=now)
 
     @act
     def dropped(self) -> tuple[Waiting, ...]:
@@ -1758,16 +1756,16 @@ def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictR
     return evict_mirrored(context, infos)
 
 
-def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:
+def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview, bool], None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
     made: list[Through] = []
 
-    def fetch(directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview) -> None:
+    def fetch(directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, again: bool) -> None:  # noqa: FBT001
         if not made:
             from ckstore.remote.elsewhere.through import Through
 
             made.append(Through(context))
-        made[0](directory, blob, offset, into)
+        made[0](directory, blob, offset, into, again=again)
 
     return fetch
 

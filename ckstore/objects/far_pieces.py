@@ -64,8 +64,8 @@ class Far:
         """Fetch again what is asked for next."""
         self._window = 0, memoryview(b"")
 
-    def read(self, extent: Extent, out: memoryview) -> None:
-        """Fill memory with a piece.
+    def read(self, extent: Extent, out: memoryview, *, again: bool = False) -> None:
+        """Fill memory with a piece; `again`: what came before was wrong.
 
         Raises:
             RemoteError: The remote cannot be reached, or lacks the blob.
@@ -74,16 +74,18 @@ class Far:
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []
             self.forget()
+        if again:
+            self.forget()
         low, kept = self._window
         if low <= start and stop <= low + len(kept):
             out[:] = kept[start - low : stop - low]
             return
         run_stop = self._run_stop(start, stop)
         if run_stop == stop:
-            self._fetch(extent.blob, start, out)
+            self._fetch(extent.blob, start, out, again=again)
             return
         run = memoryview(bytearray(run_stop - start))
-        self._fetch(extent.blob, start, run)
+        self._fetch(extent.blob, start, run, again=again)
         self._window = start, run
         out[:] = run[: len(out)]
 
@@ -98,8 +100,8 @@ class Far:
             stop = high
         return stop
 
-    def _fetch(self, blob: int, offset: int, into: memoryview) -> None:
+    def _fetch(self, blob: int, offset: int, into: memoryview, *, again: bool) -> None:
         record = self._directory.manifest.blobs[blob]
         if self._directory.fetch is None:
             raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is at a remote alone")
-        self._directory.fetch(record, offset, into)
+        self._directory.fetch(record, offset, into, again)

@@ -168,14 +168,13 @@ class PieceReader:
     def _read_elsewhere(self, part: Part, out: memoryview) -> None:
         """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
         found = ""
-        for _ in range(_FETCHES):
+        for attempt in range(_FETCHES):
             if self._before_each is not None:
                 self._before_each()
-            self._far.read(part.extent, out)
+            self._far.read(part.extent, out, again=attempt > 0)
             found = algorithm_of(part.extent.piece).digest(out)
             if found == part.extent.piece:
                 return
-            self._far.forget()
         blob = self._directory.manifest.blobs[part.extent.blob].digest
         # Not damage of this checkpoint: its directory gets no mark.
         msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"

@@ -249,6 +249,13 @@ class StoreConfig:
     What `make_room` drops for a save that would not fit is not bound by it. Default: 3.
     """
 
+    cache_bytes = _plain(config_file.CACHE_BYTES)
+    """How many bytes of checkpoints that are elsewhere are kept here after they were fetched; 0: none.
+
+    What was used longest ago goes first; `Store.gc`, and a save that finds no room, remove all. None: a tenth of the
+    disk. Never more than half of what would be free without them. Default: None.
+    """
+
     keep_local = _policy(config_file.KEEP_LOCAL)
     """Which checkpoints keep their bytes here; None: all do.
 

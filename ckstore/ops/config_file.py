@@ -88,6 +88,9 @@ MIRROR_BYTES_S: Setting[int | None] = Setting(
 MIRROR_KEEP = Setting(
     "mirror_keep", 3, "a whole number from 0 to 10000", lambda value: _is_whole(value, 10_000, least=0)
 )
+CACHE_BYTES: Setting[int | None] = Setting(
+    "cache_bytes", None, "a whole number of bytes, 0 or more", lambda value: _is_whole(value, 2**53, least=0)
+)
 
 
 def _is_whole(value: object, most: int, least: int = 1) -> bool:

@@ -23,6 +23,7 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "mirror_age_s": (600.0, 60.0),
     "mirror_bytes_s": (None, 1024),
     "mirror_keep": (3, 5),
+    "cache_bytes": (None, 10**9),
     "keep_local": (None, RetentionPolicy(keep_last=2)),
     "keep_remote": (None, RetentionPolicy(keep_last=9)),
 }

@@ -16,6 +16,7 @@ from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
 from ckstore.objects import reserve, trash
+from ckstore.ops import fetched
 from ckstore.ops.config_file import KEEP_LOCAL, MAKE_ROOM, MIRROR, policy_of, setting_of
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
@@ -44,7 +45,9 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     Raises:
         CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.
     """
-    # First what was dropped before: to be able to bring it back is worth less than this save, and than what is there.
+    # What was fetched can be fetched again.
+    fetched.clear(context.layout)
+    # Then what was dropped before: to be able to bring it back is worth less than this save, and than what is there.
     purge(context)
     policy = policy_of(context.layout, MAKE_ROOM)
     if context.measure(new).fits:
@@ -133,7 +136,7 @@ def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed:
 
 def _freed_by_gc(context: Context) -> Amount:
     planned = plan_gc(context, purge=True)
-    return Amount(planned.freed_bytes, planned.freed_count)
+    return Amount(planned.freed_bytes + fetched.cached_bytes(context.layout), planned.freed_count)
 
 
 def _freed_by_each(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BytesElsewhere, CkstoreError, RemoteError
 from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
 from ckstore.remote.reach import reach, source_of, uuid_of
 
@@ -25,13 +26,20 @@ class Through:
         self._context = context
         self._sources: dict[Holder, Source] = {}
         self._mutex = threading.Lock()
+        self._fetched = Fetched(context)
 
-    def __call__(self, directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview) -> None:
-        """Fill memory with a range of a blob of an open checkpoint.
+    def __call__(
+        self, directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, *, again: bool = False
+    ) -> None:
+        """Fill memory with a range of a blob of an open checkpoint; `again`: what came before was wrong.
 
         Raises:
             BytesElsewhere: No remote that should have it does, or none can be reached.
         """
+        if again:
+            self._fetched.forget(blob.digest, offset, len(into))
+        elif self._fetched.read_into(blob.digest, offset, into):
+            return
         manifest = directory.manifest
         place = Place(manifest.run, manifest.step, directory.manifest_id)
         document = read_elsewhere(directory.lock.fd)
@@ -39,6 +47,7 @@ class Through:
         for holder in () if document is None else document.remotes:
             try:
                 if self._source(holder).read_into(place, blob.digest, offset, into):
+                    self._fetched.keep(blob.digest, offset, into)
                     return
                 problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:

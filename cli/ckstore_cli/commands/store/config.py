@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
-KEEP_LOCAL, KEEP_REMOTE = "keep-local", "keep-remote"
+KEEP_LOCAL, KEEP_REMOTE, CACHE = "keep-local", "keep-remote", "cache"
 _ATTRIBUTES = {
     RETENTION: "retention",
     BUDGET: "budget",
@@ -35,6 +35,7 @@ _ATTRIBUTES = {
     MIRROR: "mirror",
     KEEP_LOCAL: "keep_local",
     KEEP_REMOTE: "keep_remote",
+    CACHE: "cache_bytes",
 }
 _SETTINGS = [*_ATTRIBUTES]
 _POLICIES = (RETENTION, MAKE_ROOM, KEEP_LOCAL, KEEP_REMOTE)
@@ -49,6 +50,7 @@ _GRACE_HOW = "ckstore config grace --time 2h"
 # A rule drops with each save, and what it dropped takes space; a person finds a mistake on the next day.
 _BY_HAND_S, _BY_RULE_S = 86400.0, 3600.0
 _BUDGET_HOW = "ckstore config budget --max-bytes 2TB --low-bytes 1.8TB"
+_CACHE_HOW = "ckstore config cache --max-bytes 100GB"
 _SHARED_HOW = "ckstore config shared --on"
 _THREADS_HOW = "ckstore config threads --count 8"
 
@@ -62,7 +64,9 @@ _THREADS_HOW = "ckstore config threads --count 8"
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
 @click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
-@click.option("--auto", "unset", is_flag=True, help="For shared and threads: as the filesystem, or the machine, is.")
+@click.option(
+    "--auto", "unset", is_flag=True, help="For shared, threads, cache: as the filesystem, or the machine, is."
+)
 @click.option("--count", type=int, metavar="N", help="For threads: how many. For mirror: how many it lacks stay.")
 @click.option(
     "--time",
@@ -102,7 +106,7 @@ def config(  # noqa: PLR0917 - one for each option
     threads: how many a save, a load or a verification uses. mirror: the remote
     NAME that gets every checkpoint after it is durable here. keep-local: which
     checkpoints keep their bytes here once the mirror has them. keep-remote: which
-    the mirror keeps.
+    the mirror keeps. cache: how many bytes that were fetched are kept here.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -121,6 +125,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config mirror cold --time 10m --bwlimit 200MB
       ckstore config keep-local --keep-last 3
       ckstore config keep-remote --keep-last 50 --keep-every 10000
+      ckstore config cache --max-bytes 100GB
       ckstore config retention --off
 
     \b
@@ -141,6 +146,8 @@ def config(  # noqa: PLR0917 - one for each option
     _check(setting, policy, wanted, share, wait)
     if setting == BUDGET and (budget is None) != (wanted is False):
         raise BadInput(f"{BUDGET} needs --max-bytes, or --off", hint=_BUDGET_HOW)
+    if setting == CACHE and [budget is not None, wanted is False, unset].count(True) != 1:
+        raise BadInput(f"{CACHE} needs --max-bytes, --auto or --off", hint=_CACHE_HOW)
     grace_s = None if wait is None else duration_s(wait, "--time")
     undo_s = (_BY_HAND_S if wanted else 0) if wait is None else grace_s
     out = frame.output()
@@ -158,6 +165,7 @@ def config(  # noqa: PLR0917 - one for each option
                 MAKE_ROOM: policy,
                 KEEP_LOCAL: policy,
                 KEEP_REMOTE: policy,
+                CACHE: 0 if wanted is False else None if budget is None else budget.most,
                 READ_BACK: bool(wanted),
                 RECHECK: 0 if wanted is False else share,
                 UNDO: undo_s,
@@ -196,6 +204,7 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(f"{MIRROR}  {_mirror_words(found)}")
     out.line(f"{KEEP_LOCAL}  {options_of(found['keep_local']) or 'off: checkpoints keep their bytes here'}")
     out.line(f"{KEEP_REMOTE}  {options_of(found['keep_remote']) or 'off: the mirror keeps every checkpoint'}")
+    out.line(f"{CACHE}  {_cache_words(found['cache_bytes'])}")
 
 
 def _check(
@@ -263,12 +272,12 @@ def _mirror_words(found: Mapping[str, Any]) -> str:
 
 def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:
     """Return what --max-bytes and --low-bytes say of a budget of the whole store; None: they do not say one."""
-    if setting != BUDGET or rules["max_bytes"] is None:
+    if setting not in (BUDGET, CACHE) or rules["max_bytes"] is None:
         return None
     from ckstore.model.settings.retention import Budget
 
     if any(value not in (None, ()) for name, value in rules.items() if not name.endswith("_bytes")):
-        raise BadInput(f"{BUDGET} has no rules but --max-bytes and --low-bytes", hint=_BUDGET_HOW)
+        raise BadInput(f"{setting} has no rules but --max-bytes and --low-bytes", hint=_BUDGET_HOW)
     return Budget(rules["max_bytes"], rules["low_bytes"])
 
 
@@ -279,10 +288,16 @@ def _budget_words(budget: Budget | None) -> str:
     return f"--max-bytes {budget.most}{low}"
 
 
+def _cache_words(cache_bytes: int | None) -> str:
+    if cache_bytes is None:
+        return "a tenth of the disk"
+    return f"--max-bytes {cache_bytes}" if cache_bytes else "off: what is fetched is not kept"
+
+
 def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001 - click's
     """Raise where --auto does not belong to the setting, or is not alone."""
-    if unset and setting not in (SHARED, THREADS):
-        raise BadInput("only shared and threads have --auto", hint=_SHARED_HOW)
+    if unset and setting not in (SHARED, THREADS, CACHE):
+        raise BadInput("only shared, threads and cache have --auto", hint=_SHARED_HOW)
     if setting == SHARED and (wanted is None) != unset:
         raise BadInput(f"{setting} is --on, --off or --auto", hint=_SHARED_HOW)
 
