@@ -171,14 +171,14 @@ def info_of(
     if tags is None:
         tags = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
     info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable)
+    place = context.layout.checkpoint(manifest.run, manifest.step)
+    damaged = elsewhere = False
     try:
-        damaged = marks.is_marked(context.layout.checkpoint(manifest.run, manifest.step))
+        damaged, elsewhere = marks.is_marked(place), peek.exists(place / ELSEWHERE)
     except (CkstoreError, OSError) as error:  # a save is acknowledged when this is asked
         context.notices.problems[f"mark of {info.name}"] = (
-            f"whether {info.name} is marked as damaged is not known: {error}"
+            f"whether {info.name} is marked as damaged, or is elsewhere, is not known: {error}"
         )
-        damaged = False
-    elsewhere = peek.exists(context.layout.checkpoint(manifest.run, manifest.step) / ELSEWHERE)
     return annotated(context, replace(info, damaged=damaged, elsewhere=elsewhere))
 
 

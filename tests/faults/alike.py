@@ -2,14 +2,15 @@
 
 Whatever harm a scenario meets, what it leaves is one of few stores: most calls that fail are tried again with success.
 To be comparable, cases run with a clock that stands still and names that are drawn in the same order. Not compared are
-inode numbers (which file has which name is), times that no program set, and how SQLite lays out in its files what it
-holds: rows, schema and soundness are.
+inode numbers (which file has which name is), times that no program set, which process noted an event and how it words a
+failure, and how SQLite lays out in its files what it holds: rows, schema and soundness are.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import itertools
+import json
 import os
 import re
 import secrets
@@ -26,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ckstore.catalog import forms
 from ckstore.model.digest import ALGORITHMS
 from tests.support.memory import memory_folder
 
@@ -80,7 +82,11 @@ def picture(folder: Path) -> str:
     names_of: dict[str, str] = {}
     for path in sorted(found):
         shown = os.path.relpath(path, folder)
-        names_of.setdefault(str(found[path].st_ino), shown.removesuffix(f".{found[path].st_ino}"))  # as in quarantine/
+        shown = shown.removesuffix(f".{found[path].st_ino}")  # as in quarantine/
+        names_of.setdefault(str(found[path].st_ino), shown)
+        # Stamps in the catalog: whether they are those of the file counts, and not when that was.
+        for time_ns in {found[path].st_mtime_ns, found[path].st_ctime_ns}.difference(_FIXED_TIMES):
+            names_of[f"{found[path].st_ino} {time_ns}"] = "as the file"
     lines = [_line(path, os.path.relpath(path, folder), found[path], names_of) for path in found]
     return _digest("\n".join(sorted(lines)).encode())
 
@@ -112,9 +118,20 @@ def _content(path: str, names_of: dict[str, str]) -> str:
     data = Path(path).read_bytes()
     if data.startswith(b"SQLite format 3"):
         return _digest("\n".join(_rows(path, names_of)).encode())
+    if path.endswith("/events.jsonl"):
+        return _digest(str([*map(_event, data.splitlines())]).encode())
     if path.endswith(".json"):
         return _digest(_INODE.sub(partial(_named, names_of), data.decode()).encode())
     return _digest(data)
+
+
+def _event(line: bytes) -> object:
+    """Return what a line of the journal says that is the same in each process; half a line is told as it is."""
+    try:
+        noted: dict[str, object] = json.loads(line)
+    except ValueError:
+        return line
+    return sorted((key, str(value)) for key, value in noted.items() if key not in {"pid", "why"})
 
 
 def _rows(path: str, names_of: dict[str, str]) -> Iterator[str]:
@@ -124,15 +141,28 @@ def _rows(path: str, names_of: dict[str, str]) -> Iterator[str]:
         for end in filter(lambda end: os.path.exists(path + end), ("", "-wal", "-journal")):
             shutil.copyfile(path + end, copy + end)
         with closing(sqlite3.connect(copy)) as catalog:
+            forms.install(catalog)
             yield from (str(catalog.execute(f"PRAGMA {what}").fetchall()) for what in _PRAGMAS)
             for name, sql in catalog.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall():
                 yield str(sql)
                 if sql is not None and sql.startswith("CREATE TABLE"):
-                    rows = catalog.execute(f'SELECT * FROM "{name}"')
+                    right = forms.IS_RIGHT if "checksum" in sql else "1"
+                    rows = catalog.execute(f'SELECT {right} AS right, * FROM "{name}"')
                     columns = [column[0] for column in rows.description]
                     yield from sorted(_row(columns, row, names_of) for row in rows)
 
 
 def _row(columns: Sequence[str], row: Sequence[object], names_of: dict[str, str]) -> str:
-    cells = zip(columns, row, strict=True)
-    return str([names_of.get(str(value), "gone") if "inode" in column else value for column, value in cells])
+    cells = dict(zip(columns, row, strict=True))
+    return str([_cell(column, cells, names_of) for column in cells])
+
+
+def _cell(column: str, cells: dict[str, object], names_of: dict[str, str]) -> object:
+    value = cells[column]
+    if "inode" in column:
+        return names_of.get(str(value), "gone")
+    if column.endswith("time_ns"):
+        return names_of.get(f"{cells['manifest_inode']} {value}", "of another file")
+    # When a blob was read is asked of the kernel, not of the clock that stands still; a checksum is of such times, and
+    # `right` says whether it is the one of its row.
+    return bool(value) if column in {"read_ns", "checksum"} else value

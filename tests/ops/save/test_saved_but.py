@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ckstore import Store
+from ckstore import CheckpointInfo, Store
 from ckstore.fs import locks
+from ckstore.ops.save import save as save_module
 from tests.support.meanwhile import elsewhere
 
 
@@ -52,3 +57,23 @@ def test_why_the_catalog_does_not_know_a_save_is_in_the_warnings(store: Store, m
     assert warning.startswith("main@0 is saved, but not in the catalog yet: ")
     assert "is locked by another process" in warning
     assert store.save({"w": 2}).warnings == ()
+
+
+def test_a_process_that_has_no_descriptor_left_when_the_save_is_durable_is_told_that_it_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follow_up = save_module._follow_up
+
+    def refuse(path: object, *_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    def with_none_left(*given: Any) -> CheckpointInfo:
+        patched.setattr(os, "open", refuse)
+        return follow_up(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(save_module, "_follow_up", with_none_left)
+        info = store.save({"w": 1}, tags=["best"], metrics={"loss": 1.0})
+
+    assert info == replace(store.latest(), warnings=info.warnings, counters=info.counters, tags=(), catalogued=False)
+    assert any("Too many open files" in warning for warning in info.warnings)
