@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys, record
+from ckstore.remote.asking import ask, is_asked
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.condemned import read_condemned
 from ckstore.remote.objects import Remote
@@ -80,8 +81,10 @@ class _OfObjects(_Reader):
         self._context, self._remote = context, remote
         self._record = record.read_record(context.layout, remote.name)
         self._source = ObjectSource(remote.objects, remote.name)
-        # Listed once, at the beginning: what is not there by then is not relied on.
-        self._listed: dict[str, Listed] = {listed.key: listed for listed in remote.objects.list(keys.BLOBS)}
+        # Asked for, or listed once: what is not there by then is not relied on.
+        self._listed: dict[str, Listed] = {}
+        self._asked_count = 0
+        self._has_all = False
         self._condemned = read_condemned(remote.objects)
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
@@ -89,6 +92,7 @@ class _OfObjects(_Reader):
         there = read_manifest(self._source, place, self._context.layout.hash_prefix)
         if there is None or objects.head(place.dropped) is not None:
             return f"{name} does not have it"
+        self._look([keys.blob(str(self._condemned.name(blob.digest))) for blob in blobs])
         unknown = []
         for blob in blobs:
             current = str(self._condemned.name(blob.digest))
@@ -104,6 +108,17 @@ class _OfObjects(_Reader):
                 listed = self._listed[keys.blob(str(self._condemned.name(blob.digest)))]
                 self._record.blobs[blob.digest] = record.seen(listed, "read")
         return ""
+
+    def _look(self, wanted: Sequence[str]) -> None:
+        """Know what the remote lists of some keys."""
+        new = [] if self._has_all else [key for key in wanted if key not in self._listed]
+        self._asked_count += len(new)
+        if is_asked(self._asked_count, self._record.blob_count):
+            self._listed.update(ask(self._remote.objects, new))
+        elif new:
+            self._listed = {listed.key: listed for listed in self._remote.objects.list(keys.BLOBS)}
+            self._record.blob_count = len(self._listed)
+            self._has_all = True
 
     def _is_known(self, digest: str, listed: Listed) -> bool:
         seen = self._record.blobs.get(digest)
