@@ -112,6 +112,8 @@ from ckstore.ops.read.open_checkpoint import OpenCheckpoint as OpenCheckpoint
 from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks
+from ckstore.remote.choice import ChoiceOptions as ChoiceOptions
+from ckstore.remote.choice import TransferOptions as TransferOptions
 from ckstore.remote.reach import RemoteLike as RemoteLike
 from ckstore.remote.remotes import Remotes as Remotes
 from ckstore.remote.service.abilities import Abilities as Abilities

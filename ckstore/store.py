@@ -14,7 +14,7 @@ from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, check_run, expanded
-from ckstore.ops.acts import act, act_in_memory, places_of
+from ckstore.ops.acts import act, act_in_memory, check_options, places_of
 from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
+    from ckstore.remote.choice import ChoiceOptions, TransferOptions
     from ckstore.remote.elsewhere.through import Through
     from ckstore.remote.reach import RemoteLike
     from ckstore.remote.remotes import Remotes
@@ -389,11 +390,11 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
-        from ckstore.ops.save.options import check_options, order_of, request_of
+        from ckstore.ops.save.options import SaveOptions, order_of, request_of
         from ckstore.saver.client.queue import SaverLimits
         from ckstore.saver.client.unchanged import UnchangedNames
 
-        check_options(self.save_async, options)
+        check_options(self.save_async, options, SaveOptions)
         try:
             limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice, after)
             limits.check()
@@ -1106,10 +1107,7 @@ class Store:
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
         remote: RemoteLike | None = None,
-        *,
-        run: str | None = None,
-        all: bool = False,  # noqa: A002 - the word of the command line
-        tagged: bool = False,
+        **options: Unpack[TransferOptions],
     ) -> TransferPlan:
         """Say what `push` would send now; nothing is changed here or there. The arguments are those of `push`.
 
@@ -1118,22 +1116,18 @@ class Store:
             BadInput: The remote names its blobs by another hash, or the arguments contradict each other.
             RemoteError: There is no such remote, or it does not answer.
         """
-        from ckstore.remote.choice import Choice
+        from ckstore.remote.choice import TransferOptions
         from ckstore.remote.transfer import plan_push
 
-        return plan_push(self._context, Choice(ref, all, tagged, run), remote)
+        check_options(self.plan_push, options, TransferOptions)
+        return plan_push(self._context, ref, remote, options)
 
     @act
     def push(
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
         remote: RemoteLike | None = None,
-        *,
-        run: str | None = None,
-        all: bool = False,  # noqa: A002 - the word of the command line
-        tagged: bool = False,
-        bwlimit: int | str | None = None,
-        progress: Progress | None = None,
+        **options: Unpack[TransferOptions],
     ) -> TransferReport:
         """Bring checkpoints to a remote, the newest first: only what is missing there is sent, by digest.
 
@@ -1142,13 +1136,9 @@ class Store:
         manifest was written.
 
         Args:
-            ref: Which checkpoint, or several; None: the newest, unless one of the next three says which.
+            ref: Which checkpoint, or several; None: the newest, unless an option says which.
             remote: Name of a remote, or the directory of another store; None: the only remote that there is.
-            run: Every checkpoint of this run.
-            all: Every checkpoint; of the run that the handle is bound to, if it is.
-            tagged: Every checkpoint that has a tag.
-            bwlimit: Limit in bytes a second: a number, or a size such as ``50MiB``; None: as fast as it goes.
-            progress: Called now and then with the bytes that were sent and those to be sent.
+            options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
@@ -1156,20 +1146,18 @@ class Store:
             DamagedBlob: Bytes are damaged here; they were not sent.
             RemoteError: There is no such remote, or it does not take something.
         """
-        from ckstore.remote.choice import Choice
+        from ckstore.remote.choice import TransferOptions
         from ckstore.remote.transfer import push
 
-        return push(self._context, Choice(ref, all, tagged, run), remote, bwlimit=bwlimit, progress=progress)
+        check_options(self.push, options, TransferOptions)
+        return push(self._context, ref, remote, options)
 
     @act
     def plan_pull(
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
         remote: RemoteLike | None = None,
-        *,
-        run: str | None = None,
-        all: bool = False,  # noqa: A002 - the word of the command line
-        tagged: bool = False,
+        **options: Unpack[TransferOptions],
     ) -> TransferPlan:
         """Say what `pull` would fetch now; nothing is changed. The arguments are those of `pull`.
 
@@ -1178,10 +1166,11 @@ class Store:
             BadInput: The arguments contradict each other.
             RemoteError: There is no such remote, or it does not answer.
         """
-        from ckstore.remote.choice import Choice
+        from ckstore.remote.choice import TransferOptions
         from ckstore.remote.transfer import plan_pull
 
-        return plan_pull(self._context, Choice(ref, all, tagged, run), remote)
+        check_options(self.plan_pull, options, TransferOptions)
+        return plan_pull(self._context, ref, remote, options)
 
     @act
     def pull(
@@ -1189,12 +1178,8 @@ class Store:
         ref: RefLike | Iterable[RefLike] | None = None,
         remote: RemoteLike | None = None,
         *,
-        run: str | None = None,
-        all: bool = False,  # noqa: A002 - the word of the command line
-        tagged: bool = False,
         if_exists: IfExists = "error",
-        bwlimit: int | str | None = None,
-        progress: Progress | None = None,
+        **options: Unpack[TransferOptions],
     ) -> TransferReport:
         """Bring checkpoints of a remote into the store: only what is missing here is fetched, by digest.
 
@@ -1205,14 +1190,10 @@ class Store:
 
         Args:
             ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id; None:
-                the newest there, unless one of the next three says which.
+                the newest there, unless an option says which.
             remote: As in `push`.
-            run: Every checkpoint of this run.
-            all: Every checkpoint.
-            tagged: Every checkpoint that has a tag there.
             if_exists: As in `save`: what to do where another checkpoint has that run and step here.
-            bwlimit: As in `push`.
-            progress: Called now and then with the bytes that were fetched and those to be fetched.
+            options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
@@ -1224,10 +1205,11 @@ class Store:
             SaveFailed: Something else failed. After any of these the checkpoint is not there, and every other is
                 intact.
         """
-        from ckstore.remote.choice import Choice
+        from ckstore.remote.choice import TransferOptions
         from ckstore.remote.transfer import pull
 
-        return pull(self._context, Choice(ref, all, tagged, run), remote, if_exists, bwlimit, progress)
+        check_options(self.pull, options, TransferOptions)
+        return pull(self._context, ref, remote, if_exists, options)
 
     @act
     def evict(
@@ -1235,11 +1217,9 @@ class Store:
         ref: RefLike | Iterable[RefLike] | None = None,
         remote: RemoteLike | None = None,
         *,
-        run: str | None = None,
-        all: bool = False,  # noqa: A002 - the word of the command line
-        tagged: bool = False,
         rule: bool = False,
         dry_run: bool = False,
+        **options: Unpack[ChoiceOptions],
     ) -> EvictReport:
         """Let go of local bytes of checkpoints that a remote has. They stay listed, and loads fetch what they read.
 
@@ -1248,13 +1228,11 @@ class Store:
         brings the bytes back.
 
         Args:
-            ref: Which checkpoint, or several, unless one of the next three says which.
+            ref: Which checkpoint, or several, unless an option says which.
             remote: As in `push`.
-            run: Every checkpoint of this run.
-            all: Every checkpoint.
-            tagged: Every checkpoint that has a tag.
             rule: Those that `StoreConfig.keep_local` does not keep here, as after each push of the mirror.
             dry_run: Change nothing, and read nothing back; say what would be let go.
+            options: run, all, tagged: see `ChoiceOptions`.
 
         Returns:
             What was let go; a checkpoint that keeps its bytes is in `skipped`, with the reason: it is not at the
@@ -1266,10 +1244,11 @@ class Store:
             RemoteError: There is no such remote, or it does not answer.
             SaveFailed: The store cannot be written.
         """
-        from ckstore.remote.choice import Choice
+        from ckstore.remote.choice import ChoiceOptions
         from ckstore.remote.transfer import evict
 
-        return evict(self._context, Choice(ref, all, tagged, run), remote, rule=rule, dry_run=dry_run)
+        check_options(self.evict, options, ChoiceOptions)
+        return evict(self._context, ref, remote, options, rule=rule, dry_run=dry_run)
 
     @act
     def plan_gc(self) -> GcPlan:
@@ -1407,6 +1386,25 @@ class Store:
         from ckstore.ops.free.waiting import undelete
 
         return undelete(self._context, ref)
+
+    @act
+    def rename_run(self, old: str, new: str) -> list[CheckpointInfo]:
+        """Give all checkpoints of a run another name, durably; return them, the oldest first.
+
+        Their bytes are not copied. Each has a new id, since the name of the run is in it; metrics, notes, times, tags,
+        pins and the rules of the run go along. After a kill the same call goes on.
+
+        Raises:
+            NoSuchRef: There is no such run.
+            InUse: A save to it is under way, or one of its checkpoints is open.
+            StepExists: The run `new` has checkpoints of its own.
+            DamagedBlob, BytesElsewhere: One of them is not whole here; nothing was changed.
+            BadInput: A name cannot be that of a run.
+            SaveFailed, InsufficientSpace: The store cannot be written; the old names are all there.
+        """
+        from ckstore.ops.rename_run import rename_run
+
+        return rename_run(self._context, old, new)
 
     @act_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:
@@ -1679,9 +1677,9 @@ class Store:
         progress: Progress | None,
     ) -> Callable[[], Request]:
         """Return what gives the request, once the saves in the background of that run have ended."""
-        from ckstore.ops.save.options import check_options, request_of
+        from ckstore.ops.save.options import SaveOptions, request_of
 
-        check_options(method, options)
+        check_options(method, options, SaveOptions)
 
         def request() -> Request:
             self.background._settle(self._run_meant(run))  # noqa: SLF001 - its own

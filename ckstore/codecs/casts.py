@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, get_args
 
+from ckstore.errors import DamagedBlob
+
 if TYPE_CHECKING:
     from ckstore.model.digest import Buffer
 
@@ -21,14 +23,25 @@ def base_bytes(prediction: Prediction, nbytes: int) -> int:
     return nbytes if prediction == "same" else 2 * nbytes
 
 
-def predict(prediction: Prediction, base: Buffer) -> Buffer:
+def predict(prediction: Prediction, base: Buffer, out: memoryview) -> None:
+    """Fill memory with what bytes of a base predict.
+
+    Raises:
+        DamagedBlob: They are not as many as are needed.
+    """
+    if len(base) != base_bytes(prediction, len(out)):
+        raise DamagedBlob(f"{len(base)} bytes of a base predict nothing of {len(out)}")
+    out[:] = base if prediction == "same" else predicted(prediction, base)
+
+
+def predicted(prediction: Prediction, base: Buffer) -> Buffer:
     """Return what bytes of a base predict."""
     if prediction == "same":
         return base
     return _bf16(base) if prediction == "bf16" else _fp16(base)
 
 
-def _bf16(base: Buffer) -> bytes:
+def _bf16(base: Buffer) -> memoryview:
     """Return float32 rounded to the nearest bfloat16, ties to even; each NaN becomes 0x7fc0."""
     import numpy as np
 
@@ -39,10 +52,10 @@ def _bf16(base: Buffer) -> bytes:
     nan = (bits & 0x7FFFFFFF) > np.uint32(0x7F800000)
     if nan.any():
         out[nan] = _QUIET_NAN
-    return out.tobytes()
+    return out.view("u1").data
 
 
-def _fp16(base: Buffer) -> bytes:
+def _fp16(base: Buffer) -> memoryview:
     """Return float32 rounded to the nearest float16, ties to even; each NaN becomes 0x7e00, beyond 65504 infinity."""
     import numpy as np
 
@@ -52,4 +65,4 @@ def _fp16(base: Buffer) -> bytes:
     nan = np.isnan(values)
     if nan.any():
         out.view("<u2")[nan] = 0x7E00
-    return out.tobytes()
+    return out.view("u1").data

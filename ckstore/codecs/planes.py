@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs import zstd
 from ckstore.errors import DamagedBlob
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
     Unsigned = NDArray[np.unsignedinteger]
 
 _LENGTH_BYTES = 4
+
+# Pages that a thread has touched already: fresh ones take as long to come by as a tile takes to be put together.
+_own = threading.local()
+
+
+def scratch(name: str, count: int, dtype: np.dtype[Any]) -> Unsigned:
+    """Return memory of this thread for so many elements, at most a tile; the next call with the name uses it again."""
+    import numpy as np
+
+    held = getattr(_own, name, None)
+    nbytes = count * dtype.itemsize
+    if held is None or len(held) < nbytes:
+        held = np.empty(nbytes, np.uint8)
+        setattr(_own, name, held)
+    found: Unsigned = held[:nbytes].view(dtype)
+    return found
 
 
 def pack(elements: Unsigned) -> bytes:
@@ -71,8 +88,8 @@ def _merge(planes: list[NDArray[np.uint8] | None], out: Unsigned) -> None:
         _put(planes[0], out)
         return
     half = np.dtype(f"<u{len(low)}")
-    lower = _merged(low, half, len(out))
-    upper = _merged(high, half, len(out))
+    lower = _merged("low", low, half, len(out))
+    upper = _merged("high", high, half, len(out))
     if upper is None:
         _put(lower, out)
         return
@@ -81,14 +98,14 @@ def _merge(planes: list[NDArray[np.uint8] | None], out: Unsigned) -> None:
         np.bitwise_or(out, lower, out=out)
 
 
-def _merged(planes: list[NDArray[np.uint8] | None], dtype: np.dtype[np.unsignedinteger], count: int) -> Unsigned | None:
-    import numpy as np
-
+def _merged(
+    name: str, planes: list[NDArray[np.uint8] | None], dtype: np.dtype[np.unsignedinteger], count: int
+) -> Unsigned | None:
     if len(planes) == 1:
         return planes[0]
     if all(plane is None for plane in planes):
         return None
-    out = np.empty(count, dtype)
+    out = scratch(f"{name}{dtype.itemsize}", count, dtype)
     _merge(planes, out)
     return out
 

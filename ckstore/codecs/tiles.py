@@ -67,35 +67,34 @@ def encode(tile: Buffer, base: Buffer | None, width: int) -> Stored:
     return smallest if len(smallest.data) < len(tile) else Stored(Codec.RAW, bytes(tile))
 
 
-def decode(stored: Stored, base: Buffer | None, width: int, out: memoryview) -> None:
-    """Fill `out` with a tile; `base` is what it was encoded against.
+def decode(stored: Stored, width: int, out: memoryview) -> None:
+    """Fill `out` with a tile. Where `needs_base`, it holds what the base predicts before.
 
     Raises:
         DamagedBlob: It is not the form of a tile of this size.
     """
     codec, data = stored
+    x = _elements(out, width)
     if codec is Codec.RAW:
         if len(data) != len(out):
             raise DamagedBlob(f"a raw tile has {len(data)} bytes, wanted {len(out)}")
         out[:] = data
-        return
-    x = _elements(out, width)
-    if codec is Codec.PLANES:
+    elif codec is Codec.PLANES:
         planes.unpack(memoryview(data), x)
-        return
-    if base is None or len(base) != len(out):
-        raise DamagedBlob(f"a tile is stored as {codec.name.lower()}, and has no base of its size")
-    if codec is Codec.SAME:
-        if data:
-            raise DamagedBlob(f"a tile that is the same as its base has {len(data)} bytes, wanted none")
-        out[:] = base
     elif codec is Codec.DIFFERENCE:
-        planes.unpack(memoryview(data), x)
-        _add(x, _elements(base, width), x)
-    else:
-        out[:] = base
+        d = planes.scratch("difference", len(x), x.dtype)
+        planes.unpack(memoryview(data), d)
+        x += _numbers(d)
+    elif codec is Codec.GAPS:
         at, d = _unpack_gaps(memoryview(data), len(x), x.dtype)
-        x[at] = _sum(d, x[at])
+        x[at] += _numbers(d)
+    elif data:
+        raise DamagedBlob(f"a tile that is the same as its base has {len(data)} bytes, wanted none")
+
+
+def needs_base(codec: Codec) -> bool:
+    """Whether a tile is decoded with what a base predicts."""
+    return codec not in (Codec.RAW, Codec.PLANES)
 
 
 def _elements(data: Buffer, width: int) -> Unsigned:
@@ -124,18 +123,11 @@ def _difference(x: Unsigned, base: Unsigned) -> Unsigned:
     return d
 
 
-def _add(d: Unsigned, base: Unsigned, out: Unsigned) -> None:
-    """Put what differs from `base` by `d` into `out`, which may be `d`."""
-    import numpy as np
-
+def _numbers(d: Unsigned) -> Unsigned:
+    """Return what is to be added to a base, from balanced digits, in their own memory."""
     bias = _bias(d.dtype)
-    np.bitwise_xor(d, bias, out=out)
-    np.subtract(out, bias, out=out)
-    np.add(out, base, out=out)
-
-
-def _sum(d: Unsigned, base: Unsigned) -> Unsigned:
-    _add(d, base, d)
+    d ^= bias
+    d -= bias
     return d
 
 

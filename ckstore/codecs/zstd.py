@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # Level 1: on byte planes of floats higher levels are larger or save 3 % for ten times the time (docs/adr/0020).
 _LEVEL = 1
 
+# Planes have a MiB at most. A frame that is cut makes the library ask for its whole window, which may be 128 MiB.
+_WINDOW_BYTES = 2**23
+
 # A context is not for several threads at once, and takes longer to make than a small plane to compress.
 _own = threading.local()
 
@@ -35,7 +38,7 @@ def decompress(frame: Buffer, nbytes: int) -> bytes:
     """
     package = _package()
     if not hasattr(_own, "decompressor"):
-        _own.decompressor = package.ZstdDecompressor()
+        _own.decompressor = package.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     decompressor: zstandard.ZstdDecompressor = _own.decompressor
     try:
         # Asked first: the library allocates whatever size a frame claims for itself.

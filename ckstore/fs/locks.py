@@ -43,15 +43,15 @@ class DirectoryLock:
     Attributes:
         fd: Descriptor of the directory, for `openat`-like calls; -1 after release.
         path: Under which it was locked.
-        far: The lock that other hosts see and that goes with this one; None: there is none.
+        file: The lock that other hosts see and that goes with this one; None: there is none.
     """
 
-    __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "far", "fd", "path")
+    __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "fd", "file", "path")
 
     def __init__(self, path: Where) -> None:
         self.fd = CLOSED
         self.path = str(path)
-        self.far: LockFile | None = None
+        self.file: LockFile | None = None
         self._owner = os.getpid()
         self._thread = get_ident()
         self._inode: tuple[int, int] | None = None
@@ -63,8 +63,8 @@ class DirectoryLock:
         if self.fd < 0:
             return
         # In the opposite order of taking: the directory's lock keeps other processes of this host out until the end.
-        if self.far is not None:
-            self.far.close()
+        if self.file is not None:
+            self.file.close()
         # Nothing is written through this descriptor, and closing its last copy releases the lock: errors say nothing.
         with contextlib.suppress(OSError):
             try:
@@ -81,8 +81,8 @@ class DirectoryLock:
 
     def check(self) -> None:
         """Make sure that the lock which other hosts see, if there is one, was not lost meanwhile."""
-        if self.far is not None:
-            self.far.check()
+        if self.file is not None:
+            self.file.check()
 
     def is_of_this_thread(self, inode: tuple[int, int]) -> bool:
         """Whether this thread took it, on the directory with that device and inode number, and has it still."""

@@ -41,5 +41,5 @@ def size_text(nbytes: float) -> str:
     return f"{value:.1f} {_UNITS[power]}"
 
 
-FAR_SMALL_BYTES = 256 * 2**10
+DEVICE_SMALL_BYTES = 256 * 2**10
 """Smaller ones on a device go together: PCIe takes this in 5 µs, as long as it takes to ask for a transfer."""

@@ -33,7 +33,7 @@ from ckstore.fs.host.probe import TRY_PREFIX
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.held import HeldBlob, PlannedBlob
-from ckstore.objects import far_locks, trash
+from ckstore.objects import store_locks, trash
 from ckstore.objects.last_names import Judge, LastName
 from ckstore.objects.layout import BLOBS, Layout
 
@@ -114,7 +114,7 @@ class Collector:
             grace: Other hosts may be at work: only what has waited in trash for so long is unlinked.
             purge: Also what waits there to be brought back.
         """
-        lock = far_locks.try_trash(layout)
+        lock = store_locks.try_trash(layout)
         return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace, purge=purge)
 
     @property

@@ -10,27 +10,32 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ckstore.codecs import container
-from ckstore.codecs.casts import base_bytes
-from ckstore.codecs.tiles import TILE_BYTES
+from ckstore.codecs.casts import base_bytes, predict
+from ckstore.codecs.tiles import TILE_BYTES, Stored, decode, needs_base
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
 
 if TYPE_CHECKING:
     from ckstore.codecs.container import Tile, Tiles
-    from ckstore.model.digest import Buffer
     from ckstore.model.manifest.stored import EncodedBlob, Encoding
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A path has at most nine files; small runs of several bases lie in one blob.
 _OPEN_MOST = 16
+_HEADS_MOST_TILES = 2**18  # the heads of these take some 60 MiB
+_KEPT_MOST = 16
+# The first MiB of a path of tiles that are cut at other places takes 44 of them, and twice as many through a cast. The
+# runs of a hostile file jump to and fro in its base, and each takes a tile of every blob on the path.
+_WORK_TIMES = 128
+# Parsing a byte of a head takes as long as decoding so many bytes.
+_HEAD_TIMES = 64
 
 
 class _File(NamedTuple):
-    """An open file: a plain blob, or an encoded one with its head."""
+    """An open file: a plain blob, or an encoded one with its tiles."""
 
     fd: int
-    header: container.Header | None
     tiles: Tiles | None
 
 
@@ -47,7 +52,9 @@ class Decoder:
         self._encoding = encoding
         self._open: OrderedDict[str, _File] = OrderedDict()
         self._sizes = dict(encoding.files)
-        self._kept: dict[str, tuple[int, bytearray]] = {}
+        self._kept: OrderedDict[str, tuple[int, bytearray]] = OrderedDict()
+        self._met: set[str] = set()
+        self._left_bytes = 0
 
     def read(self, digest: str, start: int, out: memoryview, what: str) -> None:
         """Fill `out` with the bytes of a plain blob from `start` on; `what` needs them.
@@ -55,69 +62,104 @@ class Decoder:
         Raises:
             DamagedBlob: A file on its path is damaged or missing, as far as that shows.
         """
+        self._left_bytes = _WORK_TIMES * (len(out) + TILE_BYTES)
+        self._read(digest, start, out, what)
+
+    def _read(self, digest: str, start: int, out: memoryview, what: str) -> None:
         form = self._encoding.encoded.get(digest)
         if start + len(out) > (self._sizes[digest] if form is None else form.nbytes):
             raise DamagedBlob(f"{what}: bytes beyond the end of blob {digest} are wanted of a base")
-        file = self._file(digest, form, what)
         name = self._encoding.file_of(digest)
         try:
-            if file.tiles is None:
-                files.read_into(file.fd, start, out, f"{self._directory.path}: blob {name} of {what}")
-                return
-            self._decode(digest, file, start, out, what)
+            if form is None:
+                fd = self._file(digest, what).fd
+                files.read_into(fd, start, out, f"{self._directory.path}: blob {name} of {what}")
+            else:
+                self._decode(digest, start, out, what)
         except DamagedBlob as error:
             if error.blob:  # it is said already, of a base
                 raise
             msg = f"{self._directory.path}: the encoded blob {name} of {what} is damaged: {error.message}"
             raise DamagedBlob(msg, hint=error.hint, blob=name, names=(what,)) from error
 
-    def _decode(self, digest: str, file: _File, start: int, out: memoryview, what: str) -> None:
-        if file.tiles is None:
-            return
-        stop = start + len(out)
-        for tile in file.tiles.between(start, stop):
-            low, high = max(start, tile.start), min(stop, tile.start + tile.nbytes)
+    def _decode(self, digest: str, start: int, out: memoryview, what: str) -> None:
+        tiles = self._tiles(digest, what)
+        for tile in tiles.between(start, start + len(out)):
+            low, high = max(start, tile.start), min(start + len(out), tile.start + tile.nbytes)
             part = out[low - start : high - start]
-            if high - low == tile.nbytes:
-                self._tile(file, tile, part, what)
+            if len(part) == tile.nbytes:
+                self._tile(digest, tiles, tile, part, what)
                 continue
             # Kept: the tiles of a base may be cut elsewhere, and then each is wanted twice.
             kept = self._kept.get(digest)
             if kept is None or kept[0] != tile.start:
-                data = bytearray(tile.nbytes)
                 self._kept.pop(digest, None)
-                self._tile(file, tile, memoryview(data), what)
+                data = bytearray(tile.nbytes)
+                self._tile(digest, tiles, tile, memoryview(data), what)
                 kept = self._kept[digest] = (tile.start, data)
+                while len(self._kept) > _KEPT_MOST:
+                    self._kept.popitem(last=False)
             part[:] = memoryview(kept[1])[low - tile.start : high - tile.start]
 
-    def _tile(self, file: _File, tile: Tile, out: memoryview, what: str) -> None:
-        data = bytearray(tile.stored_bytes)
-        files.read_into(file.fd, tile.stored_start, memoryview(data), what)
-        base: Buffer | None = None
-        if file.header is not None and container.needs_base(tile) and tile.run.base >= 0:
-            wanted = memoryview(bytearray(base_bytes(tile.run.prediction, tile.nbytes)))
-            self.read(file.header.bases[tile.run.base], tile.base_start, wanted, what)
-            base = wanted
-        container.decode_tile(tile, data, base, out)
+    def _tile(self, digest: str, tiles: Tiles, tile: Tile, out: memoryview, what: str) -> None:
+        self._work(tile.nbytes)
+        if needs_base(tile.codec):
+            base, prediction = tiles.header.base_of(tile), tile.run.prediction
+            # Into its place, where the tile is made of it: no copy, however long the path.
+            if prediction == "same":
+                self._read(base, tile.base_start, out, what)
+            else:
+                wide = memoryview(bytearray(base_bytes(prediction, tile.nbytes)))
+                self._read(base, tile.base_start, wide, what)
+                predict(prediction, wide, out)
+        # Asked for again: the files of the base may have closed it.
+        data = memoryview(bytearray(tile.stored_bytes))
+        files.read_into(self._file(digest, what).fd, tile.stored_start, data, what)
+        decode(Stored(tile.codec, data), tile.run.width, out)
 
-    def _file(self, digest: str, form: EncodedBlob | None, what: str) -> _File:
+    def _work(self, nbytes: int) -> None:
+        self._left_bytes -= nbytes
+        if self._left_bytes < 0:
+            raise DamagedBlob(f"decoding it takes more than {_WORK_TIMES} times its bytes")
+
+    def _tiles(self, digest: str, what: str) -> Tiles:
+        tiles = self._file(digest, what).tiles
+        if tiles is None:
+            raise DamagedBlob(f"blob {digest} of {what} is not encoded")
+        return tiles
+
+    def _file(self, digest: str, what: str) -> _File:
         if digest in self._open:
             self._open.move_to_end(digest)
             return self._open[digest]
-        while len(self._open) >= _OPEN_MOST:
-            os.close(self._open.popitem(last=False)[1].fd)
+        self._make_room(0)
+        form = self._encoding.encoded.get(digest)
         if form is None:
-            file = _File(self._directory.open_blob(BlobRecord(digest, self._sizes[digest]), what), None, None)
+            file = _File(self._directory.open_blob(BlobRecord(digest, self._sizes[digest]), what), None)
         else:
             file = self._opened(digest, form, what)
+            self._make_room(file.tiles.header.tile_count if file.tiles is not None else 0)
         self._open[digest] = file
         return file
+
+    def _make_room(self, tile_count: int) -> None:
+        """Close the files that were not used for longest, until one more with so many tiles is not too many."""
+        counts = {digest: f.tiles.header.tile_count for digest, f in self._open.items() if f.tiles is not None}
+        total = sum(counts.values()) + tile_count
+        while self._open and (len(self._open) >= _OPEN_MOST or total > _HEADS_MOST_TILES):
+            digest, file = self._open.popitem(last=False)
+            total -= counts.get(digest, 0)
+            os.close(file.fd)
 
     def _opened(self, digest: str, form: EncodedBlob, what: str) -> _File:
         record = self._encoding.files[form.file]
         fd = self._directory.open_blob(record, what, whole=True)
         try:
-            return _File(fd, *read_head(fd, record, digest, form))
+            tiles = read_head(fd, record, digest, form)
+            # The first time is worth what is there; again and again is the work of a hostile file.
+            if digest in self._met:
+                self._work(_HEAD_TIMES * tiles.header_bytes)
+            self._met.add(digest)
         except DamagedBlob as error:
             os.close(fd)
             error.blob, error.names = record.digest, (what,)
@@ -125,6 +167,7 @@ class Decoder:
         except BaseException:
             os.close(fd)
             raise
+        return _File(fd, tiles)
 
     def close(self) -> None:
         """Close the files that are open."""
@@ -156,8 +199,8 @@ def decoded(directory: CheckpointDirectory, digest: str, start: int, out: memory
     return True
 
 
-def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> tuple[container.Header, Tiles]:
-    """Return header and tiles of an open encoded file, which is `record` and should be of the blob `digest`.
+def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> Tiles:
+    """Return the tiles of an open encoded file, which is `record` and should be of the blob `digest`.
 
     Raises:
         DamagedBlob: It is not.
@@ -171,7 +214,7 @@ def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> tu
         raise DamagedBlob(f"{where} is of {header.plain}, or has other bases than its checkpoint says")
     body = first + header.table_bytes
     table = _read(fd, first, header.table_bytes, record, where)
-    return header, container.Tiles(header, table, record.nbytes, first=body, where=where)
+    return container.Tiles(header, table, record.nbytes, first=body, where=where)
 
 
 def _read(fd: int, start: int, nbytes: int, record: BlobRecord, where: str) -> bytearray:

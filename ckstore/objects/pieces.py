@@ -15,7 +15,7 @@ from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
 from ckstore.objects.encoded import Decoder, is_encoded
-from ckstore.objects.far_pieces import Far, Memory, Part
+from ckstore.objects.remote_pieces import Memory, Part, RemotePieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -60,7 +60,7 @@ class PieceReader:
         self._open_most = open_blobs
         self._before_each = before_each
         self._open: OrderedDict[int, int | None] = OrderedDict()
-        self._far = Far(directory)
+        self._remote = RemotePieces(directory)
         self._decoder: Decoder | None = None
 
     def read(self, part: Part) -> None:
@@ -74,10 +74,10 @@ class PieceReader:
         is_decoded = encoded(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
-            near = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
-            self._read_elsewhere(part, near)
+            memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
+            self._read_elsewhere(part, memory)
             if not isinstance(out, memoryview):
-                out.take(near)
+                out.take(memory)
             return
         blob = self._directory.manifest.blobs[extent.blob].digest
         algorithm = algorithm_of(extent.piece)
@@ -140,7 +140,7 @@ class PieceReader:
             return
         fd = self._descriptor(parts[0].extent, parts[0].what)
         if fd is None:
-            self._far.expect(parts)
+            self._remote.expect(parts)
             return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
@@ -171,7 +171,7 @@ class PieceReader:
         for attempt in range(_FETCHES):
             if self._before_each is not None:
                 self._before_each()
-            self._far.read(part.extent, out, again=attempt > 0)
+            self._remote.read(part.extent, out, again=attempt > 0)
             found = algorithm_of(part.extent.piece).digest(out)
             if found == part.extent.piece:
                 return

@@ -12,7 +12,7 @@ from ckstore.errors import SaveFailed, StepExists, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks
 from ckstore.fs.held import Held
 from ckstore.fs.inside import NotInStore
-from ckstore.objects import blobs, far_locks
+from ckstore.objects import blobs, store_locks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, RunChange
@@ -130,7 +130,7 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
     key = manifest.run, manifest.step
     # Shared: saves of other steps go on side by side; only a judgement with an exchange excludes them
     # (docs/adr/0004).
-    with far_locks.lock_run(layout, manifest.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S) as lock:
+    with store_locks.lock_run(layout, manifest.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S) as lock:
         # Under the lock nothing is dropped or exchanged, so what differs afterwards are additions only.
         before = layout.run_stamp(manifest.run)
         # A place that is empty because a replacement died in the middle is not free.
@@ -139,7 +139,7 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
         if not is_gap and _renamed(staging, target):
             return Outcome(change=RunChange(before, layout.run_stamp(manifest.run)))
     # Not upgraded from the shared lock: two that upgrade at once would wait for each other.
-    with far_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
+    with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
         # First, so that a half-done replacement is judged as the checkpoint that it will be.
         two_renames.complete_run(layout, key)
         for _ in range(_PUBLISH_TRIES):
@@ -169,7 +169,7 @@ def _replace(
     layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere, lock: locks.DirectoryLock
 ) -> Outcome:
     """Change places with the checkpoint that is there, unless that stays."""
-    stays, other_bytes = _existing_to_keep(layout, manifest, if_there)
+    stays, other_bytes = existing_to_keep(layout, manifest, if_there)
     if stays is not None:
         return Outcome(existing=stays)
     target = layout.checkpoint(manifest.run, manifest.step)
@@ -186,7 +186,7 @@ def _replace(
     return Outcome(old=staging.path, other_bytes=other_bytes)
 
 
-def _existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
+def existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
     """Return the checkpoint that is there if it is to stay; else None, and whether it may hold other bytes."""
     # Judged again under the lock: the checkpoint of the beginning may have been replaced since.
     found = look(layout, manifest.run, manifest.step)

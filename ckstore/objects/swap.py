@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import InUse, UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks
 from ckstore.fs.held import Held
-from ckstore.objects import far_locks
+from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.atomic_file import mode_in
@@ -41,7 +41,7 @@ def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) 
         # Opened before the rename: after it, only the sync itself may fail.
         parents = [held.enter_context(Held(path)) for path in (target.parent, layout.checkpoints, layout.staging)]
         # No save replaces it meanwhile, and none judges the one that is about to go (docs/adr/0004).
-        run_lock = held.enter_context(far_locks.lock_run(layout, key[0], exclusive=True, timeout_s=_RUN_TIMEOUT_S))
+        run_lock = held.enter_context(store_locks.lock_run(layout, key[0], exclusive=True, timeout_s=_RUN_TIMEOUT_S))
         two_renames.complete_run(layout, key)
         # Against all others: an annotation or a mark that is written now would be lost with the old directory.
         lock = locks.try_exclusive(target)
@@ -49,7 +49,7 @@ def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) 
             raise InUse(f"a process is using {target}")
         try:
             _check(target, lock, checkpoint)
-            _take_annotations(lock, staging)
+            take_annotations(lock, staging)
             run_lock.check()
             old = _exchange(layout, staging, key, run_lock)
         except BaseException:
@@ -76,7 +76,8 @@ def _check(target: Inside, lock: locks.DirectoryLock, checkpoint: str) -> None:
         raise InUse(f"{target} is marked as damaged")
 
 
-def _take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
+def take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
+    """Copy what was noted of a checkpoint, which the caller has locked, into the staging of its successor."""
     with suppress(FileNotFoundError):
         data = files.read_file(ANNOTATIONS, most_bytes=_ANNOTATIONS_MOST_BYTES, dir_fd=lock.fd)
         # The next writer of a group must be able to read them, and other users not: as where they were written first.

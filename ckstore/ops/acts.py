@@ -207,3 +207,10 @@ def message_for(method: Callable[..., Any], word: str, options: Iterable[str] = 
             return f"{message}: leave it out, {_LEAVE_OUT[word]}"
         meant = next(iter(difflib.get_close_matches(word, names, 1)), None)
     return f"{message}; did you mean {meant}=?" if meant else message
+
+
+def check_options(method: Callable[..., Any], options: Mapping[str, Any], allowed: type) -> None:
+    """Refuse what is no option, as Python does where the names stand in the signature."""
+    # `allowed`: a `TypedDict`, whose annotations are the options.
+    for word in options.keys() - allowed.__annotations__.keys():
+        raise TypeError(message_for(method, word, allowed.__annotations__))

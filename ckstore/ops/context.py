@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.layout import Layout, RunStamp
+    from ckstore.objects.publish import IfThere
+    from ckstore.objects.staging import Staging
 
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
 _MARKS_SHARE = 1 / 20
@@ -60,6 +62,9 @@ class SaveWatch:
 
     def publishing(self, step: int) -> None:
         """The next rename may publish the save at this step; raises if it must not."""
+
+    def sealed(self, staging: Staging, manifest: Manifest, if_there: IfThere) -> None:
+        """All of it lies sealed in `staging`, and the rename is next; raises if it must not be."""
 
     def committed(self, info: CheckpointInfo) -> None:
         """The checkpoint is durable; its tags, the catalog and retention follow."""
@@ -90,7 +95,7 @@ class Known:
     # Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     # For each run the fingerprints and digests of what its last save found on devices.
-    far_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
+    device_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
     # How often saves look for marks of damage in all checkpoints.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 

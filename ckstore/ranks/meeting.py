@@ -13,12 +13,14 @@ from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
 from ckstore.ranks.who import named, what_became_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckstore.ranks.who import Document, Who
 
 _MEANT = ("run", "step", "store", "hash", "chunk_bytes")
 """What a rank means to save, and where: all ranks must say the same."""
+_MEANT_APART = ("run", "step", "hash", "chunk_bytes", "remote")
+"""The same for ranks with stores of their own. What is not known yet is left out."""
 
 
 class Meeting(ABC):
@@ -93,19 +95,31 @@ def _but(hint: str, cause: BaseException) -> str:
     return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
 
 
-def check_agreement(said: Iterable[Document]) -> None:
-    """Raise if ranks do not mean the same checkpoint; those are named that differ from most."""
+def check_agreement(said: Iterable[Document]) -> bool:
+    """Raise if ranks do not mean the same checkpoint; those are named that differ from most.
+
+    Returns:
+        Whether the ranks have stores of their own, and save together by the mirror that each of these has.
+    """
+    said = [*said]
+    are_apart = len({one["store"] for one in said}) > 1 and all(one["mirrored"] for one in said)
+    names = _MEANT_APART if are_apart else _MEANT
     groups: dict[tuple[object, ...], list[Document]] = {}
     for one in said:
-        groups.setdefault(tuple(one[name] for name in _MEANT), []).append(one)
+        groups.setdefault(tuple(one.get(name) for name in names), []).append(one)
     if len(groups) <= 1:
-        return
+        return are_apart
     most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0]["rank"]))
-    differing = [f"{named(one['rank'], one)} means {_differs(one, most[0])}" for group in others for one in group]
-    wanted = f"rank {', '.join(str(one['rank']) for one in most)} means {_differs(most[0], others[0][0])}"
-    msg = f"the ranks do not mean the same checkpoint: {'; '.join([*differing, wanted])}; nothing was staged"
-    raise RankMismatch(msg, hint="take run and step from one source, never from a clock")
+    differing = [
+        f"{named(one['rank'], one)} means {_differs(one, most[0], names)}" for group in others for one in group
+    ]
+    wanted = f"rank {', '.join(str(one['rank']) for one in most)} means {_differs(most[0], others[0][0], names)}"
+    msg = f"the ranks do not mean the same checkpoint: {'; '.join([*differing, wanted])}; nothing was published"
+    hint = "take run and step from one source, never from a clock"
+    if "store" in names and any(one["store"] != most[0]["store"] for group in others for one in group):
+        hint = "give all ranks the same store, or each node's store the same mirror: mirror='s3://BUCKET/PREFIX'"
+    raise RankMismatch(msg, hint=hint)
 
 
-def _differs(one: Document, other: Document) -> str:
-    return ", ".join(f"{name} {one[name]!r}" for name in _MEANT if one[name] != other[name])
+def _differs(one: Document, other: Document, names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {one.get(name)!r}" for name in names if one.get(name) != other.get(name))

@@ -10,11 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
-from ckstore.fs import peek
+from ckstore.fs import files, peek
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.manifest import DcpValue, Manifest, Node, Ranks, StateTexts
+from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.layout import BLOBS
+from ckstore.objects.documents.elsewhere import elsewhere_bytes
+from ckstore.objects.layout import BLOBS, ELSEWHERE
 from ckstore.objects.staging import Staging
 from ckstore.ops.save.save import Staged, draft_of, save_staged, with_parent
 from ckstore.ops.save.write import Stored
@@ -23,6 +25,7 @@ from ckstore.ranks.who import named
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
+    from ckstore.model.checkpoint.elsewhere import Elsewhere
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
     from ckstore.ops.save.save import Request
@@ -39,12 +42,14 @@ class Whole:
         attempt: Names the try.
         state_of: Joins the parts, which it is given by rank, and returns the state of all.
         entries: What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
+        elsewhere: Where the parts are that ranks staged in stores of their own; None: all are in this store.
     """
 
     parts: Mapping[int, Document]
     attempt: str
     state_of: Callable[[Join, Sequence[Manifest]], Node]
     entries: tuple[DcpValue, ...] | None = None
+    elsewhere: Elsewhere | None = None
 
     def publish(
         self, context: Context, request: Request, watch: WorkWatch, say: Callable[[str], object] = len
@@ -56,16 +61,29 @@ class Whole:
             # Before the parts are joined: who gives this rank up must know what to move away.
             say(staging.path.name)
             with ExitStack() as opened:
-                return self._staged(context, staging, request, self._link_parts(context, staging, opened))
+                parts = self._link_parts(context, staging, opened)
+                if self.elsewhere is not None:
+                    where = str(staging.lock.inside / ELSEWHERE)
+                    data = elsewhere_bytes(self.elsewhere, where)
+                    files.create_file(staging.lock.inside / ELSEWHERE, data, mode=0o600)
+                return self._staged(context, staging, request, parts)
 
         create = partial(Staging.create, context.layout, request.run, request.step)
         return save_staged(context, request, create, stage, watch)
 
     def _link_parts(self, context: Context, staging: Staging, opened: ExitStack) -> list[Manifest]:
         """Link the blobs of all parts into `staging`, and return their manifests by rank."""
-        parts: dict[int, Manifest] = {}
+        parts = {
+            rank: parse_manifest(said["manifest"], where=f"the part of {named(rank, said)}")[0]
+            for rank, said in self.parts.items()
+            if self._is_far(context, said)  # its blobs are at the remote alone
+        }
         linked: set[str] = set()
-        paths = {rank: context.layout.staging / said["staging"] for rank, said in sorted(self.parts.items())}
+        paths = {
+            rank: context.layout.staging / said["staging"]
+            for rank, said in sorted(self.parts.items())
+            if rank not in parts
+        }
         try:
             for path in paths.values():
                 # Locked until all is linked: the rank may end meanwhile, and then its part is swept.
@@ -84,6 +102,9 @@ class Whole:
             raise self._gone(paths) or error from error
         return [parts[rank] for rank in sorted(parts)]
 
+    def _is_far(self, context: Context, said: Document) -> bool:
+        return self.elsewhere is not None and said["store"] != context.settings.uuid
+
     def _gone(self, paths: Mapping[int, Inside]) -> RankFailed | None:
         """Return the error for ranks that ended after they had staged their parts, which were swept as dead."""
         gone = [rank for rank, path in paths.items() if not peek.is_directory(path)]
@@ -100,6 +121,9 @@ class Whole:
         join.keep_used()
         wanted = {blob.digest: blob.nbytes for blob in join.blobs}
         lacking = staging.keep_exactly(wanted)
+        here = wanted.keys() - lacking
+        far = [part for rank, part in enumerate(parts) if self._is_far(context, self.parts[rank])]
+        lacking = sorted({*lacking} - {blob.digest for part in far for blob in part.blobs})
         if lacking:
             msg = f"{len(lacking)} blobs of the parts are missing or changed, such as {lacking[0]}"
             raise SaveFailed(f"{msg}; nothing was published", hint="did another program change the store? save again")
@@ -122,7 +146,7 @@ class Whole:
         return Staged(
             replace(draft, ranks=ranks),
             texts,
-            lambda: dict.fromkeys(written, (now_ns, 0)),
+            lambda: dict.fromkeys(written & here, (now_ns, 0)),
             lambda: [warning for one in about for warning in one["warnings"]],
             True,
         )

@@ -1,10 +1,10 @@
-"""Which checkpoints a push or an eviction is about."""
+"""Which checkpoints a push, a pull or an eviction is about, and how they are moved."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
@@ -12,6 +12,7 @@ from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
+    from ckstore.model.reports.progress import Progress
     from ckstore.ops.context import Context
 
 
@@ -21,21 +22,53 @@ HINT = {
 }
 
 
+class ChoiceOptions(TypedDict, total=False):
+    """The options of `Store.push`, `Store.pull` and `Store.evict` that choose checkpoints by a rule; all are keywords.
+
+    Attributes:
+        run: Every checkpoint of this run.
+        all: Every checkpoint; of the run that the handle is bound to, if it is.
+        tagged: Every checkpoint that has a tag (for a pull: there), of `run` if it is given.
+    """
+
+    run: str | None
+    all: bool
+    tagged: bool
+
+
+class TransferOptions(ChoiceOptions, total=False):
+    """The options that `Store.push` and `Store.pull` have in common: those of `ChoiceOptions`, and how bytes are moved.
+
+    Attributes:
+        bwlimit: Limit in bytes a second: a number, or a size such as ``50MiB``; None: as fast as it goes.
+        progress: Called now and then with the bytes that were moved and those to be moved.
+    """
+
+    bwlimit: int | str | None
+    progress: Progress | None
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What the caller named.
 
     Attributes:
         refs: One ref, or several; None: none.
-        all: Every checkpoint, or every one of `run`.
-        tagged: Those that have a tag, of `run` if it is given.
-        run: Every one of this run.
+        options: The rule, if it is one.
     """
 
-    refs: AnyRef | Iterable[AnyRef] | None = None
-    all: bool = False
-    tagged: bool = False
-    run: str | None = None
+    refs: AnyRef | Iterable[AnyRef] | None
+    options: ChoiceOptions
+
+    @property
+    def run(self) -> str | None:
+        """Every checkpoint of this run."""
+        return self.options.get("run")
+
+    @property
+    def tagged(self) -> bool:
+        """Only those that have a tag."""
+        return self.options.get("tagged", False)
 
     def by_rule(self) -> bool:
         """Whether a rule says which, not refs.
@@ -43,7 +76,7 @@ class Choice:
         Raises:
             BadInput: Both do.
         """
-        rule = self.all or self.tagged or self.run is not None
+        rule = self.options.get("all", False) or self.tagged or self.run is not None
         if self.refs is not None and rule:
             raise BadInput("refs were given, and a rule as well", **HINT)
         return rule

@@ -22,7 +22,7 @@ from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
 from ckstore.objects import publish as publishing
-from ckstore.objects.checkpoints import look
+from ckstore.objects.checkpoints import judge_blobs, look
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
 from ckstore.objects.layout import ANNOTATIONS, BLOBS
@@ -213,22 +213,13 @@ class Pull:
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         try:
             self._fill(place, manifest, staging)
-            with held(context, info) as lock:
-                own = lock.inside / BLOBS
-                links.make_directory(own)
-                for blob in manifest.blobs:
-                    _give(staging.path_of(blob.digest), own / blob.digest)
-                # Durable before the word that they are elsewhere goes: a power cut must not leave neither.
-                files.sync_directory(own)
-                remove_elsewhere(lock)
-                touch(lock)
+            give_blobs(context, info, manifest, staging)
         except BaseException as error:
             if not reclaim.is_full(error):
                 staging.written.clear()
             reclaim.discard(context, staging, error)
             raise
         reclaim.discard(context, staging)
-        reconcile_one(context, place.key, timeout_s=CATALOG_TIMEOUT_S)
 
     def _follow_up(self, staging: Staging, manifest: Manifest, place: Place, outcome: Outcome) -> CheckpointInfo:
         """Do what comes after the commit; what fails becomes a warning."""
@@ -283,6 +274,22 @@ class Pull:
     def _say(self) -> None:
         if self.manner.progress is not None:
             self.manner.progress(self._moved_bytes, max(self._expected_bytes, self._moved_bytes))
+
+
+def give_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, staging: Staging) -> None:
+    """Give a checkpoint those of its blobs that are staged; it stays listed and readable meanwhile."""
+    with held(context, info) as lock:
+        own = lock.inside / BLOBS
+        links.make_directory(own)
+        for blob in manifest.blobs:
+            if peek.exists(staging.path_of(blob.digest)):
+                _give(staging.path_of(blob.digest), own / blob.digest)
+        # Durable before the word that they are elsewhere goes: a power cut must not leave neither.
+        files.sync_directory(own)
+        if not judge_blobs(lock.inside, lock.fd, manifest).elsewhere:
+            remove_elsewhere(lock)
+        touch(lock)
+    reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
 
 
 def _give(staged: Inside, name: Inside) -> None:

@@ -34,7 +34,7 @@ from ckstore.remote.objects import THREADS
 from ckstore.remote.source import ObjectSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord
@@ -77,11 +77,11 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
     """Say what a push would send now."""
     check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
     there = set(ObjectSource(remote.objects, remote.name).places())
-    sizes = _sizes_there(remote)
     wanted: dict[str, int] = {}
     for info in infos:
         with open_directory(context, info) as directory:
             wanted.update((blob.digest, blob.nbytes) for blob in directory.manifest.blobs)
+    sizes = _sizes_there(remote, wanted)
     missing = tuple(
         (digest, nbytes) for digest, nbytes in sorted(wanted.items()) if nbytes not in sizes.get(digest, ())
     )
@@ -98,7 +98,7 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     """
     begun_s = time.monotonic()
     plan = plan_push(context, infos, remote)
-    work = _Push(context, remote, manner, plan)
+    work = Push(context, remote, manner, plan)
     try:
         work.send_all()
         work.beside()
@@ -124,19 +124,30 @@ def place_of(info: CheckpointInfo) -> Place:
     return Place(info.run, info.step, info.id)
 
 
-def _sizes_there(remote: Remote) -> dict[str, set[int]]:
-    """Return the sizes that a remote lists for the names of each digest."""
+def _sizes_there(remote: Remote, digests: Container[str]) -> dict[str, set[int]]:
+    """Return the sizes that a remote lists for the names of these digests; what else it lists is not kept."""
     sizes: dict[str, set[int]] = {}
     for listed in remote.objects.list(keys.BLOBS):
-        if (name := keys.blob_in(listed.key)) is not None:
+        if (name := keys.blob_in(listed.key)) is not None and name.digest in digests:
             sizes.setdefault(name.digest, set()).add(listed.nbytes)
     return sizes
 
 
-class _Push:
-    """A push under way."""
+def end_intents(remote: Remote, keys: Sequence[str]) -> None:
+    """Remove intents of pushes that have ended; those that stay go stale."""
+    with suppress(RemoteError):
+        remote.objects.delete(keys)
+
+
+class Push:
+    """A push under way.
+
+    Attributes:
+        may_exist: Whether the last checkpoint may be at the remote, whatever error was raised.
+    """
 
     def __init__(self, context: Context, remote: Remote, manner: Manner, plan: TransferPlan) -> None:
+        self.may_exist = False
         self.sent_bytes = self.sent_count = 0
         self.warnings: list[str] = []
         self._context, self._remote, self._manner, self._plan = context, remote, manner, plan
@@ -173,32 +184,44 @@ class _Push:
             return
         with ExitStack() as opened:
             # Open until their manifests are there: what is being pushed is not dropped here meanwhile (rule L).
-            directories = [opened.enter_context(open_directory(self._context, info)) for info in batch]
-            for _ in range(_BEGINNINGS):
-                intents = [self._intent(directory) for directory in directories]
-                try:
-                    self._send_under(directories, intents)
-                except Voided:
-                    continue
-                except BaseException:
-                    # A Ctrl-C must not wait for an answer below.
-                    self._end()
-                    raise
-                else:
-                    return
-                finally:
-                    # Best effort: one that stays goes stale, and a pruner takes it away.
-                    with suppress(RemoteError):
-                        self._remote.objects.delete([intent.key for intent in intents])
+            self.send([opened.enter_context(open_directory(self._context, info)) for info in batch])
+
+    def send(self, directories: Sequence[CheckpointDirectory], *, is_part: bool = False) -> list[str]:
+        """Send what is in directories that stay open; of a part all but its manifest.
+
+        Returns:
+            The keys of the intents that keep a part; else there are none any more.
+        """
+        for _ in range(_BEGINNINGS):
+            intents = [self._intent(directory, is_part=is_part) for directory in directories]
+            kept: list[str] = []
+            try:
+                self._send_under(directories, intents, is_part=is_part)
+                kept = [intent.key for intent in intents] if is_part else []
+            except Voided:
+                self.may_exist = False
+                continue
+            except BaseException:
+                # A Ctrl-C must not wait for an answer below.
+                self._end()
+                raise
+            else:
+                return kept
+            finally:
+                # Best effort: one that stays goes stale, and a pruner takes it away.
+                if not kept:
+                    end_intents(self._remote, [intent.key for intent in intents])
         msg = f"the push to {self._remote.name} was overtaken by a pruner {_BEGINNINGS} times"
         raise RemoteError(msg, hint="was this machine asleep? push again")
 
-    def _intent(self, directory: CheckpointDirectory) -> Intent:
+    def _intent(self, directory: CheckpointDirectory, *, is_part: bool) -> Intent:
         manifest = directory.manifest
-        place = Place(manifest.run, manifest.step, directory.manifest_id)
+        place = Place(manifest.run, manifest.step, "" if is_part else directory.manifest_id)
         return Intent.of(place, (blob.digest for blob in manifest.blobs), self._manner.clock)
 
-    def _send_under(self, directories: Sequence[CheckpointDirectory], intents: Sequence[Intent]) -> None:
+    def _send_under(
+        self, directories: Sequence[CheckpointDirectory], intents: Sequence[Intent], *, is_part: bool
+    ) -> None:
         objects = self._remote.objects
         for intent in intents:
             intent.write(objects)
@@ -224,7 +247,7 @@ class _Push:
         if gone:
             msg = f"{len(gone)} blobs are not at {self._remote.name} after they were sent, such as {gone[0]}"
             raise RemoteError(msg, hint="does another program remove objects there? push again")
-        for directory, intent in zip(directories, intents, strict=True):
+        for directory, intent in () if is_part else zip(directories, intents, strict=True):
             self._publish(directory, intent)
         for digest, tag in tags.items():
             # Of this push's own write, by its mark: another client may have written the same name since.
@@ -240,9 +263,8 @@ class _Push:
             asked = {digest: objects.head(keys.blob(name)) for digest, name in names.items()}
             found = {digest: listed for digest, listed in asked.items() if listed is not None}
         else:
-            listing = {listed.key: listed for listed in objects.list(keys.BLOBS)}
-            by_key = {digest: listing.get(keys.blob(name)) for digest, name in names.items()}
-            found = {digest: listed for digest, listed in by_key.items() if listed is not None}
+            by_key = {keys.blob(name): digest for digest, name in names.items()}
+            found = {by_key[listed.key]: listed for listed in objects.list(keys.BLOBS) if listed.key in by_key}
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest][0].nbytes}
 
     def _send_blob(self, directory: CheckpointDirectory, blob: BlobRecord, key: str) -> Listed:
@@ -274,6 +296,7 @@ class _Push:
         objects = self._remote.objects
         data = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
         # After all blobs were seen: from here the checkpoint exists whatever becomes of this process.
+        self.may_exist = True
         if self._remote.cas:
             intent.commit(objects, data)
         place = intent.place

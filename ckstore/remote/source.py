@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ckstore.remote.objects import Objects
 
 
+_MOST_PLACES = 1_000_000
+
+
 class Source(Protocol):
     """What a pull and a read of evicted blobs ask for. Every method may be called by several threads."""
 
@@ -72,6 +75,8 @@ class ObjectSource:
                 found.add(place)
             elif (gone := keys.dropped_in(listed.key)) is not None:
                 dropped.add(gone)
+            if len(found) + len(dropped) > _MOST_PLACES:  # what is listed is kept, and costs a liar nothing
+                raise RemoteError(f"{self.name} lists more than {_MOST_PLACES:,} checkpoints")
         return sorted(found - dropped)
 
     def manifest(self, place: Place) -> bytes | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import parse_size
-from ckstore.ops.refs.find import text_of
+from ckstore.ops.refs.find import AnyRef, text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote.choice import HINT, Choice
@@ -23,29 +24,33 @@ from ckstore.remote.reach import RemoteLike, reach, source_of
 
 if TYPE_CHECKING:
     from ckstore.model.reports.evict_report import EvictReport
-    from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
+    from ckstore.remote.choice import ChoiceOptions, TransferOptions
     from ckstore.remote.keys import Place
     from ckstore.remote.source import Source
 
 
-def manner(bwlimit: int | str | None, progress: Progress | None) -> Manner:
-    """Return how a transfer goes; `bwlimit` is a number of bytes a second, or a size.
+Refs = AnyRef | Iterable[AnyRef] | None
+
+
+def _manner(options: TransferOptions) -> Manner:
+    """Return how a transfer goes.
 
     Raises:
-        BadInput: It is not above 0.
+        BadInput: `bwlimit` is not above 0.
     """
+    bwlimit = options.get("bwlimit")
     bytes_s = parse_size(bwlimit) if isinstance(bwlimit, str) else bwlimit
     if bytes_s is not None and bytes_s <= 0:
         raise BadInput(f"bwlimit is a number of bytes a second above 0, got {bwlimit!r}")
-    return Manner(bytes_s, progress)
+    return Manner(bytes_s, options.get("progress"))
 
 
-def plan_push(context: Context, choice: Choice, remote: RemoteLike | None) -> TransferPlan:
+def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
     """See `ckstore.Store.plan_push`."""
-    infos = choice.of(context)
+    infos = Choice(refs, options).of(context)
     there = reach(context, remote)
     if isinstance(there, Remote):
         return pushing.plan_push(context, infos, there)
@@ -54,17 +59,10 @@ def plan_push(context: Context, choice: Choice, remote: RemoteLike | None) -> Tr
     return replace(plan, direction="push", remote=there.name)
 
 
-def push(
-    context: Context,
-    choice: Choice,
-    remote: RemoteLike | None,
-    *,
-    bwlimit: int | str | None = None,
-    progress: Progress | None = None,
-) -> TransferReport:
+def push(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferReport:
     """See `ckstore.Store.push`."""
-    how = manner(bwlimit, progress)
-    infos = choice.of(context)
+    how = _manner(options)
+    infos = Choice(refs, options).of(context)
     there = reach(context, remote, writing=True)
     if isinstance(there, Remote):
         return pushing.push(context, infos, there, how)
@@ -75,29 +73,27 @@ def push(
     return replace(report, direction="push", remote=there.name)
 
 
-def plan_pull(context: Context, choice: Choice, remote: RemoteLike | None) -> TransferPlan:
+def plan_pull(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
     """See `ckstore.Store.plan_pull`."""
     source = source_of(reach(context, remote))
-    return pulling.plan_pull(context, source, _places(context, source, choice))
+    return pulling.plan_pull(context, source, _places(context, source, Choice(refs, options)))
 
 
-def pull(  # noqa: PLR0917
-    context: Context,
-    choice: Choice,
-    remote: RemoteLike | None,
-    if_exists: IfExists,
-    bwlimit: int | str | None,
-    progress: Progress | None,
+def pull(
+    context: Context, refs: Refs, remote: RemoteLike | None, if_exists: IfExists, options: TransferOptions
 ) -> TransferReport:
     """See `ckstore.Store.pull`."""
-    how = manner(bwlimit, progress)
+    how = _manner(options)
     context.check_writable()
     source = source_of(reach(context, remote))
-    return Pull(context, source, how, if_exists).bring(_places(context, source, choice))
+    return Pull(context, source, how, if_exists).bring(_places(context, source, Choice(refs, options)))
 
 
-def evict(context: Context, choice: Choice, remote: RemoteLike | None, *, rule: bool, dry_run: bool) -> EvictReport:
+def evict(
+    context: Context, refs: Refs, remote: RemoteLike | None, options: ChoiceOptions, *, rule: bool, dry_run: bool
+) -> EvictReport:
     """See `ckstore.Store.evict`."""
+    choice = Choice(refs, options)
     if rule:
         if choice.refs is not None or choice.by_rule() or remote is not None:
             raise BadInput("keep_local and the mirror say which checkpoints go, and others were named as well")

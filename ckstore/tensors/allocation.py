@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ckstore.model.manifest.manifest import LeafKind
-    from ckstore.tensors.device.feed import FarMemory
+    from ckstore.tensors.device.feed import DeviceMemory
 
 
 # Two huge pages at least; huge ones everywhere were twice as slow where the host must give memory back (docs/adr/0007).
@@ -27,7 +27,7 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
         raise MemoryError(f"{nbytes} bytes for one storage could not be allocated") from error
 
 
-def allocate_far(sizes: Mapping[int, int], device: object) -> dict[int, FarMemory]:
+def allocate_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
     """Return fresh memory for storages of tensors on the device that `device` says; nothing if it says none.
 
     Raises:
@@ -37,7 +37,7 @@ def allocate_far(sizes: Mapping[int, int], device: object) -> dict[int, FarMemor
         return {}
     from ckstore.tensors import torch_leaves
 
-    return torch_leaves.empty_far(sizes, device)
+    return torch_leaves.empty_on_device(sizes, device)
 
 
 def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:

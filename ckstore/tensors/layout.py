@@ -27,7 +27,7 @@ class Region:
 
     address: int  # of its first byte
     nbytes: int  # its size
-    memory: Any  # its bytes, writable; `FarMemory` where it lies on a device
+    memory: Any  # its bytes, writable; `DeviceMemory` where it lies on a device
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:

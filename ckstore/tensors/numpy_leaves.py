@@ -24,7 +24,7 @@ class ArraySource:
     """The bytes of one array; see `source.ByteSource`. NumPy does not count modifications."""
 
     __slots__ = ("_view", "name", "nbytes")
-    is_far = False
+    on_device = False
 
     def __init__(self, name: str, flat: Bytes) -> None:
         self.name = name

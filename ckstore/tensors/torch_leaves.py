@@ -23,7 +23,7 @@ from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, ve
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.tensors.device.feed import FarMemory
+    from ckstore.tensors.device.feed import DeviceMemory
 
 DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -189,7 +189,7 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
     return found
 
 
-def empty_far(sizes: Mapping[int, int], device: object) -> dict[int, FarMemory]:
+def empty_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
     """Return memory where `device` says, as `to_device` reads it, if that is a device that is filled by transfers.
 
     Raises:
@@ -201,7 +201,7 @@ def empty_far(sizes: Mapping[int, int], device: object) -> dict[int, FarMemory]:
         return {}
     try:
         place = torch.empty(0, dtype=torch.uint8, device=torch.device(target)).device  # with its number
-        if not streams.is_far(place):
+        if not streams.is_accelerator(place):
             return {}
         from ckstore.tensors.device import feed
 

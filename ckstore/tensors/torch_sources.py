@@ -10,7 +10,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ckstore.errors import StateChanged
-from ckstore.tensors.device.streams import is_far
+from ckstore.tensors.device.streams import is_accelerator
 from ckstore.tensors.numpy_leaves import copy_bytes
 
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -23,7 +23,7 @@ Watched = tuple[torch.Tensor, int]  # A tensor of the state, and its version whe
 class TorchSource:
     """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it."""
 
-    __slots__ = ("_address", "_start", "_storage", "_view", "is_far", "name", "nbytes", "watched")
+    __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "on_device", "watched")
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TorchSource:
         self.name = name
         self.nbytes = nbytes
         self.watched = watched  # the tensors whose versions count modifications
-        self.is_far = is_far(storage.device)
+        self.on_device = is_accelerator(storage.device)
         self._storage = storage
         self._start = start
         self._address: int | None = None
@@ -47,7 +47,7 @@ class TorchSource:
         # Valid until the storage is resized, which is looked at with every call: a thread that frees it while the bytes
         # are being read breaks the rule that a state is left alone until `save` has returned.
         if self._address is None:
-            if self.is_far:
+            if self.on_device:
                 return None
             address = self._storage.data_ptr()
             self._view = memory_at(address + self._start, self.nbytes) if self._reaches() else memoryview(b"")
@@ -68,11 +68,11 @@ class TorchSource:
         elif stop > start:
             torch.frombuffer(out, dtype=torch.uint8).copy_(self.flat()[start:stop])
 
-    def far_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+    def device_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
         """Return these bytes on their device, and where among them each part begins."""
         return [(0, self.flat()[start:stop])] if stop > start else []
 
-    def far_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
+    def device_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
         """Return the device, the address and the size of these bytes, in a fifth of the time of a tensor."""
         storage = self._storage
         return [(storage.device, storage.data_ptr() + self._start + start, stop - start)] if stop > start else []
@@ -111,9 +111,9 @@ class GappedSource:
         self._sources = sources
 
     @property
-    def is_far(self) -> bool:
+    def on_device(self) -> bool:
         """Whether the processor cannot address them."""
-        return self._sources[0].is_far
+        return self._sources[0].on_device
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes, uncopied; None if they are not all in one range, on the CPU."""
@@ -132,15 +132,15 @@ class GappedSource:
             done = high
         out[done - start :] = bytes(stop - done)
 
-    def far_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+    def device_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
         """Return these bytes on their device but for the gaps, and where among them each part begins."""
         found = self._between(start, stop)
         return [(low - start, source.flat()[low - place : high - place]) for place, source, low, high in found]
 
-    def far_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
-        """Return the device, the address and the size of each of `far_parts`."""
+    def device_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
+        """Return the device, the address and the size of each of `device_parts`."""
         found = self._between(start, stop)
-        return [place for at, source, low, high in found for place in source.far_places(low - at, high - at)]
+        return [place for at, source, low, high in found for place in source.device_places(low - at, high - at)]
 
     def weakly(self) -> None:
         """Return nothing: several ranges are not remembered."""

@@ -1,4 +1,4 @@
-"""What push and pull have in common: which checkpoints, where, how fast, and what is said of it."""
+"""What push, pull and evict have in common: which checkpoints, where, how fast, and what is said of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def transfer_options(function: F) -> F:
-    """Add the options that say what is moved, and how."""
+def choice_options(function: F) -> F:
+    """Add `ckstore.ChoiceOptions`, the remote, and whether to do it at all."""
     for option in reversed(
         (
-            click.option("--all", "all_of_them", is_flag=True, help="Every checkpoint."),
+            click.option("--all", is_flag=True, help="Every checkpoint."),
             click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag."),
             click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run."),
             click.option(
@@ -29,12 +29,17 @@ def transfer_options(function: F) -> F:
                 metavar="NAME",
                 help="A remote, or the directory of another store. Default: the only remote.",
             ),
-            click.option("--bwlimit", metavar="SIZE", help="At most this much a second, such as 50MiB."),
-            click.option("--dry-run", is_flag=True, help="Only say what would be moved."),
+            click.option("--dry-run", is_flag=True, help="Change nothing; only say what would be done."),
         )
     ):
         function = option(function)
     return function
+
+
+def transfer_options(function: F) -> F:
+    """Add `ckstore.TransferOptions`, the remote, and whether to do it at all."""
+    limit = click.option("--bwlimit", metavar="SIZE", help="At most this much a second, such as 50MiB.")
+    return choice_options(limit(function))
 
 
 def print_plan(out: Output, plan: TransferPlan) -> None:

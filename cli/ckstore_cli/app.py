@@ -35,6 +35,7 @@ COMMANDS = {
     "annotate": "names",
     "tag": "names",
     "pin": "names",
+    "rename-run": "names",
     "delete": "space",
     "undo": "space",
     "du": "look",
@@ -147,7 +148,15 @@ class App(click.Group):
 
 # "did you mean delete" for a typo is one Enter away from deleting checkpoints.
 _DELETING = ("delete", "prune", "gc")
-_OTHER_WORDS = {"rm": "delete", "remove": "delete", "untag": "tag -d", "unpin": "pin -d", "undelete": "undo"}
+_OTHER_WORDS = {
+    "rm": "delete",
+    "remove": "delete",
+    "untag": "tag -d",
+    "unpin": "pin -d",
+    "undelete": "undo",
+    "rename": "rename-run",
+    "mv": "rename-run",
+}
 """Words of other programs, and what they mean here."""
 _VERY_LIKE = 0.8
 

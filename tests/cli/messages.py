@@ -93,6 +93,7 @@ TYPICAL = (
     "pin",
     "pin -d nope",
     "pin -d 100",
+    "rename-run nope other",
     "delete 200",
     "delete 100",
     # Space.

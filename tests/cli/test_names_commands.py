@@ -257,3 +257,13 @@ def test_what_is_removed_is_named_and_nothing_else(run: Run, path: Path, words: 
 
     assert shown.exit_code == 2
     assert "-d needs the" in shown.stderr
+
+
+def test_a_run_gets_another_name(run: Run, path: Path) -> None:
+    assert run("rename-run", "main", "gpt", "--store", path).stdout == "renamed 3 checkpoints of main to gpt\n"
+
+    back = documents(run("rename-run", "gpt", "main", "--json", "--store", path).stdout)
+
+    assert [(one["run"], one["step"]) for one in back] == [("main", 100), ("main", 200), ("main", 300)]
+    assert run("rename-run", "absent", "main", "--store", path).exit_code == 4
+    assert "did you mean rename-run?" in run("mv", "main", "gpt", "--store", path).stderr

@@ -78,9 +78,9 @@ def test_what_loses_its_lock_in_the_middle_changes_nothing(
         nonlocal losses
         found = waits(*given, **named)
         for held in locks._held:
-            if held.far is not None and held.far.path.name == lost.lock and not losses:
-                fcntl.flock(held.far._fd, fcntl.LOCK_UN)
-                LockFile.take(held.far.path, exclusive=True, timeout_s=0.0).close()
+            if held.file is not None and held.file.path.name == lost.lock and not losses:
+                fcntl.flock(held.file._fd, fcntl.LOCK_UN)
+                LockFile.take(held.file.path, exclusive=True, timeout_s=0.0).close()
                 losses += 1
         return found
 

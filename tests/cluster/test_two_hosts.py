@@ -24,7 +24,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import locks
 from ckstore.fs.locks import DirectoryLock
-from ckstore.objects import far_locks, publish
+from ckstore.objects import publish, store_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents import atomic_file
 from ckstore.ops.free import drop, gc
@@ -209,10 +209,10 @@ def test_where_locks_reach_other_hosts_one_host_at_a_time_replaces_drops_collect
     one.save(state(1), step=1)
     two.save(state(2), step=2)
     layout = one._context.layout
-    lock_run = partial(far_locks.lock_run, layout, "main", exclusive=True, timeout_s=0.0)
+    lock_run = partial(store_locks.lock_run, layout, "main", exclusive=True, timeout_s=0.0)
 
     def trash() -> DirectoryLock:
-        lock = far_locks.try_trash(layout)
+        lock = store_locks.try_trash(layout)
         assert lock is not None
         return lock
 
@@ -244,10 +244,10 @@ def test_a_save_whose_lock_was_lost_publishes_nothing(
 
     def looking(*given: Any) -> Any:
         """The server forgets the locks, and the other host takes this one for a moment."""
-        (lock,) = (lock for lock in locks._held if lock.far is not None)
-        assert lock.far is not None
-        fcntl.flock(lock.far._fd, fcntl.LOCK_UN)
-        far_locks.lock_run(two._context.layout, "main", exclusive=True, timeout_s=0.0).release()
+        (lock,) = (lock for lock in locks._held if lock.file is not None)
+        assert lock.file is not None
+        fcntl.flock(lock.file._fd, fcntl.LOCK_UN)
+        store_locks.lock_run(two._context.layout, "main", exclusive=True, timeout_s=0.0).release()
         return look(*given)
 
     monkeypatch.setattr(publish, "_existing_to_keep", looking)
@@ -271,10 +271,10 @@ def test_a_delete_whose_lock_was_lost_changes_nothing(
 
     def looking(path: Any) -> Any:
         found = look(path)
-        (lock,) = (lock for lock in locks._held if lock.far is not None)
-        assert lock.far is not None
-        fcntl.flock(lock.far._fd, fcntl.LOCK_UN)
-        far_locks.lock_run(two._context.layout, "main", exclusive=True, timeout_s=0.0).release()
+        (lock,) = (lock for lock in locks._held if lock.file is not None)
+        assert lock.file is not None
+        fcntl.flock(lock.file._fd, fcntl.LOCK_UN)
+        store_locks.lock_run(two._context.layout, "main", exclusive=True, timeout_s=0.0).release()
         return found
 
     monkeypatch.setattr(drop, "id_at", looking)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckstore.codecs import container
-from ckstore.codecs.casts import predict
+from ckstore.codecs import container, zstd
+from ckstore.codecs.casts import predicted
 from ckstore.codecs.container import HEAD_BYTES, Header, Run, header_bytes
-from ckstore.codecs.tiles import TILE_BYTES, Codec
+from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob
 
 _PLAIN, _BASE = (f"xxh3-{digit * 32}" for digit in "ab")
@@ -73,7 +74,7 @@ def test_a_copy_in_half_the_width_takes_no_bytes(kind: Any) -> None:
         copy, Header(_PLAIN, len(copy), (_BASE,), (Run(len(copy), 2, kind, 0, 0),)), reader(masters.tobytes())
     )
 
-    assert predict(kind, masters.tobytes()) == copy
+    assert bytes(predicted(kind, masters.tobytes())) == copy
     assert len(data) < 300
     assert decode_all(data, reader(masters.tobytes())) == copy
 
@@ -86,9 +87,51 @@ def test_casts_are_those_of_torch(bits: list[int]) -> None:
     values = torch.from_numpy(masters.view("<f4").copy())
     for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
         wanted = values.to(dtype).view(torch.int16).numpy().view("<u2")
-        found = np.frombuffer(predict(kind, masters.tobytes()), "<u2")  # type: ignore[arg-type]
+        found = np.frombuffer(predicted(kind, masters.tobytes()), "<u2")  # type: ignore[arg-type]
         # A NaN may keep other bits in torch: it is stored as a difference then.
         assert ((found == wanted) | np.isnan(masters.view("<f4"))).all()
+
+
+_SIZES = st.sampled_from([0, 1, 8, 4096, TILE_BYTES, TILE_BYTES + 8, 2**31, 2**60, -1])
+_BASES = st.integers(-1, 2)
+_RUNS = st.lists(
+    st.one_of(
+        st.tuples(_SIZES, st.sampled_from([1, 2, 4, 8, 3])).map(list),
+        st.tuples(
+            _SIZES, st.sampled_from([2, 4]), st.sampled_from(["same", "bf16", "x"]), st.integers(-1, 2), _SIZES
+        ).map(list),
+        st.none(),
+    ),
+    max_size=3,
+)
+
+
+@pytest.mark.property
+@given(
+    runs=_RUNS,
+    nbytes=st.none() | _SIZES,
+    tiles=st.lists(
+        st.tuples(st.integers(0, 6), st.one_of(st.binary(max_size=40), st.binary(max_size=40).map(zstd.compress))),
+        max_size=4,
+    ),
+    tail=st.binary(max_size=3),
+)
+def test_a_drawn_container_gives_one_error_or_as_many_bytes_as_it_says(
+    runs: list[Any], nbytes: int | None, tiles: list[tuple[int, bytes]], tail: bytes
+) -> None:
+    said = [run[0] for run in runs if run]
+    members = {"bases": [_BASE], "bytes": sum(said) if nbytes is None else nbytes, "plain": _PLAIN, "runs": runs}
+    head = json.dumps(members).encode()
+    table = b"".join((codec << 24 | len(data)).to_bytes(4, "little") for codec, data in tiles)
+    stored = b"".join(data for _, data in tiles)
+    file = container.MAGIC + len(head).to_bytes(4, "little") + head + table + stored + tail
+    base = bytes(2 * TILE_BYTES)
+    start = time.process_time()
+
+    with contextlib.suppress(DamagedBlob):
+        assert len(decode_all(file, reader(base))) == sum(said)
+
+    assert time.process_time() - start < 2
 
 
 def _with_header(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -143,10 +186,3 @@ def test_a_flipped_byte_or_a_cut_gives_one_error_or_other_bytes(at: int, byte: i
     except DamagedBlob:
         return
     assert not cut
-
-
-def test_every_codec_but_raw_and_planes_needs_a_base() -> None:
-    run = Run(8, 8)
-    needing = {c for c in Codec if container.needs_base(container.Tile(run, 0, 8, 0, c, 0, 0))}
-
-    assert needing == {Codec.DIFFERENCE, Codec.GAPS, Codec.SAME}

@@ -119,6 +119,26 @@ def _pruning(store: Store, journal: Journal) -> None:
     _prune(store, journal, RetentionPolicy(keep_last=2))
 
 
+def _compacted(path: Path, journal: Journal) -> None:
+    """A store of which three checkpoints are encoded against the newest, and one more was saved."""
+    names = ("first", "second", "small-0", "small-1")
+    _saved(*names, "second")(path, journal)
+    with Store.open(path) as store:
+        store.compact(keep_newest=1)
+        save(store, journal, len(names) + 2, "first")
+
+
+def _compacting_again(store: Store, journal: Journal) -> None:
+    """Encode what others are decoded with: each of them gets a new directory."""
+    store.compact(keep_newest=1)
+
+
+def _dropping_a_base(store: Store, journal: Journal) -> None:
+    _delete(store, journal, 5)
+    store.gc()
+    store.compact(keep_newest=1)
+
+
 def history(seed: int) -> Scenario:
     """Return a scenario of many acts of all kinds, drawn from a seed: the longest log, with the most to lose."""
 
@@ -171,6 +191,8 @@ _MORE = (
     Scenario("pin", _saved("first", "other"), _open, _pinning, uncertain=True),
     Scenario("annotate", _saved("first"), _open, _annotating, uncertain=True),
     Scenario("set_retention", _saved("first"), _open, _choosing, uncertain=True),
+    Scenario("compact_again", _compacted, _open, _compacting_again),
+    Scenario("compact_over_a_hole", _compacted, _open, _dropping_a_base, uncertain=True),
     Scenario("prune", _saved("first", "second", "other", "small-0"), _open, _pruning, uncertain=True),
 )
 _NOT_THE_STORE = ("checkout", "export")

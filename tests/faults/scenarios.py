@@ -216,6 +216,34 @@ def _settle_undo(is_kept: bool) -> Callable[[Path, bool], list[str]]:
     return settle
 
 
+_RENAMED = "renamed"
+
+
+def _renaming(store: Store, journal: Journal) -> None:
+    for step, name in enumerate(("first", "second"), 1):
+        journal.begin((RUN, step), None)
+        journal.begin((_RENAMED, step), name)
+    if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
+        store.rename_run(RUN, _RENAMED)
+    for step, name in enumerate(("first", "second"), 1):
+        journal.done((RUN, step), None)
+        journal.done((_RENAMED, step), name)
+
+
+def _settle_rename(path: Path, done: bool) -> list[str]:
+    """Each checkpoint is whole under one name at least, and another try ends it."""
+    with Store.open(path) as store:
+        found = {(info.run, info.step): fingerprint(store.load(info)) for info in store.checkpoints()}
+        wrong = [
+            f"step {step} is lost"
+            for step, name in enumerate(("first", "second"), 1)
+            if expected(name) not in (found.get((RUN, step)), found.get((_RENAMED, step)))
+        ]
+        if any(run == RUN for run, _ in found):
+            store.rename_run(RUN, _RENAMED)
+        return wrong
+
+
 def _collecting(store: Store, journal: Journal) -> None:
     store.gc()
 
@@ -464,6 +492,7 @@ SCENARIOS = {
         Scenario("delete_with_undo", _keeping, _open, _deleting(2), uncertain=True, settle=_settle_undo(is_kept=True)),
         Scenario("undelete", _undoable, _open, _bringing_back, uncertain=True, settle=_settle_undo(is_kept=True)),
         Scenario("purge", _undoable, _open, _purging, settle=_settle_undo(is_kept=False)),
+        Scenario("rename_run", _saved("first", "second"), _open, _renaming, uncertain=True, settle=_settle_rename),
         Scenario("verify_repair", _damaged, _open, _repairing, begins_damaged=True, settle=_settle_repair),
         Scenario("save_over_rot", _rotten, _open, _saving(3, "first"), begins_damaged=True, settle=_settle_rot),
         Scenario("commit", _with_files, _open, _committing(2, "files-2")),

@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.acts import ACTS, FOREIGN
 from tests.faults.harness import Faults
-from tests.support.coverage import covered
+from tests.support.coverage import covered, drawn
 
 pytestmark = pytest.mark.crash
 
@@ -83,7 +83,7 @@ def wrong(given: Given, store: str) -> str:
     return f"{given.call} of {given.path} in an open directory: follows a symlink" if given.follows else ""
 
 
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("act", drawn(ACTS, 3, "load_marks"))
 def test_no_act_gives_the_kernel_a_path_below_the_root(
     faults: Faults, capfd: pytest.CaptureFixture[str], act: str
 ) -> None:

@@ -2,9 +2,9 @@
 
 ``CKSTORE_CRASH=full`` goes through every call of ckstore that changes, opens or locks something: at each the directory
 of the call is swapped, and the one above it or one of the other directories of a store in turn; half of them are
-swapped back before the next call. Those of SQLite are left out: they go to no directory but the root. Else a sample,
-another one each day. An act may fail then, with an error of ckstore. What is compared is everything beside the store:
-bytes, modes, links and times (`neighbour.seen`).
+swapped back before the next call. Those of SQLite are left out: they go to no directory but the root. Else a sample
+of a third of the acts, another one for each commit. An act may fail then, with an error of ckstore. What is compared is
+everything beside the store: bytes, modes, links and times (`neighbour.seen`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 from tests.faults.acts import ACTS
 from tests.faults.harness import Faults, split, spread
 from tests.faults.neighbour import ABOVE, HERE, PLACES, Neighbour
-from tests.support.coverage import covered, lane_seed
+from tests.support.coverage import covered, drawn, lane_seed
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
@@ -28,7 +28,7 @@ _SAMPLE = 2
 _OTHERS = (ABOVE, *PLACES)
 
 
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("act", drawn(ACTS, 3, "gc"))
 def test_a_directory_that_is_swapped_at_any_call_leads_nowhere(
     faults: Faults, capfd: pytest.CaptureFixture[str], act: str
 ) -> None:

@@ -18,7 +18,7 @@ from tests.support.coverage import covered, sample_seed
 
 pytestmark = pytest.mark.crash
 
-_SAMPLE = 4
+_SAMPLE = 2
 _ONE_CATALOG_CALL_IN = 4
 
 

@@ -47,7 +47,7 @@ _ONE_CATALOG_CALL_IN = 4
 _ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR, errno.EROFS, errno.ESTALE)
 
 WAYS = {
-    "changing": Failing(Family.MUTATING, _ERRORS, 5),
+    "changing": Failing(Family.MUTATING, _ERRORS, 2),
     "opening": Failing(Family.OPEN | Family.CREATE, (errno.EMFILE,), 2),
     "short": Failing(Family.WRITE, (0,), 2, mode="short"),
     "closing": Failing(Family.CLOSE, (errno.EIO,), 2),

@@ -38,9 +38,9 @@ SAVE = {
 }
 """Of `save`; `copy_and_hash` and `write` are sums over all threads."""
 LOAD = {
-    "allocate": "ckstore.ops.read.storage_read:allocate_far",
-    "read_far": "ckstore.ops.read.load:read_far_memories",
-    "read_near": "ckstore.ops.read.load:read_memories",
+    "allocate": "ckstore.ops.read.storage_read:allocate_on_device",
+    "read_device": "ckstore.ops.read.load:read_device_memories",
+    "read_memory": "ckstore.ops.read.load:read_memories",
     "read_pieces": "ckstore.objects.pieces:PieceReader.read",
     "read_file": "ckstore.fs.files:read_into",
     "wait_for_slots": "ckstore.tensors.device.feed:_Slot.wait",

@@ -114,6 +114,8 @@ def _changes(store: Store, scene: Scene) -> Iterator[Act]:
     yield Act("replace", lambda: store.save(state(11), step=9, if_exists="replace"))
     yield Act("gc", store.gc)
     yield Act("set a policy", lambda: setattr(store.config, "retention", RetentionPolicy(keep_last=2)))
+    yield Act("compact", store.compact)
+    yield Act("compact all", lambda: store.compact(keep_newest=1))
     yield Act("save with a policy", lambda: store.save(state(12), step=12))
     yield Act("unpin", lambda: store.unpin("main@2"))
     yield Act("untag", lambda: store.untag("again"))
@@ -159,6 +161,8 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("prune", "--keep-last", "1"),
     ("gc", "--dry-run"),
     ("gc",),
+    ("compact", "--dry-run"),
+    ("compact", "--keep-newest", "1"),
     ("verify",),
     ("reindex",),
     ("log",),

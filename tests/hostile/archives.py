@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 import sqlite3
 
-from tests.hostile import archives_index, archives_kinds, archives_links, archives_manifests, archives_names
+from tests.hostile import (
+    archives_encoded,
+    archives_index,
+    archives_kinds,
+    archives_links,
+    archives_manifests,
+    archives_names,
+)
 from tests.hostile.places import DOCUMENTS, spoil_document, spoil_names
 from tests.hostile.scene import Builder, Scene
 
@@ -15,6 +22,7 @@ HAND_MADE: dict[str, Builder] = {
     **archives_index.CASES,
     **archives_names.CASES,
     **archives_manifests.CASES,
+    **archives_encoded.CASES,
 }
 """Name -> how the store is made."""
 
@@ -34,6 +42,8 @@ SHORT = (
     "sequence 2^53",
     "one tensor of 2^61 elements, all in one place",
     "100 views that overlap",
+    "runs that jump to and fro in a chain",
+    "half a GiB of zeros in 20 KB",
 )
 """Of these `make test` tries some, others for each commit."""
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ckstore.fs import locks
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.objects.documents import marks
 
+StoreKind = Literal["small", "chunked", "compacted"]
 POLICY = RetentionPolicy(keep_last=1, keep_best=Best("loss", n=1))
 STEPS = 6
 _LOSSES = (9.0, 5.0, 7.0, 8.0, 6.0, 9.5)
@@ -29,15 +30,18 @@ _ANNOTATED = 3
 """The best by a metric that was added later."""
 
 
-def state(step: int, *, chunked: bool) -> dict[str, Any]:
+def state(step: int, kind: StoreKind) -> dict[str, Any]:
     """Return a state of which most is the same in each step."""
     fixed, moving = np.random.default_rng(0), np.random.default_rng(step + 1)
+    head = moving.random(300)
+    if kind == "compacted":  # of which few elements differ
+        head = np.where(moving.random(4000) < 0.02, 0.5, fixed.normal(size=4000)).astype("<f4")
     return {
         "frozen": {
-            "big": fixed.integers(0, 256, 2**20 + 9 if chunked else 999, dtype=np.uint8),
+            "big": fixed.integers(0, 256, 2**20 + 9 if kind == "chunked" else 999, dtype=np.uint8),
             "bias": fixed.random(200),
         },
-        "head": moving.random(300),
+        "head": head,
         "text": f"step {step}",
         "step": step,
     }
@@ -75,6 +79,7 @@ class Flip:
             return "blobs"
         return {
             "manifest.json": "manifests",
+            "plain.json": "plain_manifests",
             "annotations.json": "annotations",
             "damaged.json": "marks",
             "store.json": "settings",
@@ -134,20 +139,24 @@ class Template:
             os.symlink(target, root / name)
 
 
-def build(root: Path, *, chunked: bool) -> None:
+def build(root: Path, kind: StoreKind) -> None:
     """Make the store: steps with metrics, one of which was added later, a tag, a pin, a mark, settings.
 
-    `chunked`: with a chunk of its own in the state, and a share of 1, so that each save reads all of it again; else the
-    state is so small that the share that a store has from the start is all of it.
+    `kind`: with a chunk of its own in the state, and a share of 1, so that each save reads all of it again; or with
+    older steps in encoded form; else the state is so small that the share that a store has from the start is all of it.
     """
     with Store.init(root, chunk_bytes=2**20) as store:
         for step in range(STEPS):
-            store.save(state(step, chunked=chunked), step=step, metrics={"loss": _LOSSES[step]}, message=f"at {step}")
+            store.save(state(step, kind), step=step, metrics={"loss": _LOSSES[step]}, message=f"at {step}")
         store.annotate(_ANNOTATED, metrics={"loss": 0.5}, note="after the evaluation")
+        if kind == "compacted":  # also what is tagged and pinned later
+            report = store.compact(keep_newest=1)
+            if len(report.compacted) != STEPS - 1 or report.skipped:
+                raise RuntimeError(str(report))
         store.tag("good", TAGGED)
         store.pin(2, "for the paper")
         store.config.make_room = RetentionPolicy(keep_last=5)
-        if chunked:
+        if kind == "chunked":
             store.config.recheck_share = 1
         store.verify(sample=0.5)
         with locks.lock_shared(store._context.layout.checkpoint("main", 4)) as lock:
@@ -219,13 +228,13 @@ class Facts:
     dropped: frozenset[int]
 
 
-def look(root: Path, *, chunked: bool) -> tuple[Facts, list[str]]:
+def look(root: Path, kind: StoreKind) -> tuple[Facts, list[str]]:
     """Load, list, plan, save, drop and load again, as a trainer that goes on does; return facts, and broken promises.
 
     What is refused with an error of ckstore breaks none; any other error does.
     """
     broken: list[str] = []
-    acts = _Acts(root, chunked, broken)
+    acts = _Acts(root, kind, broken)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         store = acts.tried("open", lambda: Store.open(root))
@@ -246,7 +255,7 @@ def compared(facts: Facts, twin: Facts, of: Flip) -> list[str]:
             said = [replace(one, metrics={}, notes=()) for one in said]
         if of.kind == "refs" and known is not None and not info.tags:  # so is a tag
             said = [replace(one, tags=()) for one in said]
-        if of.kind in ("blobs", "marks") and known is not None:  # one that was found out is marked
+        if of.kind in ("blobs", "plain_manifests", "marks") and known is not None:  # one that was found out is marked
             said = [replace(one, damaged=False) for one in said]
         if said[0] != said[1]:
             broken.append(f"listed other facts of step {step}")
@@ -258,9 +267,9 @@ def compared(facts: Facts, twin: Facts, of: Flip) -> list[str]:
 
 
 class _Acts:
-    def __init__(self, root: Path, chunked: bool, broken: list[str]) -> None:
+    def __init__(self, root: Path, kind: StoreKind, broken: list[str]) -> None:
         self._root = root
-        self._chunked = chunked
+        self._kind = kind
         self._broken = broken
 
     def tried(self, what: str, act: Callable[[], Any]) -> Any:
@@ -289,6 +298,8 @@ class _Acts:
         plan = self.tried("plan", lambda: store.plan_retention(POLICY, run="main"))
         report = None if plan is None else self.tried("prune", lambda: store.prune(POLICY, run="main"))
         dropped = frozenset(info.step for info in report.dropped) if report is not None else frozenset()
+        if self._kind == "compacted":  # what is wrong must not be spread, or encoded as if it were right
+            self.tried("compact", partial(store.compact, keep_newest=1))
         self.tried("gc", store.gc)
         for step in sorted(whole - dropped):
             if not self._loads(store, step):
@@ -296,7 +307,7 @@ class _Acts:
         return Facts(listed, planned, dropped)
 
     def _state(self, content: int) -> dict[str, Any]:
-        return state(content, chunked=self._chunked)
+        return state(content, self._kind)
 
     def _loads(self, store: Store, step: int, content: int | None = None) -> bool:
         loaded = self.tried(f"load {step}", lambda: store.load(f"main@{step}"))

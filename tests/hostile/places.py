@@ -17,10 +17,12 @@ from ckstore import Best, RetentionPolicy, Store
 from ckstore.model.digest import algorithm_named
 from tests.hostile.spoiling import spoiled_bytes, spoiled_value
 
-GOOD, SPOILED = "main@1", "main@2"
+GOOD, SPOILED, COMPACTED = "main@1", "main@2", "old@1"
 DOCUMENTS = {
     "manifest": "checkpoints/main/2/manifest.json",
     "manifest of files": "checkpoints/files/3/manifest.json",
+    "encoding": "checkpoints/old/1/manifest.json",
+    "manifest of a compacted one": "checkpoints/old/1/plain.json",
     "annotations": "checkpoints/main/2/annotations.json",
     "mark": "checkpoints/main/2/damaged.json",
     "pin": "pins/figure.json",
@@ -28,7 +30,7 @@ DOCUMENTS = {
     "store": "store.json",
 }
 _DOCUMENT_MOST_BYTES = 16 * 2**20
-_FORMATS = ("manifest", "manifest of files")
+_FORMATS = ("manifest", "manifest of files", "encoding", "manifest of a compacted one")
 _RUNS = ("..", "a b", "\u0660", "x" * 101, ".hidden", "-rf", "a\nb", "é")
 _STEPS = ("007", "-1", "1e3", "\u0663", str(2**53 + 1), "9" * 200, "0x10", "2 ", "latest")
 _TARGETS = (
@@ -70,6 +72,10 @@ def make_store(path: Path) -> None:
     (source / "config.json").write_text("{}")
     (source / "link").symlink_to("sub/data.bin")
     store.commit(source, step=3, run="files", times=True)
+    for step in (1, 2):
+        weights = np.full(9000, step, "<f4")
+        store.save({"w": weights, "long": np.arange(300_000, dtype="<u4") % (1000 + step)}, step=step, run="old")
+    store.compact(run="old", keep_newest=1)
     store.annotate(SPOILED, metrics={"bleu": 27.0}, note="diverges")
     store.pin(SPOILED, "figure 3", "30d")
     next((path / "pins").iterdir()).rename(path / DOCUMENTS["pin"])
@@ -169,8 +175,9 @@ def _another_kind(store: Path, draw: random.Random) -> None:
 
 
 def _a_blob(store: Path, draw: random.Random) -> None:
-    """A blob of the checkpoint is a symlink, a directory, a pipe, or shorter."""
-    blob = draw.choice(sorted((store / "checkpoints/main/2/blobs").iterdir()))
+    """A blob of a checkpoint is a symlink, a directory, a pipe, or shorter."""
+    of = draw.choice(("main/2", "old/1"))
+    blob = draw.choice(sorted((store / f"checkpoints/{of}/blobs").iterdir()))
     nbytes = blob.stat().st_size
     blob.unlink()
     how = draw.randrange(4)

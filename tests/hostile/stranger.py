@@ -14,13 +14,13 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError
-from tests.hostile.acts import ExitStatus, acts, as_json
+from tests.hostile.acts import Act, ExitStatus, acts, as_json
 from tests.hostile.scene import STRANGER, Scene, bytes_there
 
 CPU_S = 10.0
@@ -48,6 +48,10 @@ class Visit(NamedTuple):
     wrong: list[str]
 
 
+Give = Callable[[Scene], Iterator[Act]]
+"""Gives what the user does."""
+
+
 class _TooLong(BaseException):
     """An act takes longer than it may."""
 
@@ -69,15 +73,21 @@ def import_everything() -> None:
     torch.set_num_threads(1)
 
 
-def visit(scene: Scene) -> Visit:
-    """Do everything with the store of `scene` in a fork; the store belongs to the user who does it."""
-    nbytes = bytes_there(scene)
+def visit(scene: Scene, give: Give = acts, more_bytes: int = 0) -> Visit:
+    """Do everything with the store of `scene` in a fork; the store belongs to the user who does it.
+
+    Args:
+        scene: The store, and what lies around it.
+        give: Gives what is done.
+        more_bytes: Memory that is allowed beside the bytes of the store.
+    """
+    nbytes = bytes_there(scene) + more_bytes
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         try:
-            os.write(writing, as_json(_inside(scene, nbytes)))
+            os.write(writing, as_json(_inside(scene, nbytes, give)))
             os._exit(0)
         except BaseException:
             os.write(writing, as_json(Visit(0, 0, ["the process itself: " + traceback.format_exc()])))
@@ -98,13 +108,13 @@ def visit(scene: Scene) -> Visit:
     return Visit(*json.loads(told))
 
 
-def _inside(scene: Scene, nbytes: int) -> Visit:
+def _inside(scene: Scene, nbytes: int, give: Give) -> Visit:
     most = _become_stranger(scene, nbytes)
     warnings.simplefilter("ignore")
     done, refused, wrong = 0, 0, list[str]()
     gc.freeze()  # what is collected below is what the acts left
     last = os.open(scene.out / "last", os.O_WRONLY | os.O_CREAT, 0o600)
-    for act in acts(scene):
+    for act in give(scene):
         done += 1
         os.ftruncate(last, 0)
         os.pwrite(last, act.name.encode(), 0)

@@ -24,7 +24,7 @@ from tests.support.requirements import CRASH_FULL
 pytestmark = [pytest.mark.crash]
 
 PARSED = 19_000 if CRASH_FULL else 400
-USED = 1_000 if CRASH_FULL else 12
+USED = 1_000 if CRASH_FULL else 4
 _TOLD = 5
 
 

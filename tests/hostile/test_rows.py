@@ -18,6 +18,8 @@ from ckstore.catalog.forms import TABLES
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreWarning
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.layout import Layout
+from tests.support.coverage import sample_seed
+from tests.support.requirements import representatives
 
 STATE = {"w": b"1" * 9000}
 
@@ -121,7 +123,7 @@ WRONG: tuple[object, ...] = (
 COLUMNS = [(table, column) for table, columns in TABLES.items() for column in columns]
 
 
-@pytest.mark.parametrize("table, column", COLUMNS)
+@pytest.mark.parametrize("table, column", representatives(COLUMNS, *COLUMNS[(sample_seed() or 0) % 6 :: 6]))
 def test_a_value_that_is_not_of_its_form_is_damage_wherever_it_stands(root: Path, table: str, column: str) -> None:
     """Each question gets an answer of its form, or says that the catalog is damaged; then the whole test finds it."""
     with Store.open(root) as store:

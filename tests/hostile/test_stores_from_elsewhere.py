@@ -2,7 +2,7 @@
 
 Each is used in every way (`tests.hostile.acts`). Afterwards all around it is as it was, no act has taken longer than
 10 s or more than 256 MiB beyond the bytes of the store, and every refusal was an error of ckstore.
-``CKSTORE_CRASH=full`` tries all that are made by hand and 100 that are drawn, else four of a dozen, other ones
+``CKSTORE_CRASH=full`` tries all that are made by hand and 100 that are drawn, else two of a dozen, other ones
 for each commit.
 """
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.crash]
 _DRAWN = 100
 _PARTS = 10 if CRASH_FULL else 1
 """Each can be run alone, and by a worker of its own."""
-_SHORT_COUNT = 4
+_SHORT_COUNT = 2
 _TOLD = 5
 
 

@@ -19,11 +19,11 @@ from ckstore.errors import CkstoreError, CkstoreWarning
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.checkpoint.mark import parse_mark
 from ckstore.model.checkpoint.pins import parse_pin
-from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.model.settings.retention import RetentionPolicy as Policy
 from ckstore.model.settings.settings import parse_config, parse_settings
 from tests.faults.states import fingerprint
-from tests.hostile.places import DOCUMENTS, GOOD, SPOILED, spoil_document, spoil_names, state
+from tests.hostile.places import COMPACTED, DOCUMENTS, GOOD, SPOILED, spoil_document, spoil_names, state
 from tests.support.look import files_of, leaves_of
 
 MORE_MEMORY_BYTES = 192 * 2**20
@@ -41,6 +41,8 @@ def _policy(data: bytes) -> None:
 PARSERS: dict[str, Callable[[bytes], object]] = {
     "manifest": lambda data: parse_manifest(data, where="manifest.json"),
     "manifest of files": lambda data: parse_manifest(data, where="manifest.json"),
+    "encoding": lambda data: parse_encoding(data, where="manifest.json"),
+    "manifest of a compacted one": lambda data: parse_manifest(data, where="plain.json"),
     "annotations": lambda data: parse_annotations(data, "annotations.json"),
     "mark": lambda data: parse_mark(data, "damaged.json"),
     "pin": lambda data: parse_pin(data, "figure", "figure.json"),
@@ -98,7 +100,7 @@ def _uses(store: Store, out: Path) -> list[tuple[str, Callable[[], Any]]]:
         ("usage", store.du),
         ("diff", lambda: store.diff(GOOD, SPOILED)),
     ]
-    for ref in (SPOILED, "files@3", "best", "main@5"):
+    for ref in (SPOILED, "files@3", "best", "main@5", COMPACTED):
         uses += [
             (f"info {ref}", lambda ref=ref: store.info(ref)),  # type: ignore[misc] # mypy infers no default
             (f"leaves {ref}", lambda ref=ref: leaves_of(store, ref)),  # type: ignore[misc]
@@ -114,6 +116,7 @@ def _uses(store: Store, out: Path) -> list[tuple[str, Callable[[], Any]]]:
             ("tag", lambda: store.tag("again", SPOILED)),
             ("save", lambda: store.save(state(9), step=9)),
             ("delete", lambda: store.delete("main@9")),
+            ("compact", partial(store.compact, run="old")),
             ("gc", store.gc),
         ]
     return uses

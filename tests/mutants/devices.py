@@ -10,7 +10,7 @@ DEVICES = [
     Mutant(
         "what was read from a device lies between two equal fingerprints",
         "fingerprint-not-taken-again",
-        "FarChunks.settle",
+        "DeviceChunks.settle",
         "            if old != new:\n",
         "            if False:\n",
         f"{_ROOM}/test_unchanged.py::test_a_tensor_that_changes_during_the_save_fails_it[cpu]",

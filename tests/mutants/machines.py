@@ -40,7 +40,7 @@ MACHINES = [
     Mutant(
         "a checkpoint that is closed to a user is not taken for a damaged one that a save may replace",
         "closed-replaced",
-        "_existing_to_keep",
+        "existing_to_keep",
         "    if found.is_closed:\n",
         "    if found.is_closed and not found.problem:\n",
         f"{_CLOSED}[manifest]",

@@ -26,6 +26,7 @@ from tests.mutants.machines import MACHINES
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
 from tests.mutants.ranks import RANKS
+from tests.mutants.remotes import REMOTES
 from tests.mutants.sharing import SHARING
 from tests.mutants.unchanged import UNCHANGED
 from tests.mutants.values import VALUES
@@ -33,7 +34,7 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES, RANKS, DEVICES)
+LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES, RANKS, DEVICES, REMOTES)
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 
 _TIMEOUT_S = 900.0
@@ -94,6 +95,7 @@ def run(mutant: Mutant) -> Outcome:
         unset = ("CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment["PYTHONPATH"] = os.pathsep.join([str(copy), str(copy / "cli"), str(copy / "migrations")])
+        environment["HYPOTHESIS_PROFILE"] = "mutants"  # so that it is no chance whether a law meets it
         if mutant.caught_by.startswith(_SAMPLED_LANES):
             environment["CKSTORE_CRASH"] = "full"  # whether a sample meets the call would be chance
         done = subprocess.run(

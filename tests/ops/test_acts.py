@@ -80,6 +80,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "plan_pull": lambda store: store.plan_pull(1),
     "mirror_status": lambda store: store.mirror_status(),
     "undelete": lambda store: store.undelete(1),
+    "rename_run": lambda store: store.rename_run("main", "other"),
     "dropped": lambda store: store.dropped(),
     "best": lambda store: store.best("loss"),
     "events": lambda store: store.events(),

@@ -18,11 +18,11 @@ from typing import Literal, NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
 
-_LOCK = "objects.far_locks.lock_run"
+_LOCK = "objects.store_locks.lock_run"
 _CHECK = "fs.locks.DirectoryLock.check"
 _RENAMED = "objects.publish._renamed"
 _COMPLETE_RUN = "objects.shared.two_renames.complete_run"
-_KEEP = "objects.publish._existing_to_keep"
+_KEEP = "objects.publish.existing_to_keep"
 _REPLACE = "objects.shared.two_renames.replace"
 _GO_BACK = "objects.shared.two_renames._go_back"
 _SYNC = "objects.publish._sync"

@@ -1,104 +1,95 @@
-"""Rounds of pushes and prunes while requests and answers get lost; after each, what the remote says is held true."""
+"""Rounds of pushes, evictions and prunes while requests and answers get lost, and clients and the service die."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
-from ckstore import CkstoreError, Store
-from ckstore.model.manifest.parse import parse_manifest
-from ckstore.remote import keys
-from ckstore.remote.objects import Remote
-from ckstore.remote.pruning.prune import prune
+from ckstore import Store
+from ckstore.remote.keys import Place
+from ckstore.remote.push import place_of
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
-from ckstore.remote.source import ObjectSource
-from tests.support.s3_proxy import FAULTS, Proxy
+from tests.remote import laws
+from tests.remote.laws import REMOTE, Faults
+from tests.support.s3_proxy import Proxy
 
 _FAULTY = 0.15
 _STEPS = 4
-_KILLED = (
-    "import sys\n"
-    "from ckstore import Store\n"
-    "store = Store.open(sys.argv[1])\n"
-    "print('ready', flush=True)\n"
-    "store.push(all=True)\n"
-)
-
-
-def whole(objects: ServiceObjects) -> set[str]:
-    """Return the checkpoints that a remote lists, after looking that every blob of each is there.
-
-    Raises:
-        AssertionError: One is not whole.
-    """
-    source = ObjectSource(objects, "remote")
-    found = set()
-    for place in source.places():
-        data = source.manifest(place)
-        assert data is not None
-        manifest, _ = parse_manifest(data, where=place.name, hash_prefix="xxh3")
-        there = {name.digest for one in objects.list(keys.BLOBS) if (name := keys.blob_in(one.key)) is not None}
-        missing = [blob.digest for blob in manifest.blobs if blob.digest not in there]
-        assert not missing, f"{place.name} is listed, and {missing} are missing"
-        found.add(place.name)
-    return found
+_REQUESTS = 24
+"""About as many as a push makes; a client or the service dies at one of them."""
+_LIVE = 12
+"""So many checkpoints are left at the remote: a round looks at all of them."""
 
 
 def run_rounds(
     folder: Path, direct: Target, proxied: Target, proxy: Proxy, *, rounds: int, seed: int, kills: bool
-) -> int:
-    """Push, prune and drop through a proxy that fails; return how many calls failed."""
+) -> dict[str, int]:
+    """Push, evict, drop and prune through a proxy that fails; return what was tried."""
     drawn = random.Random(seed)
     store = Store.init(folder / "store", chunk_bytes=2**20)
-    store.remotes.add("cold", proxied.address, endpoint=proxied.endpoint)
-    objects = ServiceObjects(direct)
-    acknowledged: set[str] = set()
-    failed = 0
-    for at in range(rounds):
-        store.save({"x": drawn.randbytes(2000), "y": bytes([at % _STEPS]) * 3000}, step=at)
-        proxy.fault = lambda _line: drawn.choice(FAULTS) if drawn.random() < _FAULTY else ""
-        if kills and at % 5 == 4:
-            _kill_a_push(store.path, drawn)
+    store.remotes.add(REMOTE, proxied.address, endpoint=proxied.endpoint)
+    objects, far = ServiceObjects(direct), ServiceObjects(proxied)
+    faults = Faults(proxy, random.Random(seed), _FAULTY)
+    states: dict[int, dict[str, bytes]] = {}
+    acknowledged: dict[int, Place] = {}
+    evicted: set[int] = set()
+    lost = 0
+
+    def attempt(what: str, step: int = 0) -> bool:
+        """Do it here, or in a process that may be killed in the middle; the service may die as well."""
+        at = drawn.randrange(1, _REQUESTS)
+        if kills and drawn.random() < 0.3:
+            job, arguments = {
+                "push": (laws.pushing, (store.path, str(step))),
+                "evict": (laws.evicting, (store.path, [str(step)])),
+                "prune": (laws.pruning_once, (proxied, 0.0)),
+            }[what]
+            return laws.in_child(job, *arguments, faults=faults, kill_at=at)
+        faults.begin(down_at=at if kills and drawn.random() < 0.3 else 0)
+        return laws.acknowledged(
+            {
+                "push": partial(store.push, step, REMOTE),
+                "evict": partial(store.evict, [step], REMOTE),
+                "prune": partial(laws.prune, far, grace_s=0),
+            }[what]
+        )
+
+    for step in range(rounds):
+        states[step] = {"x": drawn.randbytes(2000), "y": bytes([step % _STEPS]) * 3000}
+        info = store.save(states[step], step=step)
+        if attempt("push", step):
+            acknowledged[step] = place_of(info)
         else:
-            try:
-                store.push(at)
-                acknowledged.add(f"main@{at}")
-            except CkstoreError:
-                failed += 1
-        try:
-            prune(Remote("cold", ServiceObjects(proxied)), store._context.algorithm, grace_s=0)
-        except CkstoreError:
-            failed += 1
-        proxy.fault = lambda _line: ""
-        listed = whole(objects)
-        assert acknowledged <= listed
-    store.push(all=True)
-    # The first condemns, the second removes: nothing is left that nothing names.
-    for _ in range(2):
-        prune(Remote("cold", objects), store._context.algorithm, grace_s=0)
+            lost += 1
+        if acknowledged and drawn.random() < 0.5:
+            attempt("evict", one := drawn.choice([*acknowledged]))
+            faults.end()
+            if store.info(one).elsewhere:
+                evicted.add(one)
+        attempt("prune")
+        faults.end()
+        for old in [*acknowledged][: max(0, len(acknowledged) - _LIVE)]:
+            # What was let go here is wanted there; of the rest the blobs become orphans.
+            if old in evicted:
+                store.pull(old, REMOTE)
+                evicted.remove(old)
+            laws.drop(objects, acknowledged.pop(old))
+        assert {*acknowledged.values()} <= laws.listed_whole(objects).keys()
+        _reads(store, drawn.choice([*states]), states)
+    laws.check_no_orphan_outlives_two_graces(objects)
+
+    store.push(remote=REMOTE, all=True)
     other = Store.init(folder / "other")
-    other.remotes.add("cold", direct.address, endpoint=direct.endpoint)
+    other.remotes.add(REMOTE, direct.address, endpoint=direct.endpoint)
     other.pull(all=True)
-
-    assert whole(objects) == {f"main@{at}" for at in range(rounds)}
     assert other.verify().ok
-    for at in range(rounds):
-        assert other.load(at) == store.load(at)
-    return failed
+    for step in states:
+        _reads(store, step, states)
+        _reads(other, step, states)
+    return {"rounds": rounds, "kills": faults.kills, "deaths": faults.deaths, "faults": faults.failed, "refused": lost}
 
 
-def _kill_a_push(path: Path, drawn: random.Random) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _KILLED, path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=Path.cwd()
-    ) as push:
-        assert push.stdout is not None
-        push.stdout.readline()
-        try:
-            push.wait(drawn.random() * 0.5)
-        except subprocess.TimeoutExpired:
-            os.kill(push.pid, signal.SIGKILL)
+def _reads(store: Store, step: int, states: dict[int, dict[str, bytes]]) -> None:
+    assert store.load(step) == states[step], f"step {step} is another one"

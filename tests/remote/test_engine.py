@@ -302,7 +302,7 @@ def test_a_call_is_interrupted_at_once(through: Target, proxy: Proxy) -> None:
         objects.get("x", 10)
 
     # Measured: within 0.3 s. A machine with other work may take longer, but a call that is not interrupted takes 30 s.
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
 
 
 def test_closing_ends_the_waits_of_all_threads(through: Target, proxy: Proxy) -> None:

@@ -31,7 +31,7 @@ class Sized:
 
     name: str
     nbytes: int = MIB
-    is_far: bool = False
+    on_device: bool = False
 
     def view(self, start: int, stop: int) -> memoryview | None:
         raise AssertionError(self.name)

@@ -6,10 +6,12 @@ import json
 import os
 import random
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from tests.support.requirements import CRASH_FULL
+from tests.support.requirements import CRASH_FULL, representatives
 
 REPORT = "CKSTORE_CRASH_REPORT"
 """Names a file to which every lane adds a line of JSON (`make crash` sets it, `tests/tools/reliability` reads it)."""
@@ -40,6 +42,18 @@ def lane_seed() -> int:
     """Return the seed of a lane that draws in its long form, too: then another one each time, else as `sample_seed`."""
     seed = sample_seed()
     return int(os.environ.get("CKSTORE_CRASH_SEED") or random.SystemRandom().randrange(2**32)) if seed is None else seed
+
+
+def drawn(cases: Iterable[str], one_in: int, *kept: str) -> list[Any]:
+    """Return `cases` for `parametrize`: those that the commit draws, one in so many, and `kept`; `make crash` runs all.
+
+    Args:
+        cases: All of them.
+        one_in: So that as many commits try each.
+        kept: Always run, such as what catches a mutant.
+    """
+    every, seed = [*cases], sample_seed() or 0
+    return representatives(every, *every[seed % one_in :: one_in], *kept)
 
 
 def covered(lane: str, what: str, *, violations: int = 0, seed: int | None = None, **counts: int) -> str:

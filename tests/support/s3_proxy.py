@@ -55,6 +55,8 @@ class Proxy:
     seen: list[str] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
+    _clients: set[socket.socket] = field(default_factory=set)
+    _down_until_s: float = 0.0
 
     def once(self, *faults: Fault, of: str = "") -> None:
         """Let the next requests whose line contains `of` go wrong in these ways, one after another."""
@@ -70,8 +72,25 @@ class Proxy:
         """Let each request whose line contains `of` go wrong in this way."""
         self.fault = lambda line: fault if of in line else ""
 
+    def die(self, seconds: float) -> None:
+        """Break every connection off, and refuse new ones for so long, as a service that is killed and starts again."""
+        self._down_until_s = time.monotonic() + seconds
+        for client in [*self._clients]:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+
     def serve(self, client: socket.socket) -> None:
         """Pass on the requests of one connection."""
+        if time.monotonic() < self._down_until_s:
+            client.close()
+            return
+        self._clients.add(client)
+        try:
+            self._serve(client)
+        finally:
+            self._clients.discard(client)
+
+    def _serve(self, client: socket.socket) -> None:
         with client, suppress(OSError, ValueError, _Ended):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             buffer = b""

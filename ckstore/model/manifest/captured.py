@@ -18,8 +18,8 @@ class ByteSource(Protocol):
     name: str  # name of its first leaf, for messages
 
     @property
-    def is_far(self) -> bool:
-        """Whether they lie on a device; then it has `far_parts` (`tensors/device/staging`)."""
+    def on_device(self) -> bool:
+        """Whether they lie on a device; then it has `device_parts` (`tensors/device/staging`)."""
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes of the live memory, read-only and uncopied."""
@@ -53,7 +53,7 @@ class BytesSource:
     """Bytes in hand that nothing writes to: of bytes and str leaves, or of a snapshot that the saver has."""
 
     __slots__ = ("_data", "name", "nbytes")
-    is_far = False
+    on_device = False
 
     def __init__(self, name: str, data: bytes | memoryview) -> None:
         self.name = name
@@ -85,20 +85,20 @@ class RangeSource:
         self._start = start
 
     @property
-    def is_far(self) -> bool:
+    def on_device(self) -> bool:
         """As the source."""
-        return self._source.is_far
+        return self._source.on_device
 
-    def far_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
+    def device_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
         """Return these bytes on their device, as the source."""
         source: Any = self._source
-        found: list[tuple[int, Any]] = source.far_parts(self._start + start, self._start + stop)
+        found: list[tuple[int, Any]] = source.device_parts(self._start + start, self._start + stop)
         return found
 
-    def far_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
+    def device_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
         """Return where these bytes are on their device, as the source."""
         source: Any = self._source
-        found: list[tuple[Any, int, int]] = source.far_places(self._start + start, self._start + stop)
+        found: list[tuple[Any, int, int]] = source.device_places(self._start + start, self._start + stop)
         return found
 
     def view(self, start: int, stop: int) -> memoryview | None:

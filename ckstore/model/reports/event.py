@@ -26,6 +26,7 @@ KINDS = (
     "mirrored",
     "evicted",
     "pruned",
+    "renamed",
 )
 LINE_MOST_BYTES = 4096
 # A character outside the basic plane takes twelve bytes; the rest of a line is short.
@@ -40,7 +41,7 @@ class Event:
     Attributes:
         time: When, as in a manifest.
         event: ``saved``, ``replaced``, ``failed``, ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``,
-            ``healed``, ``mirrored``, ``evicted``, ``pruned``.
+            ``healed``, ``mirrored``, ``evicted``, ``pruned``, ``renamed``.
         run, step, id: Of which checkpoint; empty, None and empty where it is of none.
         nbytes: Bytes that a save added, that were freed, or that were sent.
         why: By which rule, the reason of a failure, or which remote.

@@ -47,7 +47,7 @@ class StoreSettings:
     requires: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_uuid(self.uuid)
+        check_uuid(self.uuid)
         algorithm_named(self.hash)
         check_chunk_bytes(self.chunk_bytes)
         check_created(self.created, "the settings of a store")
@@ -71,9 +71,14 @@ class StoreSettings:
         return canonical_json(members) + b"\n"
 
 
-def _check_uuid(uuid: object) -> None:
+def check_uuid(uuid: object) -> None:
+    """Raise unless it has the form of a uuid.
+
+    Raises:
+        BadInput: It has another one.
+    """
     if not isinstance(uuid, str) or _UUID_PATTERN.match(uuid) is None:
-        raise BadInput(f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r}")
+        raise BadInput(f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r:.80}")
 
 
 def check_chunk_bytes(chunk_bytes: object) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
-from ckstore.objects import far_locks
+from ckstore.objects import store_locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ def changing(layout: Layout) -> locks.DirectoryLock:
 
     It is the flock of those who write the catalog, on the store's directory: the holder must not use the catalog.
     """
-    return far_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
+    return store_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
 
 
 def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: str, data: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckstore.errors import UnknownOutcome
 from ckstore.fs import files, links, locks, peek, statx
 from ckstore.model.names import CheckpointKey, is_run, step_of
-from ckstore.objects import far_locks
+from ckstore.objects import store_locks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -207,7 +207,7 @@ def complete_run(layout: Layout, key: CheckpointKey) -> None:
 
 def try_complete(layout: Layout, gap: Gap) -> bool:
     """Fill a gap if no other process has its run locked."""
-    lock = far_locks.try_run(layout, gap.key[0])
+    lock = store_locks.try_run(layout, gap.key[0])
     if lock is None:
         return False
     with lock:

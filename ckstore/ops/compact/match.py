@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.codecs.casts import Prediction, base_bytes, predict
+from ckstore.codecs.casts import Prediction, base_bytes, predicted
 from ckstore.codecs.tiles import WIDTHS
 from ckstore.errors import BadInput
 from ckstore.model.manifest.leaf_records import itemsize
@@ -203,7 +203,7 @@ class Matcher:
             if leaf.dtype == "float32" and leaf.shape in shapes and own.is_one_leaf(i):
                 sample = self._sample(i, 4, read)
                 for prediction in _COPIES.values():
-                    masters.setdefault((leaf.shape, prediction, bytes(predict(prediction, sample))), i)
+                    masters.setdefault((leaf.shape, prediction, bytes(predicted(prediction, sample))), i)
         pairs = {}
         for i in copies:
             leaf, sample = own.leaves[i], self._sample(i, 2, read)

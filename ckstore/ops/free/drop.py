@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
-from ckstore.objects import far_locks, reserve, trash
+from ckstore.objects import reserve, store_locks, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.objects.shared import two_renames
@@ -22,6 +22,8 @@ from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.protection import check_unprotected, gone
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.objects.layout import Layout
@@ -94,10 +96,17 @@ def check_droppable(context: Context, info: CheckpointInfo) -> None:
         check_unprotected(context, info.key)
 
 
-def drop(context: Context, info: CheckpointInfo, why: str, undo_s: float = 0) -> Dropped:
+def drop(
+    context: Context,
+    info: CheckpointInfo,
+    why: str,
+    undo_s: float = 0,
+    last: Callable[[locks.DirectoryLock], None] | None = None,
+) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
-    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time.
+    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. `last` is
+    called right before, with the lock that keeps all others from it.
 
     Raises:
         OSError: The system refused; it may or may not come back after a power cut.
@@ -112,6 +121,8 @@ def drop(context: Context, info: CheckpointInfo, why: str, undo_s: float = 0) ->
         # Only now can no process put another checkpoint there: what was found by its ref may have been replaced.
         if id_at(path) != info.id:
             raise gone(info)
+        if last is not None:
+            last(lock)
         run_lock.check()
         _bury(layout, info)
         digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
@@ -148,7 +159,7 @@ def _bury(layout: Layout, info: CheckpointInfo) -> None:
 
 def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
     try:
-        return far_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
+        return store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
     except FileNotFoundError:
         raise gone(info) from None
 

@@ -11,7 +11,7 @@ from ckstore.fs import files, links, locks, peek
 from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
-from ckstore.objects import far_locks, trash
+from ckstore.objects import store_locks, trash
 from ckstore.objects.last_names import NameCount, blobs_in
 from ckstore.objects.layout import BLOBS, RunChange
 from ckstore.ops import events
@@ -84,7 +84,7 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
         if not lock.names(path) or looked.problem or looked.manifest_id != chosen.id:
             raise _freed(chosen)
         links.make_directory(place.parent)
-        with far_locks.lock_run(layout, chosen.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as run_lock:
+        with store_locks.lock_run(layout, chosen.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as run_lock:
             if peek.exists(place):
                 raise _taken(chosen)
             run_lock.check()

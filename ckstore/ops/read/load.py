@@ -18,7 +18,7 @@ from ckstore.ops.read.storage_read import (
     check_bound,
     check_memories,
     names_of,
-    read_far_memories,
+    read_device_memories,
     read_memories,
 )
 from ckstore.ops.read.stored_file import loadable
@@ -182,7 +182,7 @@ def load_open(
         memories = map_memories(directory, needed, verify=verify)
     else:
         # Straight to the device what goes there: no second copy of a model has to fit into memory.
-        memories = read_far_memories(directory, needed, device, verify=verify, tally=tally)
+        memories = read_device_memories(directory, needed, device, verify=verify, tally=tally)
         others = [index for index in needed if index not in memories]
         memories.update(read_memories(directory, others, verify=verify, tally=tally))
     tally.end()

@@ -13,8 +13,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 from ckstore.model.manifest.tiles import Band, Block, Sizes, bands, flat_start
-from ckstore.objects.far_pieces import Part
 from ckstore.objects.pieces import PieceReader
+from ckstore.objects.remote_pieces import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,11 +13,11 @@ from ckstore.errors import BadInput, InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.objects.far_pieces import Part
 from ckstore.objects.pieces import PieceReader, by_blob, check, encoded
+from ckstore.objects.remote_pieces import Part
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
-from ckstore.tensors.allocation import allocate, allocate_far
+from ckstore.tensors.allocation import allocate, allocate_on_device
 from ckstore.tensors.layout import StorageMemory
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.read.unchanged import HeldExtents
-    from ckstore.tensors.device.feed import FarMemory
+    from ckstore.tensors.device.feed import DeviceMemory
 
 # In the page cache a load is a copy and a hash: more threads than cores push each other's bytes out (docs/adr/0007).
 _CORES = len(os.sched_getaffinity(0))
@@ -80,7 +80,7 @@ def names_of(directory: CheckpointDirectory) -> StorageNames:
 
 def read_storages(
     directory: CheckpointDirectory,  # an open checkpoint
-    into: Mapping[int, memoryview | FarMemory],  # storage -> memory of its size, or such memory on a device
+    into: Mapping[int, memoryview | DeviceMemory],  # storage -> memory of its size, or such memory on a device
     *,
     verify: bool,  # check the bytes
     skip: HeldExtents | None = None,  # what the memories have already
@@ -93,7 +93,7 @@ def read_storages(
 
 
 @contextmanager
-def _filling(memories: Iterable[memoryview | FarMemory]) -> Iterator[None]:
+def _filling(memories: Iterable[memoryview | DeviceMemory]) -> Iterator[None]:
     """Wait for the devices that some of these lie on, before and after they are filled."""
     if all(isinstance(memory, memoryview) for memory in memories):
         yield
@@ -110,7 +110,7 @@ def _filling(memories: Iterable[memoryview | FarMemory]) -> Iterator[None]:
 
 def _read_storages(
     directory: CheckpointDirectory,
-    into: Mapping[int, memoryview | FarMemory],
+    into: Mapping[int, memoryview | DeviceMemory],
     *,
     verify: bool,
     skip: HeldExtents | None,
@@ -327,7 +327,7 @@ def read_memories(
     return memories
 
 
-def read_far_memories(
+def read_device_memories(
     directory: CheckpointDirectory,
     storages: Iterable[int],
     device: object,
@@ -347,7 +347,7 @@ def read_far_memories(
         for i in storages
         if records[i].nbytes >= PACK_BELOW_BYTES and records[i].tiling is None and names.kind(i) == "torch"
     }
-    memories = allocate_far(sizes, device) if sizes else {}
+    memories = allocate_on_device(sizes, device) if sizes else {}
     read_storages(directory, memories, verify=verify, tally=tally)
     return {i: StorageMemory(memory.flat, memoryview(b"")) for i, memory in memories.items()}
 

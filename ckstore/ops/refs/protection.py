@@ -13,7 +13,7 @@ from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.document import shown
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, is_tag
-from ckstore.objects import far_locks
+from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import Layout
@@ -108,7 +108,7 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
         try:
             # The run before the checkpoint, the order of all who take both (docs/adr/0004): else two would wait for
             # each other.
-            run_lock = locked.enter_context(far_locks.lock_run(context.layout, info.run, exclusive=False))
+            run_lock = locked.enter_context(store_locks.lock_run(context.layout, info.run, exclusive=False))
             lock = locked.enter_context(locks.lock_shared(path))
         except FileNotFoundError:
             raise gone(info) from None

@@ -100,7 +100,7 @@ class _Segment:
     """A part of a file: one storage. Its bytes are not in memory."""
 
     __slots__ = ("_entry", "_start", "name", "nbytes")
-    is_far = False
+    on_device = False
 
     def __init__(self, entry: Entry, start: int, stop: int) -> None:
         self.name = entry.path

@@ -9,7 +9,7 @@ from ckstore.model.names import check_step
 from ckstore.model.saver.messages import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
@@ -44,14 +44,6 @@ class SaveOptions(TypedDict, total=False):
     parent: str | SupportsIndex | CheckpointInfo | None
     if_exists: IfExists
     force: bool
-
-
-def check_options(method: Callable[..., Any], options: SaveOptions) -> None:
-    """Refuse what is no option, as Python does where the names stand in the signature."""
-    for word in options.keys() - SaveOptions.__annotations__.keys():
-        from ckstore.ops.acts import message_for  # seldom needed
-
-        raise TypeError(message_for(method, word, SaveOptions.__annotations__))
 
 
 def request_of(  # noqa: PLR0917 - as `Request` has them

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
-    from ckstore.ops.save.far import FarChunks
+    from ckstore.ops.save.on_device import DeviceChunks
     from ckstore.ops.save.recheck import Recheck
 
 # As a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
@@ -130,11 +130,11 @@ def place_small(
     *,
     recheck: Recheck,
     compare: bool = False,
-    far: FarChunks | None = None,
+    devices: DeviceChunks | None = None,
 ) -> tuple[list[str], dict[str, PieceLocation], int]:
     """Store the bytes of small sources as pieces."""
     # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
-    # `compare`: equal digests do not prove equal bytes. `far`: what is on devices. Returns: The key of each source in
+    # `compare`: equal digests do not prove equal bytes. `devices`: what lies there. Returns: The key of each source in
     # order, where each piece is by its key, and how many bytes of pieces were written. A key is the digest, or, of
     # further bytes with the same digest, the digest, `KEY_MARK` and a number.
     packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
@@ -143,7 +143,7 @@ def place_small(
     seen: dict[str, ByteSource] = {}
     for batch in _batches(sources):
         with python_gc_paused():
-            digests = _digests(context, batch, far)
+            digests = _digests(context, batch, devices)
             sizes = {digest: source.nbytes for digest, source in zip(digests, batch, strict=True) if digest not in seen}
             found = find_pieces(context, sizes)
         for digest, source in zip(digests, batch, strict=True):
@@ -167,16 +167,16 @@ def place_small(
     return keys, places, written_bytes
 
 
-def _digests(context: Context, batch: Sequence[ByteSource], far: FarChunks | None) -> list[str]:
+def _digests(context: Context, batch: Sequence[ByteSource], devices: DeviceChunks | None) -> list[str]:
     """Return the digests of small sources; of those on devices only what is not known is read."""
-    in_hand = batch if far is None else far.fetched(batch)
+    in_hand = batch if devices is None else devices.fetched(batch)
     digests = []
-    for source, near in zip(batch, in_hand, strict=True):
-        known = None if far is None or near is not source else far.known(source, 0, source.nbytes)
-        digest = context.algorithm.digest(bytes_of(near, 0, near.nbytes)) if known is None else known
+    for source, data in zip(batch, in_hand, strict=True):
+        known = None if devices is None or data is not source else devices.known(source, 0, source.nbytes)
+        digest = context.algorithm.digest(bytes_of(data, 0, data.nbytes)) if known is None else known
         digests.append(digest)
-        if far is not None and source.is_far:
-            note = far.read if known is None else far.claimed
+        if devices is not None and source.on_device:
+            note = devices.read if known is None else devices.claimed
             note(source, 0, source.nbytes, digest)
     return digests
 

@@ -36,7 +36,7 @@ class RecordedChunk(NamedTuple):
 class RecordedSource:
     """A storage as an earlier checkpoint has it; a `ByteSource` whose bytes nothing asks for."""
 
-    is_far = False
+    on_device = False
 
     def __init__(
         self,

@@ -342,6 +342,7 @@ def _publish(  # noqa: PLR0917
             laps.end("sealing_s")
             # The trainer is asked last: after its no, or its giving up, the rename must not happen (docs/adr/0014).
             watch.publishing(step)
+            watch.sealed(staging, manifest, if_there)
             return (
                 manifest,
                 manifest_id,

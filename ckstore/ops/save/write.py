@@ -20,7 +20,7 @@ from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.save.far import far_chunks
+from ckstore.ops.save.on_device import device_chunks
 from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource, state_changed
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
-    from ckstore.ops.save.far import FarChunks
+    from ckstore.ops.save.on_device import DeviceChunks
     from ckstore.ops.save.recheck import Recheck
-    from ckstore.tensors.device.ring import FarReader
-    from ckstore.tensors.device.staging import FarSource
+    from ckstore.tensors.device.ring import DeviceReader
+    from ckstore.tensors.device.staging import DeviceSource
 
 # Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
 _LOOK_S = 0.1
@@ -99,8 +99,8 @@ def store_sources(
     # compared byte by byte before it is used.
     # For BLAKE3 equal digests do prove equal bytes, so a second reading of every hit would only cost time.
     compare = compare and not context.algorithm.collision_resistant
-    far = far_chunks(context, recheck.run, sources)
-    writer = _ChunkWriter(context, staging, recheck, far, compare=compare)
+    devices = device_chunks(context, recheck.run, sources)
+    writer = _ChunkWriter(context, staging, recheck, devices, compare=compare)
     small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
     try:
         chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
@@ -114,14 +114,14 @@ def store_sources(
             writer.is_first,
             recheck=recheck,
             compare=compare,
-            far=far,
+            devices=devices,
         )
         # What follows judges hits and doubts as a whole, so no thread may still write or heal a blob.
         writer.finish(progress, sum(source.nbytes for source in sources))
         writer.recheck_unforeseen()
         writer.part_collisions()
-        if far is not None:
-            far.settle()
+        if devices is not None:
+            devices.settle()
     # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.
     except _Stopped as stopped:
         raise writer.first_error or stopped from None
@@ -145,7 +145,7 @@ def store_sources(
         new_bytes=sum(staging.written.values()),
         # Zeros before a collision and blobs that were healed count as written, so the difference may fall below zero.
         reused_bytes=max(0, logical_bytes - written_bytes),
-        kept_bytes=0 if far is None else far.claimed_bytes,
+        kept_bytes=0 if devices is None else devices.claimed_bytes,
     )
 
 
@@ -193,12 +193,12 @@ class _ChunkWriter:
     """Threads that hash, claim and write blobs. Each has private memory for a part or a chunk, so it is bounded."""
 
     def __init__(
-        self, context: Context, staging: Staging, recheck: Recheck, far: FarChunks | None, *, compare: bool
+        self, context: Context, staging: Staging, recheck: Recheck, devices: DeviceChunks | None, *, compare: bool
     ) -> None:
         self.written_bytes = 0
         self._compare = compare
-        self._far = far
-        self._readers: list[FarReader] = []
+        self._devices = devices
+        self._readers: list[DeviceReader] = []
         self._recheck = recheck
         self._unsure: list[_Chunk] = []
         self._unforeseen: list[_Chunk] = []
@@ -321,7 +321,7 @@ class _ChunkWriter:
         if isinstance(source, RecordedSource) and chunk.recorded is not None:
             self._claim_recorded(source, chunk.recorded)
             return
-        if self._far is not None and self._claim_known(chunk, self._far):
+        if self._devices is not None and self._claim_known(chunk, self._devices):
             return
         # Hashed in place: an unchanged chunk costs one pass over memory and no copy (docs/adr/0006).
         live = source.view(start, stop)
@@ -352,9 +352,9 @@ class _ChunkWriter:
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)
 
-    def _claim_known(self, chunk: _Chunk, far: FarChunks) -> bool:
+    def _claim_known(self, chunk: _Chunk, devices: DeviceChunks) -> bool:
         """Claim a chunk on a device that is as it was when it was last read; False if it is to be read."""
-        digest = far.known(chunk.source, chunk.start, chunk.stop)
+        digest = devices.known(chunk.source, chunk.start, chunk.stop)
         if digest is None:
             return False
         if not self.is_first(digest):
@@ -369,7 +369,7 @@ class _ChunkWriter:
                 self._unforeseen.append(chunk)
         chunk.piece = chunk.blob = digest
         self._context.watch.hashed(chunk.length)
-        far.claimed(chunk.source, chunk.start, chunk.stop, digest)
+        devices.claimed(chunk.source, chunk.start, chunk.stop, digest)
         return True
 
     def _claim_recorded(self, source: RecordedSource, chunk: RecordedChunk) -> None:
@@ -390,7 +390,7 @@ class _ChunkWriter:
         for digest, chunk in chunks.items():
             # Rot is found while the right bytes are still in hand: they are written, and heal the blob wherever it is
             # linked.
-            if not self._recheck.agrees(digest, chunk.bytes_of, believed=chunk.source.is_far):
+            if not self._recheck.agrees(digest, chunk.bytes_of, believed=chunk.source.on_device):
                 self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
@@ -484,13 +484,13 @@ class _ChunkWriter:
         # Each part is hashed while the processor's cache still has it.
         algorithm = self._context.algorithm
         running = algorithm.start()
-        if source.is_far:
+        if source.on_device:
             reader = self._reader()
-            for part in reader.parts(cast("FarSource", source), start, stop, _PART_BYTES):
+            for part in reader.parts(cast("DeviceSource", source), start, stop, _PART_BYTES):
                 running.update(part)
             digest = algorithm.digest_of_parts(running)
-            if self._far is not None:
-                self._far.read(source, start, stop, digest)
+            if self._devices is not None:
+                self._devices.read(source, start, stop, digest)
             return reader.whole(stop - start), digest
         if not hasattr(self._local, "buffer"):
             self._local.buffer = aligned_buffer(self._context.settings.chunk_bytes)
@@ -501,15 +501,15 @@ class _ChunkWriter:
             running.update(part)
         return copy, algorithm.digest_of_parts(running)
 
-    def _reader(self) -> FarReader:
+    def _reader(self) -> DeviceReader:
         if not hasattr(self._local, "reader"):
-            from ckstore.tensors.device.ring import FarReader
+            from ckstore.tensors.device.ring import DeviceReader
 
             # As large as a chunk, which is written from there by direct writes.
-            self._local.reader = FarReader(self._context.settings.chunk_bytes)
+            self._local.reader = DeviceReader(self._context.settings.chunk_bytes)
             with self._mutex:
                 self._readers.append(self._local.reader)
-        reader: FarReader = self._local.reader
+        reader: DeviceReader = self._local.reader
         return reader
 
     def _copy_again(self, chunk: _Chunk) -> memoryview:

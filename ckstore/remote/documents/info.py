@@ -11,7 +11,7 @@ from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import algorithm_named
 from ckstore.model.document import check_created, check_requires, check_version, parse_object, refuse
 from ckstore.model.seal import seal
-from ckstore.model.settings.settings import check_chunk_bytes
+from ckstore.model.settings.settings import check_chunk_bytes, check_uuid
 from ckstore.remote import keys
 from ckstore.remote.documents.reading import read_document
 
@@ -68,8 +68,7 @@ def _parse(data: bytes, where: str) -> RemoteInfo:
     check_requires(members.get("requires", []), (), where)
     wanted = ("uuid", "store", "hash", "chunk_bytes", "created")
     for name in ("uuid", "store"):
-        if not isinstance(members.get(name), str):
-            refuse(where, name, "a uuid", members.get(name))
+        check_uuid(members.get(name))  # it is kept in the settings of each store that uses the remote
     algorithm_named(members.get("hash"))
     check_chunk_bytes(members.get("chunk_bytes"))
     check_created(members.get("created"), where)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import UnknownOutcome
+from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable, UnknownOutcome
 from ckstore.fs import files
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.model.manifest.manifest import Manifest
+    from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
     from ckstore.remote.keys import Place
     from ckstore.remote.objects import Remote
@@ -82,7 +83,13 @@ def list_remote(
         read: dict[Place, tuple[tuple[Manifest, str, bytes], Annotations | None]] = {}
 
         def look(place: Place, read: dict[Place, Any] = read) -> None:
-            found = read_manifest(source, place, context.layout.hash_prefix)
+            try:
+                found = read_manifest(source, place, context.layout.hash_prefix)
+            except (RemoteDenied, RemoteUnavailable):
+                raise
+            except RemoteError as error:  # a damaged one must not keep the others from being listed
+                pull.warnings.append(f"{place.name} was not listed: {error.message}")
+                return
             if found is not None:  # else it was removed there meanwhile
                 read[place] = found, pull.annotations_of(place)
 
@@ -90,7 +97,7 @@ def list_remote(
         for_each(look, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
         for place in sorted(read):
             (manifest, manifest_id, data), annotations = read[place]
-            if _publish(context, manifest, data, annotations, document):
+            if publish_manifest(context, manifest, data, annotations, document):
                 infos.append(CheckpointInfo.of(manifest, manifest_id))
     # Once for all: a transaction for each of thousands would take longer than the rest.
     catch_up(context, "all")
@@ -98,8 +105,14 @@ def list_remote(
     return len(infos), pull.warnings
 
 
-def _publish(
-    context: Context, manifest: Manifest, data: bytes, annotations: Annotations | None, document: Elsewhere
+def publish_manifest(
+    context: Context,
+    manifest: Manifest,
+    data: bytes,
+    annotations: Annotations | None,
+    document: Elsewhere,
+    *,
+    if_exists: IfExists = "keep",
 ) -> bool:
     """Publish a checkpoint without blobs; False if another one keeps its place."""
     staging = Staging.create(context.layout, manifest.run, manifest.step)
@@ -110,7 +123,7 @@ def _publish(
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
         staging.seal(data)
-        if_there = publishing.IfThere("keep", lambda: None)
+        if_there = publishing.IfThere(if_exists, lambda: None)
         outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
     except UnknownOutcome as error:
         context.writes_disabled_because = error.message

@@ -23,7 +23,7 @@ from ckstore.model.reports.retention_report import Skipped
 from ckstore.model.seal import to_write
 from ckstore.model.settings.settings import ELSEWHERE, parse_settings
 from ckstore.model.times import text_of_time
-from ckstore.objects import far_locks, trash
+from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at, judge_blobs
 from ckstore.objects.documents import atomic_file, marks
 from ckstore.objects.documents.elsewhere import touch, write_elsewhere
@@ -149,7 +149,7 @@ def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
     make_kept_durable(context, info.run)
     with ExitStack() as held:
         # The run first, as savers do: no other process replaces the checkpoint meanwhile.
-        run_lock = held.enter_context(far_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
+        run_lock = held.enter_context(store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
         lock = locks.try_exclusive(path)
         if lock is None:
             raise InUse(f"{info.name} is open for reading", hint="close it, then evict again")

@@ -13,7 +13,6 @@ from ckstore.ops.mirrored import add_mirrored, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys, transfer
 from ckstore.remote.asking import ask, is_asked
-from ckstore.remote.choice import Choice
 from ckstore.remote.elsewhere.keep_local import keep_local
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.model.settings.retention_plan import Candidate
     from ckstore.ops.context import Context
+    from ckstore.remote.choice import TransferOptions
     from ckstore.remote.keys import Place
 
 
@@ -131,7 +131,8 @@ class Mirror:
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
         try:
-            report = transfer.push(context, Choice([info]), name, bwlimit=bytes_s, progress=self._progress)
+            options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
+            report = transfer.push(context, [info], name, options)
         except NoSuchRef:  # it was dropped meanwhile
             return
         except CkstoreError:

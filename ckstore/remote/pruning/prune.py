@@ -129,8 +129,8 @@ class _Prune:
         self._count_kept(blobs, set(old), [])
 
     def tidy(self) -> None:
-        """Remove what probes left, and parts of checkpoints that were given up."""
-        listed = [*self.remote.objects.list("probe/"), *self.remote.objects.list("parts/")]
+        """Remove what probes left."""
+        listed = self.remote.objects.list("probe/")
         old_s = max(_PROBES_S, self.survey.grace_s)
         old = [one.key for one in listed if self.survey.now - one.modified > timedelta(seconds=old_s)]
         if old:

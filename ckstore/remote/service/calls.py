@@ -20,6 +20,8 @@ from ckstore.errors import RemoteError, RemoteUnavailable
 T = TypeVar("T")
 # A worker that no call uses for so long ends; a call of a push follows another within milliseconds.
 _IDLE_S = 10.0
+# Longer than any request with its repetitions: the engine reads pages of a listing for as long as they are empty.
+_CALL_S = 3600.0
 
 _used_by_pid = 0
 """The process in which the engine was used first; 0: in none. A fork copies it, and so a child sees its parent."""
@@ -66,7 +68,7 @@ class Workers:
         """Return what a function gives, or raise what it raises; the wait for it can be interrupted.
 
         Raises:
-            RemoteUnavailable: `stop` was called, before or meanwhile.
+            RemoteUnavailable: `stop` was called, before or meanwhile; or the call does not end.
         """
         check_process()
         call = _Call(function)
@@ -80,7 +82,8 @@ class Workers:
                 threading.Thread(target=self._work, name="ckstore-remote", daemon=True).start()
             self._calls.put(call)
         try:
-            call.done.wait()
+            if not call.done.wait(_CALL_S):
+                raise RemoteUnavailable(f"no answer came within {_CALL_S:g} s")
         finally:
             with self._mutex:
                 self._waiting.discard(call)

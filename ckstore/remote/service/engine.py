@@ -37,6 +37,8 @@ _PART_BYTES = 64 * 2**20
 _PARTS_AT_ONCE = 2
 _READ_BYTES = 2**20
 _BATCH = 1000  # what S3 removes by one request
+MOST_LISTED = 10_000_000
+"""More objects below one prefix are refused: as blobs of 32 MiB these are 320 TB."""
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _EMULATOR_ACCOUNT = "devstoreaccount1"
 
@@ -77,9 +79,17 @@ class ServiceObjects:
 
         def read() -> bytes:
             found = obstore.get(self._store, self._path(key))
-            if found.meta["size"] > max_bytes:
-                raise RemoteError(f"{key} at {self._target} has {found.meta['size']} bytes, more than {max_bytes}")
-            return bytes(found.bytes())
+            size = found.meta["size"]
+            if size > max_bytes:
+                raise RemoteError(f"{key} at {self._target} has {size} bytes, more than {max_bytes}")
+            parts, left = [], size
+            # Counted as they come: a body in chunks goes on for as long as the service likes, whatever length it says.
+            for chunk in found.stream(_READ_BYTES):
+                parts.append(chunk)
+                left -= len(memoryview(chunk))
+                if left < 0:
+                    raise RemoteError(f"{key} at {self._target} sends more than the {size} bytes that it says")
+            return b"".join(parts)
 
         return self._unless_missing(read, f"reading {key}")
 
@@ -174,7 +184,11 @@ class ServiceObjects:
         stream = self._call(
             lambda: iter(obstore.list(self._store, prefix=folder or None, offset=offset, chunk_size=_BATCH)), what
         )
+        count = 0
         while (found := self._call(lambda: next(stream, None), what)) is not None:
+            count += len(found)
+            if count > MOST_LISTED:  # else a service that makes up names would be listened to for ever
+                raise RemoteError(f"{what} at {self._target} gave more than {MOST_LISTED:,} objects")
             for meta in found:
                 key = meta["path"].removeprefix(self._target.prefix)
                 if key.startswith(prefix) and meta["path"].startswith(self._target.prefix):
@@ -254,7 +268,13 @@ class ServiceObjects:
 
         def compare() -> bool:
             found = obstore.get(self._store, self._path(key))
-            return found.meta["size"] == len(view) and memoryview(found.bytes()).cast("B") == view
+            at = len(view) if found.meta["size"] != len(view) else 0
+            for chunk in found.stream(_READ_BYTES) if not at else ():
+                part = memoryview(chunk).cast("B")
+                if view[at : at + len(part)] != part:
+                    return False
+                at += len(part)
+            return found.meta["size"] == len(view) == at
 
         return self._unless_missing(compare, f"reading {key}")
 

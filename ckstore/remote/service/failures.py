@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from ckstore.remote.service.target import Target
 
 _SHOWN = 300
+# The engine puts the whole body of an answer into its message, and a service may send any number of bytes.
+_LOOKED_AT = 8192
 # The engine adds a dump of its own structures below its message, and the body of the answer before it.
-_AFTER = re.compile(r"\s*(?:Debug source:|<\?xml|<!doctype|<html).*", re.DOTALL | re.IGNORECASE)
+_AFTER = re.compile(r"(?:Debug source:|<\?xml|<!doctype|<html).*", re.DOTALL | re.IGNORECASE)
 # Signatures and shared access tokens travel in the query of a URL, user and password before its host.
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _USER = re.compile(r"(?<=://)[^/\s@]+@")
@@ -34,6 +36,7 @@ _CREDENTIALS_HINT = (
 
 def scrubbed(text: str) -> str:
     """Return a text of the engine as far as it may be shown: one line, without queries, users and secrets."""
+    text = text[:_LOOKED_AT]
     code = _CODE.search(text)
     text = _USER.sub("", _QUERY.sub("", _AFTER.sub("", text)))
     for name, value in os.environ.items():
@@ -65,14 +68,18 @@ def translated(error: BaseException | None, what: str, target: Target) -> Remote
     """
     if isinstance(error, RemoteError):
         return error
-    said, name = scrubbed(str(error)), type(error).__name__
+    text, name = str(error)[:_LOOKED_AT], type(error).__name__
+    said = scrubbed(text)
     where = f"{what} at {target}"
-    status = _STATUS.search(str(error))
+    status = _STATUS.search(text)
     number = status[1] if status else ""
     if name in ("PermissionDeniedError", "UnauthenticatedError") or number in ("401", "403"):
         return RemoteDenied(f"{where} was refused: {said}", hint=_CREDENTIALS_HINT)
     if is_missing(error):
         return RemoteError(f"{where} failed, since it does not exist: {said}", hint="check that the bucket exists")
+    if "object with invalid path" in text:  # the engine ends a listing at such a name
+        hint = "another program has put it there, and no remote has such a name: remove that object"
+        return RemoteError(f"{where} failed: {said}", hint=hint)
     if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError") or number in _FINAL:
         return RemoteError(f"{where} failed: {said}")
     if name == "TypeError" or isinstance(error, ValueError):

@@ -66,7 +66,7 @@ class HeadStart:
         from ckstore.tensors.device.fingerprint import of_storages
 
         live = [(one, source) for one in large if (source := one.source()) is not None]
-        self.devices = {device for _, source in live for device, _, _ in source.far_places(0, source.nbytes)}
+        self.devices = {device for _, source in live for device, _, _ in source.device_places(0, source.nbytes)}
         torch_leaves.wait_for_devices(self.devices)
         found = of_storages([source for _, source in live])
         changed = [
@@ -88,9 +88,9 @@ class HeadStart:
         """
         for one, source, before in self._copied:
             now: Any = sources[one.index] if one.index < len(sources) else None
-            if now is None or not now.is_far or fingerprints.get(one.index) != before:
+            if now is None or not now.on_device or fingerprints.get(one.index) != before:
                 return ()
-            if now.far_places(0, now.nbytes) != source.far_places(0, source.nbytes):
+            if now.device_places(0, now.nbytes) != source.device_places(0, source.nbytes):
                 return ()
         return tuple(one.index for one, _, _ in self._copied)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.queue import SaverLimits
     from ckstore.saver.client.unchanged import UnchangedNames
-    from ckstore.tensors.device.staging import FarSource
+    from ckstore.tensors.device.staging import DeviceSource
 
 
 _COMPILE_S = 60.0
@@ -219,7 +219,7 @@ class Client:
                 with python_gc_paused():
                     captured = capture(state)
                 snapshot = pool.take(places_of(captured.sources)[1])
-                if any(source.is_far for source in captured.sources):
+                if any(source.on_device for source in captured.sources):
                     snapshot.pin()
                     _compile_fingerprints()
                     _fingerprints(captured)  # the first time each operation takes longer
@@ -267,13 +267,13 @@ class Client:
 
 
 def _fingerprints(captured: Captured) -> dict[int, bytes]:
-    far = {index: source for index, source in enumerate(captured.sources) if source.is_far}
-    if not far:
+    on_device = {index: source for index, source in enumerate(captured.sources) if source.on_device}
+    if not on_device:
         return {}
     from ckstore.tensors.device.fingerprint import of_storages
 
-    found = of_storages([cast("FarSource", source) for source in far.values()])
-    return dict(zip(far, found, strict=True)) if found else {}
+    found = of_storages([cast("DeviceSource", source) for source in on_device.values()])
+    return dict(zip(on_device, found, strict=True)) if found else {}
 
 
 def _compile_fingerprints() -> None:

@@ -17,7 +17,7 @@ from ckstore.fs.host.memory import left
 from ckstore.fs.mapping import HUGE_BYTES, gather_huge_pages, map_shared
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Place
-from ckstore.model.sizes import FAR_SMALL_BYTES, size_text
+from ckstore.model.sizes import DEVICE_SMALL_BYTES, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -58,7 +58,7 @@ def places_of(
     # Small ones on a device behind the others, in one row: they are transferred together.
     for is_last in (False, True):
         for index, source in enumerate(sources):
-            if index not in offsets and (source.is_far and source.nbytes < FAR_SMALL_BYTES) == is_last:
+            if index not in offsets and (source.on_device and source.nbytes < DEVICE_SMALL_BYTES) == is_last:
                 offsets[index] = end
                 end += aligned(source.nbytes)
     return tuple(Place(source.name, offsets[index], source.nbytes) for index, source in enumerate(sources)), end
@@ -168,20 +168,20 @@ class Snapshot:
         """
         if not more:
             self._settle()
-        near: list[tuple[ByteSource | RangeSource, Place]] = []
-        far: list[tuple[ByteSource | RangeSource, Place]] = []
+        in_memory: list[tuple[ByteSource | RangeSource, Place]] = []
+        on_device: list[tuple[ByteSource | RangeSource, Place]] = []
         for source, place in zip(sources, places, strict=True):
             if place.offset >= 0:
-                (far if source.is_far else near).append((source, place))
-        if far:
+                (on_device if source.on_device else in_memory).append((source, place))
+        if on_device:
             from ckstore.tensors.device import staging
 
-            far.sort(key=lambda pair: pair[1].offset)
-            pairs: list[tuple[Any, int]] = [(source, place.offset) for source, place in far]
+            on_device.sort(key=lambda pair: pair[1].offset)
+            pairs: list[tuple[Any, int]] = [(source, place.offset) for source, place in on_device]
             begun, self._copying = self._copying, staging.start(pairs, self.pin().flat, behind_current=behind_current)
             if begun is not None:
                 self._copying.join(begun)
-        _in_parallel(_copies(near, self._memory))
+        _in_parallel(_copies(in_memory, self._memory))
         return self._copying
 
     def pin(self) -> Pinned:

@@ -92,7 +92,7 @@ class _Slot:
             self.mark.synchronize()
 
 
-class FarMemory:
+class DeviceMemory:
     """Bytes on a device that are to be filled, or a part of them: it is sliced as a memoryview is.
 
     Attributes:
@@ -109,8 +109,8 @@ class FarMemory:
     def __len__(self) -> int:
         return self.flat.numel()
 
-    def __getitem__(self, at: slice) -> FarMemory:
-        return FarMemory(self.flat[at], self.feed)
+    def __getitem__(self, at: slice) -> DeviceMemory:
+        return DeviceMemory(self.flat[at], self.feed)
 
     def windows(self) -> Iterator[memoryview]:
         """Give memory for each part in turn, as `Feed.windows`."""
@@ -130,7 +130,7 @@ def begin(memories: Iterable[object]) -> list[Feed]:
     """Begin to fill those of `memories` that are on devices; return what is to be finished."""
     feeds: dict[torch.device, Feed] = {}
     for memory in memories:
-        if isinstance(memory, FarMemory):
+        if isinstance(memory, DeviceMemory):
             device = memory.flat.device
             if device not in feeds:
                 feeds[device] = Feed(device)
@@ -139,10 +139,10 @@ def begin(memories: Iterable[object]) -> list[Feed]:
     return [*feeds.values()]
 
 
-def fresh(sizes: Mapping[int, int], device: torch.device) -> dict[int, FarMemory]:
+def fresh(sizes: Mapping[int, int], device: torch.device) -> dict[int, DeviceMemory]:
     """Return new memory on a device for storages of these sizes.
 
     Raises:
         torch.OutOfMemoryError: There is not so much.
     """
-    return {index: FarMemory(torch.empty(size, dtype=torch.uint8, device=device)) for index, size in sizes.items()}
+    return {index: DeviceMemory(torch.empty(size, dtype=torch.uint8, device=device)) for index, size in sizes.items()}

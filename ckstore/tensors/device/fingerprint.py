@@ -21,7 +21,7 @@ from ckstore.interpreter import log
 from ckstore.tensors.device import constants
 
 if TYPE_CHECKING:
-    from ckstore.tensors.device.staging import FarSource
+    from ckstore.tensors.device.staging import DeviceSource
 
 Kernel = Callable[[Sequence[tuple[int, int]], torch.device], torch.Tensor]
 WORD_BYTES = 8
@@ -33,7 +33,7 @@ _LARGE_BYTES = 2**20
 """Smaller regions are put together: each call of torch takes 5 µs, whatever it is about."""
 
 
-def fingerprints(chunks: Sequence[tuple[FarSource, int, int]]) -> list[bytes]:
+def fingerprints(chunks: Sequence[tuple[DeviceSource, int, int]]) -> list[bytes]:
     """Return the fingerprint of each range of bytes of a source, on the current streams; it waits for them.
 
     It has 16 bytes for each part that lies in one row. Empty: the devices have no memory left for that.
@@ -41,7 +41,7 @@ def fingerprints(chunks: Sequence[tuple[FarSource, int, int]]) -> list[bytes]:
     numbered: dict[torch.device, list[int]] = defaultdict(list)
     places: dict[torch.device, list[tuple[int, int]]] = defaultdict(list)
     for index, (source, start, stop) in enumerate(chunks):
-        for device, address, nbytes in source.far_places(start, stop):
+        for device, address, nbytes in source.device_places(start, stop):
             numbered[device].append(index)
             places[device].append((address, nbytes))
     found: list[bytes] = [b""] * len(chunks)
@@ -56,7 +56,7 @@ def fingerprints(chunks: Sequence[tuple[FarSource, int, int]]) -> list[bytes]:
 
 
 def _rows(
-    chunks: Sequence[tuple[FarSource, int, int]],
+    chunks: Sequence[tuple[DeviceSource, int, int]],
     indexes: Sequence[int],
     places: Sequence[tuple[int, int]],
     device: torch.device,
@@ -70,14 +70,14 @@ def _rows(
         for at, row in zip(even, kernel([places[at] for at in even], device).cpu().numpy(), strict=True):
             rows[at] = row.tobytes()
     if len(even) < len(places):
-        parts = [part for i in dict.fromkeys(indexes) for _, part in chunks[i][0].far_parts(*chunks[i][1:])]
+        parts = [part for i in dict.fromkeys(indexes) for _, part in chunks[i][0].device_parts(*chunks[i][1:])]
         odd = [at for at, row in enumerate(rows) if not row]
         for at, row in zip(odd, by_torch([parts[at] for at in odd]).cpu().numpy(), strict=True):
             rows[at] = row.tobytes()
     return rows
 
 
-def of_storages(sources: Sequence[FarSource]) -> list[bytes]:
+def of_storages(sources: Sequence[DeviceSource]) -> list[bytes]:
     """Return the fingerprint of each source; empty as `fingerprints`."""
     cuts = [
         (i, at, min(at + _PART_BYTES, source.nbytes))

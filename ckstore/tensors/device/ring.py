@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckstore.tensors.device.pinned import Buffer
-    from ckstore.tensors.device.staging import FarSource
+    from ckstore.tensors.device.staging import DeviceSource
     from ckstore.tensors.device.streams import Mark
 
 _ALIGNMENT = 64
 
 
-class FarReader:
+class DeviceReader:
     """Reads ranges of sources on devices, one after another. Not for several threads.
 
     Args:
@@ -28,7 +28,7 @@ class FarReader:
     def __init__(self, nbytes: int) -> None:
         self._buffer: Buffer = pinned.pool.take(nbytes)
 
-    def parts(self, source: FarSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
+    def parts(self, source: DeviceSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
         """Give the bytes part by part as they arrive; all of them are on their way when the first is given.
 
         They lie one behind another, and stay until the next call.
@@ -57,9 +57,9 @@ class FarReader:
         pinned.pool.give(self._buffer)
 
 
-def _enqueue(source: FarSource, start: int, stop: int, to: torch.Tensor) -> list[Mark]:
+def _enqueue(source: DeviceSource, start: int, stop: int, to: torch.Tensor) -> list[Mark]:
     marks, end = [], 0
-    for at, part in source.far_parts(start, stop):
+    for at, part in source.device_parts(start, stop):
         to[end:at].zero_()
         end = at + part.numel()
         lane = streams.system.lane(part.device, "from")
@@ -70,7 +70,7 @@ def _enqueue(source: FarSource, start: int, stop: int, to: torch.Tensor) -> list
     return marks
 
 
-def fetch(sources: Sequence[FarSource]) -> list[memoryview]:
+def fetch(sources: Sequence[DeviceSource]) -> list[memoryview]:
     """Return the bytes of small sources on devices, each aligned, in memory of their own."""
     offsets, end = [], 0
     for source in sources:

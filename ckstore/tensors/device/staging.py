@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ckstore.model.sizes import FAR_SMALL_BYTES
+from ckstore.model.sizes import DEVICE_SMALL_BYTES
 from ckstore.tensors.device import streams
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ _TOGETHER_BYTES = 8 * 2**20
 """Of small ones at once: the only memory that is taken on the device."""
 
 
-class FarSource(Protocol):
+class DeviceSource(Protocol):
     """Bytes on a device; see `ByteSource`."""
 
     name: str
     nbytes: int
 
-    def far_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
+    def device_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
         """Return what lies on the device of these bytes, as flat tensors and where each begins; the rest is zeros."""
 
-    def far_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
+    def device_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
         """Return the device, the address and the size of each of these parts."""
 
 
@@ -64,7 +64,7 @@ class Copying:
         self._kept = []
 
 
-def start(pairs: Iterable[tuple[FarSource, int]], flat: torch.Tensor, *, behind_current: bool) -> Copying:
+def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behind_current: bool) -> Copying:
     """Begin to copy each source to its offset in `flat`; return before that is done, if the memory is pinned.
 
     Args:
@@ -79,7 +79,7 @@ def start(pairs: Iterable[tuple[FarSource, int]], flat: torch.Tensor, *, behind_
         for source, offset in pairs:
             copying.keep(source)
             end = 0
-            for at, part in source.far_parts(0, source.nbytes):
+            for at, part in source.device_parts(0, source.nbytes):
                 # What lies between is of no tensor, and must not be what an earlier save left there.
                 if at > end:
                     flat[offset + end : offset + at].zero_()
@@ -118,7 +118,7 @@ class _Queue:
     def add(self, offset: int, part: torch.Tensor) -> None:
         """Copy a part; a small one together with those that follow it."""
         nbytes = part.numel()
-        if nbytes >= FAR_SMALL_BYTES:
+        if nbytes >= DEVICE_SMALL_BYTES:
             with self.lane.active():
                 self.lane.copy(self._flat[offset : offset + nbytes], part)
             return

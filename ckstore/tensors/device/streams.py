@@ -150,6 +150,6 @@ class Cuda:
 system: System = Cuda()
 
 
-def is_far(device: torch.device) -> bool:
+def is_accelerator(device: torch.device) -> bool:
     """Whether memory there is copied by lanes."""
     return device.type in system.kinds

@@ -9,7 +9,7 @@ import torch
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.tensors.device.streams import is_far
+from ckstore.tensors.device.streams import is_accelerator
 from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
@@ -85,7 +85,7 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     # `target`: A tensor that can be filled, and takes the leaf. `leaf`: it ends where a row-major leaf would end, so
     # that nothing lies between its elements. Returns: None if they do not, or not as plain bits (conjugate views), or
     # on a device where a copy is as quick.
-    on_device = is_far(target.device)
+    on_device = is_accelerator(target.device)
     if not (target.is_cpu or on_device) or target.is_conj() or target.is_neg() or not target.numel():
         return None
     if leaf.strides is None:
@@ -101,9 +101,9 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     empty = torch.empty(0, dtype=torch.uint8, device=target.device)
     flat = empty.set_(target.untyped_storage(), start, (nbytes,), (1,))
     if on_device:
-        from ckstore.tensors.device.feed import FarMemory
+        from ckstore.tensors.device.feed import DeviceMemory
 
-        return Region(flat.data_ptr(), nbytes, FarMemory(flat))
+        return Region(flat.data_ptr(), nbytes, DeviceMemory(flat))
     return Region(flat.data_ptr(), nbytes, flat.numpy().data)
 
 

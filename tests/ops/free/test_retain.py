@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ckstore import Best, Budget, RetentionPolicy, Store
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, InUse, NewerFormat, NoSuchRef, SaveFailed
 from ckstore.fs import files, links
-from ckstore.objects import far_locks
+from ckstore.objects import store_locks
 from ckstore.ops.free import gc
 from ckstore.ops.free.retain import carry_out
 from tests.support.crashing import run_and_kill
@@ -522,7 +522,7 @@ def test_what_was_dropped_is_said_although_another_gc_keeps_its_space(
     fill(store, range(3))
     monkeypatch.setattr(gc, "_START_TIMEOUT_S", 0.0)
 
-    with far_locks.try_trash(store._context.layout) or pytest.fail("no lock"):
+    with store_locks.try_trash(store._context.layout) or pytest.fail("no lock"):
         with pytest.warns(CkstoreWarning, match=r"dropped main@0, main@1; the space is not free yet"):
             report = store.prune(RetentionPolicy(keep_last=1))
         with pytest.raises(InUse, match="another gc is running"):

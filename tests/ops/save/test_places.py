@@ -40,7 +40,7 @@ def test_no_save_publishes_between_the_judgement_of_a_checkpoint_and_its_replace
 ) -> None:
     store.save(state(0), step=1)
     alone: list[bool] = []
-    judge, exchange = publish._existing_to_keep, links.exchange
+    judge, exchange = publish.existing_to_keep, links.exchange
 
     def judging(*args: Any) -> Any:
         alone.append(is_alone(store))
@@ -50,7 +50,7 @@ def test_no_save_publishes_between_the_judgement_of_a_checkpoint_and_its_replace
         alone.append(is_alone(store))
         exchange(one, other)
 
-    monkeypatch.setattr(publish, "_existing_to_keep", judging)
+    monkeypatch.setattr(publish, "existing_to_keep", judging)
     monkeypatch.setattr(links, "exchange", exchanging)
     store.save(state(1), step=1, if_exists="replace")
 
@@ -100,7 +100,7 @@ def test_an_acknowledged_repair_is_not_lost_when_another_of_the_same_step_dies(s
             blob.unlink()
         (go, tell), (told, done) = os.pipe(), os.pipe()
         other = repair_when_told(store.path, at, go, done)
-        judge = publish._existing_to_keep
+        judge = publish.existing_to_keep
 
         def judging(
             *args: Any, judge: Any = judge, tell: int = tell, told: int = told, done: int = done, at: int = at
@@ -109,12 +109,12 @@ def test_an_acknowledged_repair_is_not_lost_when_another_of_the_same_step_dies(s
             os.write(tell, b"!")
             said = os.read(told, 1)
             os.write(done, said)  # for the parent
-            publish._existing_to_keep = judge
+            publish.existing_to_keep = judge
             crashing.arm(at, before=True)
             return found
 
         def repair(judging: Any = judging, step: int = at) -> None:
-            publish._existing_to_keep = judging
+            publish.existing_to_keep = judging
             Store.open(store.path).save(state(1), step=step)
 
         died = crashing.run_and_kill(repair, at=_NEVER, before=True)

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Unpack
+
 import click
 
 from ckstore.model.reports.evict_report import details, summary
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
-from ckstore_cli._refs import complete_ref, complete_run
+from ckstore_cli._refs import complete_ref
+from ckstore_cli._transfer import choice_options
+
+if TYPE_CHECKING:
+    from ckstore.remote.choice import ChoiceOptions
 
 
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
-@click.option("--all", "all_of_them", is_flag=True, help="Every checkpoint.")
-@click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag.")
-@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run.")
+@choice_options
 @click.option("--rule", is_flag=True, help="Those that ckstore config keep-local does not keep here.")
-@click.option("--remote", metavar="NAME", help="A remote, or the directory of a store. Default: the only remote.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be let go.")
 @store_option
 @json_option
 @pass_frame
-def evict(  # noqa: PLR0917 - one for each option
+def evict(
     frame: Frame,
     refs: tuple[str, ...],
-    all_of_them: bool,  # noqa: FBT001 - click's
-    tagged: bool,  # noqa: FBT001 - click's
-    run: str | None,
     rule: bool,  # noqa: FBT001 - click's
     remote: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
+    **options: Unpack[ChoiceOptions],
 ) -> None:
     """Let go of the local bytes of the checkpoints REF, which a remote has.
 
@@ -51,7 +51,7 @@ def evict(  # noqa: PLR0917 - one for each option
     """
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:
-        report = store.evict(refs or None, remote, run=run, all=all_of_them, tagged=tagged, rule=rule, dry_run=dry_run)
+        report = store.evict(refs or None, remote, rule=rule, dry_run=dry_run, **options)
     out.document(report)
     for line in (*details(report), summary(report)):
         out.line(line)

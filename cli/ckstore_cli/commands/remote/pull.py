@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -12,6 +12,7 @@ from ckstore_cli._transfer import print_plan, print_report, transfer_options
 
 if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists
+    from ckstore.remote.choice import TransferOptions
 
 
 @click.command()
@@ -27,16 +28,13 @@ if TYPE_CHECKING:
 @store_option
 @json_option
 @pass_frame
-def pull(  # noqa: PLR0917 - one for each option
+def pull(
     frame: Frame,
     refs: tuple[str, ...],
-    all_of_them: bool,  # noqa: FBT001 - click's
-    tagged: bool,  # noqa: FBT001 - click's
-    run: str | None,
     remote: str | None,
-    bwlimit: str | None,
-    dry_run: bool,  # noqa: FBT001 - click's
     if_exists: IfExists,
+    dry_run: bool,  # noqa: FBT001 - click's
+    **options: Unpack[TransferOptions],
 ) -> None:
     """Bring the checkpoints REF of a remote into the store; without REF the newest.
 
@@ -62,17 +60,8 @@ def pull(  # noqa: PLR0917 - one for each option
     out = frame.output()
     if dry_run:
         with frame.reading() as store:
-            print_plan(out, store.plan_pull(refs or None, remote, run=run, all=all_of_them, tagged=tagged))
+            print_plan(out, store.plan_pull(refs or None, remote, **options))
         return
     with frame.writing() as store, Progress("pulling", quiet=out.as_json) as shown:
-        report = store.pull(
-            refs or None,
-            remote,
-            run=run,
-            all=all_of_them,
-            tagged=tagged,
-            if_exists=if_exists,
-            bwlimit=bwlimit,
-            progress=shown.at,
-        )
-    print_report(out, report)
+        options["progress"] = shown.at
+        print_report(out, store.pull(refs or None, remote, if_exists=if_exists, **options))

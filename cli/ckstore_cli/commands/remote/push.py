@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Unpack
+
 import click
 
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 from ckstore_cli._transfer import print_plan, print_report, transfer_options
+
+if TYPE_CHECKING:
+    from ckstore.remote.choice import TransferOptions
 
 
 @click.command()
@@ -16,15 +21,12 @@ from ckstore_cli._transfer import print_plan, print_report, transfer_options
 @store_option
 @json_option
 @pass_frame
-def push(  # noqa: PLR0917 - one for each option
+def push(
     frame: Frame,
     refs: tuple[str, ...],
-    all_of_them: bool,  # noqa: FBT001 - click's
-    tagged: bool,  # noqa: FBT001 - click's
-    run: str | None,
     remote: str | None,
-    bwlimit: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
+    **options: Unpack[TransferOptions],
 ) -> None:
     """Bring the checkpoints REF to a remote; without REF the newest.
 
@@ -48,10 +50,8 @@ def push(  # noqa: PLR0917 - one for each option
     out = frame.output()
     if dry_run:
         with frame.reading() as store:
-            print_plan(out, store.plan_push(refs or None, remote, run=run, all=all_of_them, tagged=tagged))
+            print_plan(out, store.plan_push(refs or None, remote, **options))
         return
     with frame.writing() as store, Progress("pushing", quiet=out.as_json) as shown:
-        report = store.push(
-            refs or None, remote, run=run, all=all_of_them, tagged=tagged, bwlimit=bwlimit, progress=shown.at
-        )
-    print_report(out, report)
+        options["progress"] = shown.at
+        print_report(out, store.push(refs or None, remote, **options))

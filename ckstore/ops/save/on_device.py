@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.ops.context import Context
-    from ckstore.tensors.device.staging import FarSource
+    from ckstore.tensors.device.staging import DeviceSource
 
 Key = tuple[str, int, int, int]
 """The name of a source, how many before it have that name, and from where to where."""
 
 
-class FarChunks:
+class DeviceChunks:
     """The chunks of one save that lie on devices. Its methods may be called from several threads, but for `settle`.
 
     Args:
@@ -38,20 +38,20 @@ class FarChunks:
         self.claimed_bytes = 0
         self._context = context
         self._run = run
-        far = [cast("FarSource", source) for source in sources if source.is_far]
+        on_device = [cast("DeviceSource", source) for source in sources if source.on_device]
         counts: Counter[str] = Counter()
         self._numbers: dict[int, int] = {}
-        for source in far:
+        for source in on_device:
             # Parts of one tensor, as ranks save them, have one name.
             self._numbers[id(source)] = counts[source.name]
             counts[source.name] += 1
         self._chunks = [
-            (source, start, stop) for source in far for start, stop in _cuts(source, context.settings.chunk_bytes)
+            (source, start, stop) for source in on_device for start, stop in _cuts(source, context.settings.chunk_bytes)
         ]
         self._keys = [self._key(*chunk) for chunk in self._chunks]
         self._before = self._fingerprints()
         # Forgotten until this save has ended well: after one that failed everything is read.
-        seen = context.known.far_seen.pop(run, {})
+        seen = context.known.device_seen.pop(run, {})
         pairs = zip(self._keys, self._before, strict=True) if self._before else ()
         self._known = {key: seen[key][1] for key, found in pairs if key in seen and seen[key][0] == found}
         self._digests: dict[Key, str] = {}
@@ -74,13 +74,13 @@ class FarChunks:
 
     def fetched(self, batch: Sequence[ByteSource]) -> list[ByteSource]:
         """Return small sources with those in memory that lie on a device and are not known: read in few transfers."""
-        wanted = [i for i, one in enumerate(batch) if one.is_far and self.known(one, 0, one.nbytes) is None]
+        wanted = [i for i, one in enumerate(batch) if one.on_device and self.known(one, 0, one.nbytes) is None]
         if not wanted:
             return [*batch]
         from ckstore.tensors.device.ring import fetch
 
         found = [*batch]
-        for i, data in zip(wanted, fetch([cast("FarSource", batch[i]) for i in wanted]), strict=True):
+        for i, data in zip(wanted, fetch([cast("DeviceSource", batch[i]) for i in wanted]), strict=True):
             found[i] = BytesSource(batch[i].name, data)
         return found
 
@@ -98,11 +98,11 @@ class FarChunks:
             if old != new:
                 raise state_changed(key[0])
         found = zip(self._keys, self._before, strict=True)
-        self._context.known.far_seen[self._run] = {
+        self._context.known.device_seen[self._run] = {
             key: (old, self._digests[key]) for key, old in found if key in self._digests
         }
 
-    def _key(self, source: ByteSource | FarSource, start: int, stop: int) -> Key:
+    def _key(self, source: ByteSource | DeviceSource, start: int, stop: int) -> Key:
         return source.name, self._numbers.get(id(source), -1), start, stop
 
     def _fingerprints(self) -> list[bytes]:
@@ -111,12 +111,12 @@ class FarChunks:
         return fingerprints(self._chunks)
 
 
-def far_chunks(context: Context, run: str, sources: Sequence[ByteSource]) -> FarChunks | None:
+def device_chunks(context: Context, run: str, sources: Sequence[ByteSource]) -> DeviceChunks | None:
     """Return what is on devices; None: nothing, so that no torch is needed."""
-    return FarChunks(context, run, sources) if any(source.is_far for source in sources) else None
+    return DeviceChunks(context, run, sources) if any(source.on_device for source in sources) else None
 
 
-def _cuts(source: FarSource, chunk_bytes: int) -> Iterable[tuple[int, int]]:
+def _cuts(source: DeviceSource, chunk_bytes: int) -> Iterable[tuple[int, int]]:
     step = chunk_bytes if source.nbytes >= PACK_BELOW_BYTES else max(source.nbytes, 1)
     for start in range(0, source.nbytes, step):
         yield start, min(start + step, source.nbytes)

@@ -70,7 +70,7 @@ def _followed(
     try:
         # A store of before, or one that was copied, has none.
         links.make_directory(layout.locks)
-        lock.far = LockFile.take(layout.locks / name, exclusive=exclusive, timeout_s=timeout_s)
+        lock.file = LockFile.take(layout.locks / name, exclusive=exclusive, timeout_s=timeout_s)
     except BaseException:
         lock.release()
         raise

@@ -45,7 +45,7 @@ class Part(NamedTuple):
     what: str
 
 
-class Far:
+class RemotePieces:
     """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:

@@ -1,0 +1,201 @@
+"""Give a run another name: copy its checkpoints by links, then drop the old ones. Source: docs/protocol.md.
+
+The name of a run is in each manifest, and the id of a checkpoint is the digest of that; so each gets another manifest
+and another id, and nothing else: its bytes, its place in the order of commits and its times stay. All copies are
+durable before the first old one goes. A kill leaves whole checkpoints under both names, and the same call goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckstore.errors import (
+    BadInput,
+    BytesElsewhere,
+    DamagedBlob,
+    InUse,
+    NoSuchRef,
+    StepExists,
+    UnknownOutcome,
+)
+from ckstore.fs import files
+from ckstore.model.checkpoint.annotations import Annotations
+from ckstore.model.manifest import encoding
+from ckstore.model.manifest.manifest import render
+from ckstore.model.names import check_run
+from ckstore.objects import publish, trash
+from ckstore.objects.checkpoints import CheckpointDirectory, look
+from ckstore.objects.documents.annotations import add_annotations, read_annotations
+from ckstore.objects.documents.pins import read_pins, write_pin
+from ckstore.objects.layout import PLAIN
+from ckstore.objects.staging import Staging
+from ckstore.objects.swap import take_annotations
+from ckstore.ops import config_file, events
+from ckstore.ops.context import info_of
+from ckstore.ops.free import reclaim
+from ckstore.ops.free.drop import drop, make_kept_durable
+from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.protection import check_tags, check_unprotected, gone, held
+from ckstore.ops.refs.tags import write_tag
+from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ckstore.fs import locks
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+
+
+def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
+    """Give the checkpoints of a run another name; see `ckstore.Store.rename_run`."""
+    context.check_writable()
+    check_run(old)
+    check_run(new)
+    if old == new:
+        raise BadInput(f"the run has the name {new} already")
+    # While one of them cannot be read, nothing may be dropped: found out before anything is copied.
+    check_tags(context.layout)
+    read_pins(context.layout)
+    moving = _checked(context, old, new)
+    ids: dict[str, str] = {}
+    copies = []
+    for info in moving:
+        copy = _copied(context, info, new)
+        if copy is None:
+            with failing_as_save(context, f"renaming {info.name}"):
+                copy = _copy(context, info, new, ids)
+        ids[info.id] = copy.id
+        copies.append(copy)
+    make_kept_durable(context, new)
+    make_kept_durable(context, old)
+    _take_names(context, moving, copies)
+    digests: set[str] = set()
+    # The oldest first: the copy of the newest is how another try knows that the run of the new name is this one.
+    for info, copy in zip(moving, copies, strict=True):
+        digests |= set(drop(context, info, f"renamed to {copy.name}", last=partial(_take_later, context, copy)).digests)
+    reclaim.give_back(context, digests)
+    events.note(context, "renamed", (new, None), why=f"it was {old}")
+    taken = {copy.id for copy in copies}
+    return [info for info in infos(context, new) if info.id in taken]  # with their tags
+
+
+def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
+    """Return what is to be renamed, the oldest first; raise where not all of it can be."""
+    layout = context.layout
+    found = infos(context, old)
+    there = {step for _, step, _ in layout.published(old)}
+    if not there:
+        raise NoSuchRef(f"there is no run {old!r}", hint="ckstore log lists the checkpoints and their runs")
+    for name in trash.names_in(layout.staging):
+        if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):
+            raise InUse(f"a save to the run {old} is under way", hint="stop the training, then rename its run")
+    if torn := sorted(there - {info.step for info in found}):
+        raise DamagedBlob(f"{old}@{torn[0]} is not whole", hint="repair it (ckstore verify --repair) or delete it")
+    for info in found:
+        if info.damaged:
+            raise DamagedBlob(f"{info.name} is marked as damaged", hint="ckstore verify --repair, or delete it")
+        if info.elsewhere:
+            raise BytesElsewhere(f"bytes of {info.name} are elsewhere", hint=f"ckstore pull {info.name} brings them")
+        # Exclusive is what the drop needs: a reader is found out before anything is copied.
+        if trash.in_use(layout.checkpoint(*info.key)):
+            raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
+    _check_free(context, found, new)
+    return found
+
+
+def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) -> None:
+    """Raise unless the new name is free, or what is there are copies that an earlier try made."""
+    there = {step for _, step, _ in context.layout.published(new)}
+    copied = {info.step for info in moving if info.step in there and _copied(context, info, new) is not None}
+    if (others := there - copied) and (moving[-1].step not in copied or others & {info.step for info in moving}):
+        raise StepExists(f"there is a run {new} with checkpoints of its own", hint="choose another name for the run")
+
+
+def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo | None:
+    """Return the copy that an earlier try made of a checkpoint; None: there is none."""
+    found = look(context.layout, new, info.step).published
+    if found is None:
+        return None
+    copy = info_of(context, found.manifest, found.manifest_id)
+    is_same = (copy.sequence, copy.created, copy.content) == (info.sequence, info.created, info.content)
+    return copy if is_same else None
+
+
+def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, str]) -> CheckpointInfo:
+    """Publish a checkpoint once more under another run, durably, with links to its blobs."""
+    layout = context.layout
+    with CheckpointDirectory.at(layout.checkpoint(*info.key), layout.hash_prefix) as directory:
+        if directory.manifest_id != info.id:
+            raise gone(info)
+        present = directory.manifest
+        if render(present, context.algorithm)[0] != info.id:  # a member that is not known here would be lost
+            raise BadInput(
+                f"{info.name} was written by another ckstore ({present.writer})", hint="rename it with that one"
+            )
+        about = present.description
+        parent = None if about.parent is None else ids.get(about.parent, about.parent)
+        manifest = replace(present, run=run, description=replace(about, parent=parent))
+        checkpoint_id, data = render(manifest, context.algorithm)
+        staging = Staging.create(layout, run, info.step)
+        try:
+            for file in present.stored:
+                staging.take(file.digest, directory.blobs.inside / file.digest)
+            take_annotations(directory.lock, staging)
+            if present.encoding is None:
+                staging.seal(data)
+            else:
+                files.create_file(staging.lock.inside / PLAIN, data, mode=0o444)
+                staging.seal(encoding.render(replace(present.encoding, checkpoint=checkpoint_id), context.algorithm))
+            check = partial(check_unprotected, context, (run, info.step), replacing=True)
+            old = publish.publish(
+                layout, staging, manifest, publish.IfThere("taken", check), context.known.synced_runs
+            ).old
+        except UnknownOutcome as error:
+            context.writes_disabled_because = error.message
+            staging.lock.release()
+            raise
+        except BaseException as error:
+            reclaim.discard(context, staging, error)
+            raise
+    staging.lock.release()
+    if old is not None:  # a torn one that was at the place
+        reclaim.discard_path(context, old)
+    reconcile_one(context, (run, info.step), timeout_s=CATALOG_TIMEOUT_S)
+    return info_of(context, manifest, checkpoint_id)
+
+
+def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequence[CheckpointInfo]) -> None:
+    """Have tags, pins and the rules of the run name the copies."""
+    layout = context.layout
+    by_key = {info.key: (info, copy) for info, copy in zip(moving, copies, strict=True)}
+    for tag, key in layout.tags().items():
+        if key in by_key:
+            copy = by_key[key][1]
+            with held(context, copy, is_durable=True):
+                write_tag(layout, tag, *copy.key)
+    for pin in read_pins(layout):
+        if (pin.run, pin.step) in by_key:
+            info, copy = by_key[pin.run, pin.step]
+            with held(context, copy, is_durable=True):
+                write_pin(layout, replace(pin, run=copy.run, id=copy.id if pin.id == info.id else pin.id))
+    old, new = moving[0].run, copies[0].run
+    if old in config_file.policies_by_run(layout):
+        config_file.edit(
+            layout, config_file.BY_RUN, lambda rules: {new if name == old else name: rules[name] for name in rules}
+        )
+
+
+def _take_later(context: Context, copy: CheckpointInfo, lock: locks.DirectoryLock) -> None:
+    """Add to a copy what was noted of the old one since; no process can note more, which is locked."""
+    found = read_annotations(lock.inside)
+    if found is None:
+        return
+    with held(context, copy, is_durable=True) as held_copy:
+        own = read_annotations(held_copy.inside) or Annotations()
+        notes = tuple(note for note in found.notes if note not in own.notes)
+        if notes or any(own.metrics.get(name) != value for name, value in found.metrics.items()):
+            add_annotations(context.layout, held_copy, Annotations(found.metrics, notes))

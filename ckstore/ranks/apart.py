@@ -1,0 +1,215 @@
+"""Ranks on nodes with stores of their own, which save one checkpoint to the mirror that all of these stores have.
+
+It exists when it is at the remote; then each node lists it in its store, which keeps the parts of its own ranks.
+Source: docs/format/remote-v1.md, "Parts of several nodes".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError, NoSuchRef, RemoteUnavailable, UnknownOutcome
+from ckstore.fs import files
+from ckstore.model.checkpoint.elsewhere import Elsewhere
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.times import text_of_time
+from ckstore.objects import publish as publishing
+from ckstore.objects.checkpoints import look
+from ckstore.objects.layout import MANIFEST
+from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.ops.context import info_of
+from ckstore.ops.free import reclaim
+from ckstore.ops.free.after_save import after_save
+from ckstore.ops.index.sequence import next_sequence
+from ckstore.ops.notices import warn
+from ckstore.ops.os_errors import why_of
+from ckstore.ops.refs.find import open_directory, text_of
+from ckstore.ops.refs.tags import tag
+from ckstore.ranks.outcome import with_news
+from ckstore.ranks.work import WorkWatch
+from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
+from ckstore.remote.elsewhere.evict import require
+from ckstore.remote.find_there import find_there
+from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
+from ckstore.remote.pull import give_blobs, is_here
+from ckstore.remote.push import Manner, place_of
+from ckstore.remote.reach import reach, source_of
+
+if TYPE_CHECKING:
+    from ckstore.model.checkpoint.elsewhere import Holder
+    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.objects.publish import IfThere
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+    from ckstore.ops.refs.find import AnyRef
+    from ckstore.ops.save.save import Request
+    from ckstore.ranks.who import Document
+    from ckstore.ranks.whole import Whole
+    from ckstore.ranks.work import RankWork
+    from ckstore.remote.objects import Remote
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A checkpoint that exists at the remote; every rank is told of it.
+
+    Attributes:
+        info: It.
+        manifest: The bytes of its manifest; empty: only one store has it, where it was before.
+    """
+
+    info: CheckpointInfo
+    manifest: bytes
+
+
+def elsewhere_at(holder: Holder) -> Elsewhere:
+    """Return what says in a store that a remote has what is not here."""
+    return Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
+
+
+def mirror_of(context: Context) -> str | None:
+    """Return the name of the mirror of a store; None: it has none, or its settings are damaged."""
+    try:
+        return setting_of(context.layout, MIRROR)
+    except CkstoreError:  # a save into one store does not need it
+        return None
+
+
+def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[PushedPart, Document]:
+    """Bring what a rank staged to the remote; return what keeps it there, and what the rank that joins needs of it.
+
+    If that fails, what was staged is given back.
+    """
+    try:
+        work.doing("looked at the mirror")
+        remote, holder = common_remote(context)
+        pushed = push_part(context, staging, remote, Manner(progress=lambda *_: work.doing("pushed its part")))
+        manifest = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=staging.lock.fd)
+        return pushed, {"remote": holder.uuid, "manifest": manifest, "sequence": next_sequence(context)}
+    except BaseException as error:
+        reclaim.discard(context, staging, error)
+        raise
+
+
+def publish_apart(context: Context, request: Request, whole: Whole, work: RankWork, sequence: int) -> Joined:
+    """Join the parts of all nodes, and let the checkpoint exist at the remote, then in the store of this node.
+
+    Args:
+        context: The store of this node.
+        request: What the caller wants.
+        whole: The parts; `elsewhere` says where.
+        work: Who is told how far it is.
+        sequence: A number in the order of commits that is free in the stores of all nodes.
+
+    Raises:
+        UnknownOutcome: The remote did not answer, and the checkpoint may exist.
+        CkstoreError: It does not exist.
+    """
+    remote, holder = common_remote(context)
+    require(context)
+    if request.step is not None:
+        list_step(context, remote, request.run, request.step)
+    context.known.greatest_sequence.raise_to(sequence - 1)
+    watch = _ToRemote(context, work, remote)
+    try:
+        info = replace(whole, elsewhere=elsewhere_at(holder)).publish(context, request, watch)
+    except (CkstoreError, OSError) as error:
+        if watch.unknown is not None:
+            raise watch.unknown from error
+        if watch.pushed is None:
+            raise
+        # It exists, so the save has not failed.
+        warning = f"{watch.pushed.info.name} is at {remote.name}, and this store does not list it: {why_of(error)}"
+        return replace(watch.pushed, info=replace(watch.pushed.info, warnings=(warning,)))
+    if watch.pushed is None and place_of(info) not in source_of(remote).places(f"{info.run}/{info.step}/"):
+        return Joined(info, b"")
+    with open_directory(context, info) as directory:
+        manifest = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
+    return Joined(info, manifest)
+
+
+class _ToRemote(WorkWatch):
+    """Lets the checkpoint exist at the remote right before it gets its place in the store.
+
+    Attributes:
+        pushed: What exists there; None: nothing.
+        unknown: Why it is not known whether it exists.
+    """
+
+    def __init__(self, context: Context, work: RankWork, remote: Remote) -> None:
+        super().__init__(work)
+        self.pushed: Joined | None = None
+        self.unknown: UnknownOutcome | None = None
+        self._context, self._remote = context, remote
+
+    def sealed(self, staging: Staging, manifest: Manifest, if_there: IfThere) -> None:
+        """Push it, unless what is there stays; raises as the rename would."""
+        layout = self._context.layout
+        # By the same rules, and before anything is at the remote: afterwards they could refuse it in vain.
+        if publishing.existing_to_keep(layout, manifest, if_there)[0] is not None:
+            return
+        data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=staging.lock.fd)
+        manifest_id = parse_manifest(data, where=str(staging.path), hash_prefix=layout.hash_prefix)[1]
+        try:
+            push_whole(self._context, staging, self._remote, Manner(progress=lambda *_: self._work.doing("pushed")))
+        except UnknownOutcome as error:
+            self.unknown = error
+            # Of another class: what this store holds is known, so it stays writable.
+            raise RemoteUnavailable(error.message, hint=error.hint) from error
+        self.pushed = Joined(CheckpointInfo.of(manifest, manifest_id), data)
+
+
+def adopt(context: Context, joined: Joined, staging: Staging) -> CheckpointInfo:
+    """List a checkpoint of all nodes in the store of this one, which keeps what this rank staged of it."""
+    if not joined.manifest:
+        return joined.info
+    info = joined.info
+    try:
+        return _adopt(context, joined, staging)
+    except (CkstoreError, OSError) as error:
+        # It exists, and a load lists and fetches it: that is no reason to fail.
+        warning = f"{info.name} exists, and this store does not keep its part of it: {why_of(error)}"
+        return replace(info, warnings=(*info.warnings, warning))
+
+
+def _adopt(context: Context, joined: Joined, staging: Staging) -> CheckpointInfo:
+    layout, info = context.layout, joined.info
+    manifest, manifest_id = parse_manifest(joined.manifest, where=info.name, hash_prefix=layout.hash_prefix)
+    new = False
+    found = look(layout, info.run, info.step).published
+    # A rank that stood still may come when another start of the job has saved the step again: that one stays.
+    if found is None or CheckpointInfo.of(found.manifest, found.manifest_id).order < info.order:
+        _, holder = common_remote(context)
+        require(context)
+        document = elsewhere_at(holder)
+        new = publish_manifest(context, manifest, joined.manifest, None, document, if_exists="replace")
+    found = look(layout, info.run, info.step).published
+    # The same state may be there already, under the id of an earlier try.
+    if found is not None and found.manifest.content == manifest.content:
+        give_blobs(context, info_of(context, found.manifest, found.manifest_id), manifest, staging)
+    for name in info.tags if new else ():
+        tag(context, name, CheckpointInfo.of(manifest, manifest_id))
+    notes = after_save(context, info.run) if new else ()
+    info = with_news(info, found)
+    return replace(info, warnings=(*info.warnings, *notes))
+
+
+def list_from_mirror(context: Context, ref: AnyRef) -> None:
+    """List what a ref names at the mirror of a store: another node may have saved it, or this one lost its list."""
+    name = mirror_of(context)
+    if name is None:
+        return
+    try:
+        there = reach(context, name)
+        text = ref.id if isinstance(ref, CheckpointInfo) else text_of(ref)
+        place = find_there(source_of(there), text, run=context.run, hash_prefix=context.layout.hash_prefix)
+        if not is_here(context, place):
+            list_remote(context, there, [place])
+    except NoSuchRef:
+        return  # the rules of the store say what there is
+    except RemoteUnavailable as error:  # what is here may do
+        warn(f"{name} was not asked for {ref}: {error.message}")

@@ -1,0 +1,104 @@
+"""A checkpoint whose parts lie in the stores of several nodes, at the remote that is the mirror of all of them.
+
+Each rank pushes its part, and keeps its intent until the save has ended; one rank pushes the whole, which relies on
+nothing that the others saw. Source: docs/format/remote-v1.md, "Parts of several nodes".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckstore.errors import BadInput, CkstoreError, UnknownOutcome
+from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.model.reports.transfer import TransferPlan
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.remote.documents.info import check_hash, read_info
+from ckstore.remote.elsewhere.clone import list_remote
+from ckstore.remote.objects import Remote
+from ckstore.remote.push import Push, end_intents
+from ckstore.remote.reach import reach
+from ckstore.remote.source import ObjectSource
+
+if TYPE_CHECKING:
+    from ckstore.objects.staging import Staging
+    from ckstore.ops.context import Context
+    from ckstore.remote.push import Manner
+
+
+def common_remote(context: Context) -> tuple[Remote, Holder]:
+    """Return the mirror of a store, by which nodes save together, and what says that it is the same for all.
+
+    Raises:
+        BadInput: It is a store in a directory, or there is no mirror.
+        RemoteError: It does not answer.
+    """
+    name = setting_of(context.layout, MIRROR)
+    if name is None:
+        msg = f"the store {context.layout.path} has no mirror, and the ranks have stores of their own"
+        raise BadInput(msg, hint="Store.open_or_init(…, mirror='s3://BUCKET/PREFIX') on each node")
+    there = reach(context, name, writing=True)
+    if not isinstance(there, Remote):
+        msg = f"the mirror {name} is a store in a directory, and stores of several nodes need object storage"
+        raise BadInput(msg, hint="let all ranks save into that store itself")
+    info = read_info(there.objects, name)
+    check_hash(info, context.settings, name)
+    return there, Holder(info.uuid, name)
+
+
+@dataclass(frozen=True, slots=True)
+class PushedPart:
+    """A part whose blobs are at the remote, and kept there.
+
+    Attributes:
+        remote: Where.
+        intents: The keys of what keeps them.
+    """
+
+    remote: Remote
+    intents: list[str]
+
+    def end(self) -> None:
+        """Keep them no more: the checkpoint exists, or was given up."""
+        end_intents(self.remote, self.intents)
+
+
+def push_part(context: Context, staging: Staging, remote: Remote, manner: Manner) -> PushedPart:
+    """Bring the blobs of a sealed part to the remote."""
+    with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
+        push = Push(context, remote, manner, _nothing(remote))
+        part = PushedPart(remote, push.send([directory], is_part=True))
+        push.keep_record()
+    return part
+
+
+def push_whole(context: Context, staging: Staging, remote: Remote, manner: Manner) -> None:
+    """Let a checkpoint exist at the remote that has the blobs of all its parts; it lies sealed in `staging`.
+
+    Raises:
+        UnknownOutcome: The remote did not answer, and it may exist.
+        CkstoreError: It does not exist.
+    """
+    with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
+        push = Push(context, remote, manner, _nothing(remote))
+        try:
+            push.send([directory])
+        except CkstoreError as error:
+            if not push.may_exist:
+                raise
+            name = directory.manifest.name
+            msg = f"whether {name} is at {remote.name} is not known: {error.message}"
+            raise UnknownOutcome(msg, hint="save it again: a checkpoint that is there by then stays") from error
+        push.keep_record()
+
+
+def _nothing(remote: Remote) -> TransferPlan:
+    return TransferPlan("push", remote.name, (), (), (), 0)
+
+
+def list_step(context: Context, remote: Remote, run: str, step: int) -> None:
+    """Let a store list what the remote has at a step: another node may have saved it, and rules look here alone."""
+    places = ObjectSource(remote.objects, remote.name).places(f"{run}/{step}/")
+    if places and context.layout.inode(run, step) is None:
+        list_remote(context, remote, places)

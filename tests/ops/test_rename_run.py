@@ -1,0 +1,171 @@
+"""A run gets another name: nothing but the name and the ids changes, and a kill at any moment loses nothing."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import BadInput, DamagedBlob, InUse, NoSuchRef, RetentionPolicy, StepExists, Store
+from tests.support.crashing import run_and_kill
+from tests.support.damage import flip
+from tests.support.look import directory_of
+from tests.support.stores import check_store, disk_bytes
+
+
+def save(store: Store, step: int, run: str = "old", **options: Any) -> None:
+    rng = np.random.default_rng(step)
+    store.save({"w": rng.integers(0, 255, 300_000, dtype=np.uint8)}, step=step, run=run, **options)
+
+
+def said(store: Store, run: str) -> list[tuple[object, ...]]:
+    """Return what must stay of each checkpoint of a run."""
+    return [
+        (info.step, info.sequence, info.created, info.content, info.metrics, info.notes, info.tags, info.message)
+        for info in store.checkpoints(run)
+    ]
+
+
+def test_all_but_the_name_and_the_ids_stays_and_comes_back_with_the_old_name(store: Store) -> None:
+    for step in range(3):
+        save(store, step, metrics={"loss": 3.0 - step}, message=f"step {step}")
+    store.tag("best", 1)
+    pin = store.pin(0, "kept", expires="2d")
+    store.annotate(2, {"bleu": 20.0}, note="evaluated")
+    store.config.retention_by_run = {"old": RetentionPolicy(keep_last=2), "other": RetentionPolicy(keep_last=1)}
+    before, ids, full = said(store, "old"), [info.id for info in store.checkpoints()], disk_bytes(store.path)
+
+    infos = store.rename_run("old", "new")
+
+    assert [info.name for info in infos] == ["new@0", "new@1", "new@2"] == [info.name for info in store.checkpoints()]
+    assert said(store, "new") == before
+    assert [info.parent for info in infos] == [None, infos[0].id, infos[1].id]
+    (moved,) = store.pins()
+    assert (moved.name, moved.run, moved.id, moved.expires, moved.dangling) == (
+        *(pin.name, "new", infos[0].id, pin.expires),
+        False,
+    )
+    assert list(store.config.retention_by_run) == ["new", "other"]
+    assert store.dropped() == ()
+    assert disk_bytes(store.path) < full + 100_000
+    assert [event.why for event in store.events() if event.event == "renamed"] == ["it was old"]
+    assert store.verify().ok
+    check_store(store.path)
+
+    store.rename_run("new", "old")
+    assert [info.id for info in store.checkpoints()] == ids
+
+
+def test_a_compacted_checkpoint_stays_compacted(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "compacted")
+    weights = np.random.default_rng(0).normal(size=300_000).astype(np.float32)
+    for step in range(6):
+        store.save({"w": weights + np.float32(step) * 2**-20}, step=step, run="old")
+    assert store.compact().compacted
+    small = disk_bytes(store.path)
+
+    store.rename_run("old", "new")
+
+    assert (store.load("new@1")["w"] == weights + np.float32(1) * 2**-20).all()
+    assert disk_bytes(store.path) < small + 100_000
+    assert store.verify().ok
+
+
+def test_what_cannot_be_renamed_is_refused_before_anything_is_changed(store: Store) -> None:
+    save(store, 1)
+    save(store, 2)
+    save(store, 2, "taken")
+    save(store, 9, "free")
+    before = [info.id for info in store.checkpoints()]
+
+    for new, error in (("old", BadInput), ("no/run", BadInput), ("taken", StepExists), ("free", StepExists)):
+        with pytest.raises(error):
+            store.rename_run("old", new)
+    with pytest.raises(NoSuchRef, match="there is no run 'absent'"):
+        store.rename_run("absent", "new")
+    with store.open_checkpoint("old@1"), pytest.raises(InUse, match="old@1 is open for reading"):
+        store.rename_run("old", "new")
+
+    assert [info.id for info in store.checkpoints()] == before
+
+
+def test_a_run_with_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "damaged")
+    save(store, 1)
+    flip(next((directory_of(store, store.info("old@1")) / "blobs").iterdir()), 9)
+    store.verify()
+
+    with pytest.raises(DamagedBlob, match="old@1 is marked as damaged"):
+        store.rename_run("old", "new")
+
+    assert [info.name for info in store.checkpoints()] == ["old@1"]
+
+
+def test_a_run_to_which_a_save_is_under_way_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+    from ckstore.objects import publish
+
+    original, at, go_on = publish.publish, threading.Event(), threading.Event()
+
+    def publishing(*args: Any, **kwargs: Any) -> Any:
+        at.set()
+        assert go_on.wait(60)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(publish, "publish", publishing)
+    saving = threading.Thread(target=save, args=(store, 2))
+    saving.start()
+    assert at.wait(60)
+
+    try:
+        with pytest.raises(InUse, match="a save to the run old is under way"):
+            Store.open(store.path).rename_run("old", "new")
+    finally:
+        go_on.set()
+        saving.join()
+    assert [info.name for info in store.checkpoints()] == ["old@1", "old@2"]
+
+
+def test_what_is_noted_between_the_copy_and_the_drop_goes_along(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckstore.ops import rename_run as room
+
+    save(store, 1)
+    original = room._take_names
+
+    def taking(*args: Any) -> None:
+        other = threading.Thread(target=lambda: Store.open(store.path).annotate("old@1", {"late": 1.0}, note="late"))
+        other.start()
+        other.join()
+        original(*args)
+
+    monkeypatch.setattr(room, "_take_names", taking)
+
+    (info,) = store.rename_run("old", "new")
+
+    assert (info.metrics["late"], [note.text for note in info.notes]) == (1.0, ["late"])
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_after_a_kill_at_any_change_the_same_call_goes_on(store: Store, before: bool) -> None:
+    save(store, 1, metrics={"loss": 1.0})
+    save(store, 2)
+    store.tag("best", "old@1")
+    store.pin("old@2", "kept")
+    run, other = "old", "new"
+    at, died = 0, True
+    while died:
+        at += 1
+        kept = said(store, run)
+        died = run_and_kill(lambda: Store.open(store.path).rename_run(run, other), at=at, before=before)  # noqa: B023
+        opened = Store.open(store.path)
+        steps = {(info.step, info.content) for info in opened.checkpoints()}
+        assert steps == {(step, content) for step, _, _, content, *_ in kept}
+        if opened.checkpoints(run):
+            opened.rename_run(run, other)
+        assert said(opened, other) == kept
+        assert opened.verify(quick=True).ok
+        run, other = other, run
+    assert at > 10

@@ -1,0 +1,115 @@
+"""In which order a push and a pruner ask: what the proof of docs/format/remote-v1.md rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ckstore import RemoteError, Store
+from ckstore.model.digest import ALGORITHMS
+from ckstore.remote import keys
+from ckstore.remote.intents import LIFE_S, Intent
+from ckstore.remote.objects import Listed
+from ckstore.remote.pruning.prune import prune
+from tests.remote.double import REMOTES, Double, Fault, new_remote
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.init(tmp_path / "store", chunk_bytes=2**20)
+    made.save({"x": b"x" * 5000}, step=1)
+    return made
+
+
+def _told(objects: Double) -> list[tuple[str, str]]:
+    """Return the list to which each call is added with the first part of its key."""
+    told: list[tuple[str, str]] = []
+
+    def add(call: str, key: str) -> Fault | None:
+        told.append((call, key.partition("/")[0]))
+        return None
+
+    objects.fault = add
+    return told
+
+
+def test_a_push_writes_its_intent_and_then_looks(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    told = _told(objects)
+    store.push(1, remote)
+
+    intent, condemned = told.index(("put", "intents")), told.index(("get", keys.CONDEMNED))
+    sent, committed = told.index(("put", "blobs")), told.index(("update", "intents"))
+    manifest, removed = told.index(("put", "checkpoints")), told.index(("delete", "intents"))
+    assert intent < condemned < sent < committed < manifest < removed
+
+
+def test_a_push_looks_again_before_it_says_that_all_is_there(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    put = objects.put
+
+    def lose(key: str, data: bytes | memoryview) -> object:
+        written = put(key, data)
+        if key.startswith(keys.BLOBS):
+            objects.held.pop(key)
+        return written
+
+    objects.put = lose  # type: ignore[assignment, method-assign]
+    with pytest.raises(RemoteError, match="are not at"):
+        store.push(1, remote)
+    assert not [key for key in objects.held if key.startswith(keys.CHECKPOINTS)]
+
+
+def test_a_pruner_looks_at_intents_before_checkpoints_and_reads_its_version_before_both(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    objects.put(keys.blob(f"xxh3-{'0' * 32}"), b"x")
+    told = _told(objects)
+    for _ in range(2):
+        told.clear()
+        prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=0)
+    version, intents = told.index(("head", keys.CONDEMNED)), told.index(("list", "intents"))
+    places, blobs = told.index(("list", "checkpoints")), told.index(("list", "blobs"))
+    assert version < intents < places < blobs
+
+
+def test_a_push_that_was_asked_for_by_a_pruner_is_not_finished_where_it_was_removed(store: Store) -> None:
+    """The intent of a push that had committed, whose checkpoint a user has removed since, brings nothing back."""
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    place = keys.Place(info.run, info.step, info.id)
+    manifest = objects.held[place.manifest]
+    intent = Intent.of(place, [], lambda: 0.0)
+    intent.write(objects)
+    intent.commit(objects, manifest)
+    objects.put(place.dropped, b"{}")
+    objects.delete([place.manifest])
+    prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=0)
+
+    assert place.manifest not in objects.held
+
+
+def test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    now_s = [0.0]
+    intent = Intent.of(keys.Place("main", 1, f"xxh3-{'0' * 32}"), [], lambda: now_s[0])
+    intent.write(objects)
+    objects.now += timedelta(hours=2)
+    real = objects.list
+
+    def renew(prefix: str) -> Iterator[Listed]:
+        found = [*real(prefix)]
+        if prefix == keys.INTENTS and not now_s[0]:
+            now_s[0] = LIFE_S / 3
+            intent.renew(objects, cas=True)
+        return iter(found)
+
+    objects.list = renew  # type: ignore[method-assign]
+    report = prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=60)
+
+    assert now_s[0]
+    assert report.voided_count == 0
+    assert b"uploading" in objects.held[intent.key]
