@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt torch==2.13.0
 	@echo "installing ckstore with its development tools"
 	@$(PIP) install -qq -c constraints.txt hatchling editables
-	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,docs,blake3,compact,rich,remote,integrations]'
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,docs,blake3,compact,watch,remote,integrations]'
 	@touch $@
 
 system-packages:

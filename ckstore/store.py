@@ -905,12 +905,12 @@ class Store:
 
     @act
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
-        """Delete a checkpoint durably and free the bytes that only it used.
+        """Delete a checkpoint durably; `undelete` brings it back for a day, then the bytes that only it used go.
 
         Args:
             ref: Which checkpoint.
             dry_run: Delete nothing: only raise what deleting it now would raise.
-            now: Free its bytes at once, also where it could be brought back (`StoreConfig.undo_by_hand_s`).
+            now: Free its bytes at once: it cannot be brought back (see `StoreConfig.undo_by_hand_s`).
 
         Raises:
             InUse: It is open for reading, a tag names it, or it is pinned.

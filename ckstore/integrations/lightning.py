@@ -192,7 +192,8 @@ class CkstoreCheckpointIO(CheckpointIO):
             warnings.warn(msg, CkstoreWarning, stacklevel=2)
             return
         try:
-            self.store.delete(checkpoint)
+            # A rule of the trainer drops it, and with each save: no person made a mistake.
+            self.store.delete(checkpoint, now=not self.store.config.undo_by_rule_s)
         except (NoSuchRef, InUse):
             return  # dropped or saved again already; or a tag, a pin or a reader holds it
 

@@ -57,6 +57,11 @@ def can_return(name: str) -> bool:
     return _UNDO_END.search(name) is not None
 
 
+def has_waiting(layout: Layout) -> bool:
+    """Whether an entry of trash is one that can be brought back."""
+    return any(map(can_return, names_in(layout.trash)))
+
+
 def left_s(path: Inside) -> float:
     """Return how long an entry of trash still waits to be brought back; 0: it may go, or is gone."""
     window = _UNDO_END.search(path.name)

@@ -203,7 +203,7 @@ class StoreConfig:
     """How many seconds `undelete` can bring back what `delete` and `prune` dropped; 0: it is freed at once.
 
     It keeps its bytes meanwhile. ``gc(now=True)`` and a save that finds no room free it earlier. Where other hosts use
-    the store, too, `grace_s` is that time. Default: 0.
+    the store, too, `grace_s` is that time. Default: 86400, a day.
     """
 
     undo_by_rule_s = _plain(config_file.UNDO_BY_RULE_S)

@@ -68,8 +68,10 @@ READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=lam
 RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", lambda value: _is_number(value, 0, 1))
 # Longer than what an NFS client remembers, and than a save stands still on a busy cluster: docs/adr/0011-grace.md.
 GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
-# Off until asked for: what is dropped is freed at once, as a full disk and P6 want it.
-UNDO_BY_HAND_S = Setting("undo_by_hand_s", 0.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
+# A person finds a mistake on the next day; a rule drops with each save, and is seldom one: docs/adr/0022-undo.md.
+UNDO_BY_HAND_S = Setting(
+    "undo_by_hand_s", 86400.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S)
+)
 UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
 SHARED: Setting[bool | None] = Setting("shared", None, "true or false", lambda value: isinstance(value, bool))
 THREADS: Setting[int | None] = Setting(

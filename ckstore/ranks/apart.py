@@ -24,11 +24,13 @@ from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
+from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.find import open_directory, text_of
 from ckstore.ops.refs.tags import tag
+from ckstore.ops.save.save import CATALOG_TIMEOUT_S
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.work import WorkWatch
 from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
@@ -163,8 +165,11 @@ class _ToRemote(WorkWatch):
         self.pushed = Joined(CheckpointInfo.of(manifest, manifest_id), data)
 
 
-def adopt(context: Context, joined: Joined, staging: Staging) -> CheckpointInfo:
-    """List a checkpoint of all nodes in the store of this one, which keeps what this rank staged of it."""
+def adopt(context: Context, joined: Joined, staging: Staging | None) -> CheckpointInfo:
+    """List a checkpoint of all nodes in the store of this one, which keeps what this rank staged of it.
+
+    Without `staging`, as where another process staged it, all of it is elsewhere.
+    """
     if not joined.manifest:
         return joined.info
     info = joined.info
@@ -176,7 +181,7 @@ def adopt(context: Context, joined: Joined, staging: Staging) -> CheckpointInfo:
         return replace(info, warnings=(*info.warnings, warning))
 
 
-def _adopt(context: Context, joined: Joined, staging: Staging) -> CheckpointInfo:
+def _adopt(context: Context, joined: Joined, staging: Staging | None) -> CheckpointInfo:
     layout, info = context.layout, joined.info
     manifest, manifest_id = parse_manifest(joined.manifest, where=info.name, hash_prefix=layout.hash_prefix)
     new = False
@@ -188,8 +193,9 @@ def _adopt(context: Context, joined: Joined, staging: Staging) -> CheckpointInfo
         document = elsewhere_at(holder)
         new = publish_manifest(context, manifest, joined.manifest, None, document, if_exists="replace")
     found = look(layout, info.run, info.step).published
+    reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
     # The same state may be there already, under the id of an earlier try.
-    if found is not None and found.manifest.content == manifest.content:
+    if staging is not None and found is not None and found.manifest.content == manifest.content:
         give_blobs(context, info_of(context, found.manifest, found.manifest_id), manifest, staging)
     for name in info.tags if new else ():
         tag(context, name, CheckpointInfo.of(manifest, manifest_id))

@@ -31,7 +31,7 @@ from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import info_of
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.make_room import how_to_free
+from ckstore.ops.free.make_room import how_to_free, purge
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
@@ -258,6 +258,8 @@ class Pull:
     def _check_room(self, place: Place, missing: Sequence[BlobRecord]) -> None:
         new = Amount(sum(blob.nbytes + _BESIDE_BYTES for blob in missing), 2 * len(missing) + 4)
         need = self.context.measure(new)
+        if not need.fits and purge(self.context):
+            need = self.context.measure(new)
         if not need.fits:
             msg = f"pulling {place.name} needs {need} on the filesystem of {self.context.layout.root}"
             raise InsufficientSpace(f"{msg}; nothing was fetched", hint=how_to_free(self.context, need.missing))

@@ -40,6 +40,7 @@ COMMANDS = {
     "undo": "space",
     "du": "look",
     "why": "look",
+    "watch": "look",
     "report": "look",
     "metrics": "look",
     "config": "store",
@@ -156,6 +157,8 @@ _OTHER_WORDS = {
     "undelete": "undo",
     "rename": "rename-run",
     "mv": "rename-run",
+    "top": "watch",
+    "status": "watch",
 }
 """Words of other programs, and what they mean here."""
 _VERY_LIKE = 0.8

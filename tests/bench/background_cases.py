@@ -26,6 +26,8 @@ _PART_BYTES = 16 * 2**20
 _STEPS = 25
 _WIDE, _LAYERS, _BATCH = 1024, 4, 128
 _TIMEOUT_S = 600.0
+_MIRROR_BYTES_S = 32 * 2**20
+"""What a mirror may take of a link beside a training."""
 
 
 class Background(ABC):
@@ -87,6 +89,30 @@ class Ours(Background):
 
     def close(self) -> None:
         self._store.close(_TIMEOUT_S)
+
+
+class Mirrored(Ours):
+    """The same with a mirror, which has always one to push: each lap is beside the push of those before."""
+
+    def __init__(self, folder: Path, nice: int) -> None:
+        super().__init__(folder, nice)
+        self._store.close(_TIMEOUT_S)
+        self._store = Store.open_or_init(folder / "store", mirror=folder / "mirror")
+        self._store.config.mirror_bytes_s = _MIRROR_BYTES_S
+
+    def forget(self, step: int) -> None:
+        # Two are left for the mirror, of which it is somewhere in the middle.
+        if step >= 2:
+            self._store.delete(step - 2)
+            self._store.gc()
+
+    def close(self) -> None:
+        status = self._store.mirror_status()
+        there = Store.open(self.folder / "mirror").checkpoints()
+        self._store.config.mirror = None
+        super().close()
+        if status is None or not (there or status.behind):
+            raise RuntimeError("the mirror had nothing to do")
 
 
 class DistributedCheckpoint(Background):
@@ -158,6 +184,7 @@ CASES: dict[str, Callable[[Path], Background] | int] = {
     "copy, 2 threads": 2,
     "ckstore": lambda folder: Ours(folder, nice=0),
     "ckstore, nice=10": lambda folder: Ours(folder, nice=10),
+    "ckstore, nice=10, mirror": lambda folder: Mirrored(folder, nice=10),
     "DCP, thread": lambda folder: DistributedCheckpoint(folder, process=False),
     "DCP, process": lambda folder: DistributedCheckpoint(folder, process=True),
 }

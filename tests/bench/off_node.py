@@ -1,5 +1,7 @@
 """``python -m tests.bench remote``: push and pull beside rclone and boto3, against a service that this starts.
 
+*engine* is obstore alone: the same requests for the same bytes, and nothing that makes a checkpoint of them.
+
 It needs what ``make remote`` installs: ``build/remote/bin/python -m tests.bench remote``.
 """
 
@@ -18,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,10 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, Service
 CHUNK_BYTES = 32 * 2**20
 # As many as a push has on their way, so that no peer is slower for fewer of them.
 _THREADS = 8
-_WANTED = {"rclone": 1.5, "boto3": 1.0}
+_WANTED = {"rclone": 1.5, "boto3": 1.0, "engine": 0.0}
 _UNCHANGED_BYTES = 2**30
 _MEMORY_CHUNKS = 64
+_PROCESSES = ("radosgw", "ceph-osd", "ceph-mon")
 _SERVICES: dict[str, Callable[[Path], Any]] = {"ceph": ceph_service, "rclone": rclone_service}
 
 
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         with _SERVICES[given.service](root / "service") as service:
             found = {
                 "service": given.service,
-                "seconds": _beside(root, service, given.rounds, given.size),
+                "laps": _beside(root, service, given.rounds, given.size),
                 "unchanged": _unchanged(root, service),
                 "memory": _memory(root, service),
             }
@@ -71,11 +74,16 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     """Give the lines of a table of what was found."""
     yield "| Act | of ckstore's time | wanted |"
     yield "| --- | --- | --- |"
-    for act, seconds in found["seconds"].items():
+    for act, laps in found["laps"].items():
         for peer, wanted in _WANTED.items():
-            ratios = [theirs / ours for theirs, ours in zip(seconds[peer], seconds["ckstore"], strict=True)]
-            spread = f"{min(ratios):.2f} – {max(ratios):.2f}"
-            yield f"| {act}: {peer} | {statistics.median(ratios):.2f} ({spread}) | at least {wanted:g} |"
+            pairs = zip(laps[peer], laps["ckstore"], strict=True)
+            ratios = [theirs["seconds"] / ours["seconds"] for theirs, ours in pairs]
+            spread, least = f"{min(ratios):.2f} – {max(ratios):.2f}", f"at least {wanted:g}" if wanted else ""
+            yield f"| {act}: {peer} | {statistics.median(ratios):.2f} ({spread}) | {least} |"
+    for act, laps in found["laps"].items():
+        for name, taken in laps.items():
+            own, service = (statistics.median(lap[what] for lap in taken) for what in ("own", "service"))
+            yield f"| {act}: {name}, seconds of a processor | {own:.2f}, and {service:.2f} of the service | |"
     unchanged = found["unchanged"]
     share = unchanged["bytes"] / _UNCHANGED_BYTES
     yield f"| second push of an unchanged 1 GiB: bytes | {share:.4%} | at most 1 % |"
@@ -84,28 +92,49 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"| {act} of {_MEMORY_CHUNKS} chunks: MiB of memory | {mib:.0f} | at most 256 |"
 
 
-def _beside(root: Path, service: Service, rounds: int, nbytes: int) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds of each system in each round."""
+Laps = dict[str, dict[str, list[dict[str, float]]]]
+
+
+def _beside(root: Path, service: Service, rounds: int, nbytes: int) -> Laps:
+    """Return what each system took in each round: time, and of processors itself and the service."""
     store, files = root / "store", root / "files"
     _in_child(_make, store, nbytes, 1)
     files.mkdir()
     for blob in sorted((store / "blobs").rglob("*")):
         if blob.is_file():
             os.link(blob, files / blob.name)
-    seconds: dict[str, dict[str, list[float]]] = {act: {} for act in ("push", "pull")}
-    systems = {"ckstore": (_push, _pull), "rclone": (_rclone_up, _rclone_down), "boto3": (_boto3_up, _boto3_down)}
+    laps: Laps = {act: {} for act in ("push", "pull")}
+    systems = {
+        "ckstore": (_push, _pull),
+        "rclone": (_rclone_up, _rclone_down),
+        "boto3": (_boto3_up, _boto3_down),
+        "engine": (_engine_up, _engine_down),
+    }
     for at in range(rounds):
         names = [*systems]
         # Turned each round, so that none always follows the same other one.
-        for name in names[at % 3 :] + names[: at % 3]:
+        for name in names[at % len(names) :] + names[: at % len(names)]:
             up, down = systems[name]
             source = store if name == "ckstore" else files
             for act, function, folder in (("push", up, source), ("pull", down, root / "pulled")):
-                took_s, _ = _in_child(function, folder, service.port, f"{name}-{at}")
-                seconds[act].setdefault(name, []).append(took_s)
-                print(f"{name}: {act} {took_s:.2f} s", flush=True)
+                before_s = _service_s()
+                took_s, _, own_s = _in_child(function, folder, service.port, f"{name}-{at}")
+                lap = {"seconds": took_s, "own": own_s, "service": _service_s() - before_s}
+                laps[act].setdefault(name, []).append(lap)
+                print(f"{name}: {act} {took_s:.2f} s, of a processor {own_s:.2f} s", flush=True)
             shutil.rmtree(root / "pulled")
-    return seconds
+    return laps
+
+
+def _service_s() -> float:
+    """Return the seconds of processors that the processes of services took so far."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            name, _, rest = path.read_text().partition("(")[2].rpartition(")")
+            fields = rest.split()
+            ticks += int(fields[11]) + int(fields[12]) if name in _PROCESSES else 0
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _unchanged(root: Path, service: Service) -> dict[str, int]:
@@ -126,8 +155,8 @@ def _memory(root: Path, service: Service) -> dict[str, float]:
     """Return the MiB that a push and a pull of many chunks took beside what the process had."""
     store = root / "large"
     _in_child(_make, store, _MEMORY_CHUNKS * CHUNK_BYTES, 1)
-    _, up = _in_child(_push, store, service.port, "large")
-    _, down = _in_child(_pull, root / "large-pulled", service.port, "large")
+    _, up, _ = _in_child(_push, store, service.port, "large")
+    _, down, _ = _in_child(_pull, root / "large-pulled", service.port, "large")
     return {"push": up, "pull": down}
 
 
@@ -154,11 +183,11 @@ def _make(folder: Path, nbytes: int, steps: int) -> None:
 
 @contextmanager
 def _measured(taken: list[float]) -> Iterator[None]:
-    """Add to a list the seconds of a block, and the MiB that its memory grew by at the most."""
+    """Add to a list the seconds of a block, the MiB that its memory grew by, and its seconds of processors."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
-    before, begun_s = _status("VmRSS"), time.monotonic()
+    before, begun_s, cpu_s = _status("VmRSS"), time.monotonic(), sum(os.times()[:4])
     yield
-    taken += [time.monotonic() - begun_s, (_status("VmHWM") - before) / 1024]
+    taken += [time.monotonic() - begun_s, (_status("VmHWM") - before) / 1024, sum(os.times()[:4]) - cpu_s]
 
 
 def _status(name: str) -> int:
@@ -262,6 +291,42 @@ def _boto3_down(folder: Path, port: int, prefix: str) -> list[float]:
     taken: list[float] = []
     with _measured(taken):
         found = client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/")["Contents"]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(fetch, found))
+        sync_tree(folder)
+    return taken
+
+
+def _engine_up(folder: Path, port: int, prefix: str) -> list[float]:
+    import obstore
+
+    from ckstore.remote.service.engine import _stores
+
+    client, _ = _stores(Service(port).target(prefix))
+
+    def send(file: Path) -> None:
+        obstore.put(client, f"{prefix}/{file.name}", memoryview(file.read_bytes()), use_multipart=False)
+
+    taken: list[float] = []
+    with _measured(taken), ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(send, sorted(folder.iterdir())))
+    return taken
+
+
+def _engine_down(folder: Path, port: int, prefix: str) -> list[float]:
+    import obstore
+
+    from ckstore.remote.service.engine import _stores
+
+    client, _ = _stores(Service(port).target(prefix))
+    folder.mkdir()
+
+    def fetch(path: str) -> None:
+        (folder / Path(path).name).write_bytes(obstore.get(client, path).bytes())
+
+    taken: list[float] = []
+    with _measured(taken):
+        found = [meta["path"] for part in obstore.list(client, prefix=prefix) for meta in part]
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(fetch, found))
         sync_tree(folder)

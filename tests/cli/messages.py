@@ -94,6 +94,7 @@ TYPICAL = (
     "pin -d nope",
     "pin -d 100",
     "rename-run nope other",
+    "watch --once",
     "delete 200",
     "delete 100",
     # Space.

@@ -55,8 +55,10 @@ def test_what_the_place_cannot_promise_is_said(run: Run, tmp_path: Path, monkeyp
 
     made = run("init", "s")
     assert made.exit_code == 0
-    hint = "what is deleted there is freed at once; ckstore config undo --on keeps it for a day\n"
-    assert made.stderr == f"{hint}warning: it is made of sand\n"
+    hint = (
+        "what is deleted there can be brought back for a day (ckstore undo); ckstore config undo --off frees it at once"
+    )
+    assert made.stderr == f"{hint}\nwarning: it is made of sand\n"
 
 
 def test_a_store_that_is_there_is_left_alone(run: Run, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def group(request: pytest.FixtureRequest, warm: Callable[[User], WarmPython]) ->
         made = one.run("sh", "-ec", f"mkdir {store} && chgrp {GROUP} {store} && chmod 2770 {store}")
         assert made.returncode == 0, made.stderr
         assert one.ckstore("init", store).returncode == 0
+        assert one.ckstore("config", "undo", "--off", "--store", store).returncode == 0  # tests look at what is freed
         yield Member(one, store, warm(one)), Member(two, store, warm(two))
         check_blobs(store)
         references_of_manifests(store)

@@ -316,3 +316,17 @@ def test_a_part_whose_blob_was_removed_meanwhile_fails_the_save(nodes: Nodes, se
 
     nothing_is_listed(stores, service, 1)
     assert save(stores, 1)
+
+
+def test_a_rank_that_stood_still_leaves_a_later_checkpoint_in_its_place(nodes: Nodes, service: Service) -> None:
+    stores = nodes(2)
+
+    def at(phase: str, rank: int) -> None:
+        if (phase, rank) == ("told", 1):
+            save(stores, 1, state=lambda one: {f"w{one}": part(one, 7)}, if_exists="replace")
+
+    infos = save(stores, 1, at=at)
+
+    assert infos[1] is not None
+    assert "was replaced since" in infos[1].warnings[-1]
+    assert [torch.equal(loaded(store, 1)["w1"], part(1, 7)) for store in stores] == [True, True]

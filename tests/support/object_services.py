@@ -62,10 +62,10 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _wait_for(port: int, what: str) -> None:
+def _wait_for(port: int, what: str, host: str = "127.0.0.1") -> None:
     end_s = time.monotonic() + _START_S
     while time.monotonic() < end_s:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        with suppress(OSError), socket.create_connection((host, port), timeout=1):
             return
         time.sleep(0.1)
     raise TimeoutError(f"{what} did not listen on port {port} within {_START_S:g} s")
@@ -115,25 +115,25 @@ def ceph_service(root: Path) -> Iterator[Service]:
 
 
 @contextmanager
-def rclone_service(root: Path) -> Iterator[Service]:
+def rclone_service(root: Path, host: str = "127.0.0.1") -> Iterator[Service]:
     """Run ``rclone serve s3``, which ignores conditions."""
     program = shutil.which("rclone") or Path(sys.executable).with_name("rclone")
     require(Path(program).exists(), "rclone is not installed")
     (root / BUCKET).mkdir(parents=True)
     port = free_port()
-    command = [program, "serve", "s3", root, "--addr", f"127.0.0.1:{port}", "--auth-key", f"{KEY},{SECRET}"]
-    with _running([*command, "--vfs-cache-mode", "off"], port):
+    command = [program, "serve", "s3", root, "--addr", f"{host}:{port}", "--auth-key", f"{KEY},{SECRET}"]
+    with _running([*command, "--vfs-cache-mode", "off"], port, host):
         yield Service(port)
 
 
 @contextmanager
-def moto_service(root: Path) -> Iterator[Service]:
+def moto_service(root: Path, host: str = "127.0.0.1") -> Iterator[Service]:
     """Run moto, whose compare-and-swap loses updates."""
     program = Path(sys.executable).with_name("moto_server")
     require(program.exists(), "moto is not installed")
     port = free_port()
-    with _running([program, "-H", "127.0.0.1", "-p", str(port)], port):
-        make_bucket(port)
+    with _running([program, "-H", host, "-p", str(port)], port, host):
+        make_bucket(port, host)
         yield Service(port)
 
 
@@ -149,23 +149,23 @@ def azurite_service(root: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _running(command: list[object], port: int) -> Iterator[None]:
+def _running(command: list[object], port: int, host: str = "127.0.0.1") -> Iterator[None]:
     with subprocess.Popen(
         [str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            _wait_for(port, str(command[0]))
+            _wait_for(port, str(command[0]), host)
             yield
         finally:
             process.kill()
 
 
-def make_bucket(port: int) -> None:
+def make_bucket(port: int, host: str = "127.0.0.1") -> None:
     """Make the bucket of the tests; the engine makes none."""
     from ckstore.remote.service import wrong_body
     from ckstore.remote.service.target import Target
 
-    target = Target("url", f"s3://{BUCKET}", f"http://127.0.0.1:{port}")
+    target = Target("url", f"s3://{BUCKET}", f"http://{host}:{port}")
     end_s = time.monotonic() + _START_S
     while True:
         status = wrong_body._put(target, target.endpoint, "", b"", (KEY, SECRET, "us-east-1"), digest_of=b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.ops.acts import act
 from ckstore.ops.read.load_into import LoadReport
-from ckstore.ranks.apart import list_from_mirror, mirror_of
+from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
 from ckstore.store import Store, context_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def save(
     """Save a state dict of shards from all ranks as one checkpoint; each rank calls this.
 
     Args:
-        store: The store, or its path.
+        store: The store, or its path. Where nodes have no filesystem in common: the store of this node, whose mirror
+            all of them have; the checkpoint is at the mirror when this returns.
         state: What `get_state_dict` gives, or any state dict that `dcp.save` takes.
         step: Step number; the same on all ranks.
         run: Name of the run; the same on all ranks.
@@ -101,12 +103,33 @@ def async_save(
     options = {"planner": planner, "process_group": process_group, **options}
     try:
         writer = CkstoreWriter(store, step, run, **(about or {}))
-        return state_dict_saver.async_save(_plain(state), storage_writer=writer, **options)
+        return _followed(state_dict_saver.async_save(_plain(state), storage_writer=writer, **options), writer)
     except Exception as error:
         if is_alone():
             raise
         # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
         return state_dict_saver.async_save({}, storage_writer=_RefusedWriter(sendable(error)), **options)
+
+
+def _followed(saving: Any, writer: CkstoreWriter) -> Any:
+    """Return a future that ends when the store of this node has taken what was saved, too."""
+    if not isinstance(saving, Future):  # of torch's own stagers
+        return saving
+    followed: Future[Any] = Future()
+
+    def follow(saved: Future[Any]) -> None:
+        try:
+            metadata = saved.result()
+            if isinstance(getattr(metadata, "storage_data", None), Joined):
+                writer.ended(metadata.storage_data)
+            followed.set_result(metadata)
+        except BaseException as error:  # noqa: BLE001 - the caller's `result` raises it
+            followed.set_exception(error)
+        finally:
+            writer.close()
+
+    saving.add_done_callback(follow)
+    return followed
 
 
 class _RefusedWriter(CkstoreWriter):

@@ -224,7 +224,7 @@ class CkstoreWriter(StorageWriter):
         return with_news(info, look(context_of(self.store).layout, info.run, info.step).published)
 
     def _taken(self, joined: Joined) -> CheckpointInfo:
-        return joined.info if self._staging is None else _take(self.store, joined, self._staging)
+        return _take(self.store, joined, self._staging)
 
     def hold(self, staging: Staging, pushed: PushedPart | None) -> None:
         """Keep the lock on what was staged, and what keeps it at a remote, until `close`."""
@@ -284,5 +284,5 @@ def _publish_apart(store: Store, writer: CkstoreWriter, whole: Whole, work: Rank
 
 
 @act
-def _take(store: Store, joined: Joined, staging: Staging) -> CheckpointInfo:
+def _take(store: Store, joined: Joined, staging: Staging | None) -> CheckpointInfo:
     return adopt(context_of(store), joined, staging)

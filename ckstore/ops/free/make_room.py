@@ -17,7 +17,7 @@ from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
 from ckstore.objects import reserve, trash
 from ckstore.ops import fetched
-from ckstore.ops.config_file import KEEP_LOCAL, MAKE_ROOM, MIRROR, policy_of, setting_of
+from ckstore.ops.config_file import KEEP_LOCAL, MAKE_ROOM, MIRROR, UNDO_BY_HAND_S, policy_of, setting_of
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
 from ckstore.ops.free.retain import carry_out, plan_local, plan_retention
@@ -118,12 +118,16 @@ def _droppable(context: Context, policy: RetentionPolicy) -> list[PlanEntry]:
     return _oldest_first([entry for entry in planned if not entry.info.elsewhere])
 
 
-def purge(context: Context) -> None:
-    """Free what waits to be brought back, as far as that works; where other hosts may be at work the grace holds."""
-    if context.shared or not any(map(trash.can_return, trash.names_in(context.layout.trash))):
-        return
+def purge(context: Context) -> bool:
+    """Free what waits to be brought back, as far as that works; False if nothing waits.
+
+    Where other hosts may be at work the grace holds.
+    """
+    if context.shared or not trash.has_waiting(context.layout):
+        return False
     with suppress(InUse):  # another collector is at work
         collect(context, settle=False, purge=True)
+    return True
 
 
 def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed: Collection[str]) -> set[str] | None:
@@ -157,6 +161,8 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
     try:
         by_gc = _freed_by_gc(context)
         gc = "gc --exclusive" if context.shared else "gc"
+        if not context.shared and (setting_of(context.layout, UNDO_BY_HAND_S) or trash.has_waiting(context.layout)):
+            gc = "gc --now"
         ways = [Way(f"ckstore {gc}", by_gc)]
         mirror = setting_of(context.layout, MIRROR)
         if mirror is not None and not context.shared:

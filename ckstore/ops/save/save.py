@@ -48,6 +48,7 @@ from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import MAX_STEP, CheckpointKey, check_run, check_step, check_tag
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
+from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
@@ -152,11 +153,22 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
             reason = why_of(error)
             notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {reason}")
         recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
-        return _stage_captured(context, staging, captured, request, recheck)
+        try:
+            return _stage_captured(context, staging, captured, request, recheck)
+        except OSError as error:
+            waited.append(reclaim.is_full(error) and trash.has_waiting(context.layout))
+            raise
 
     def create() -> Staging:
         return Staging.create(context.layout, request.run, request.step, read_back=checks().read_back)
 
+    waited: list[bool] = []
+    try:
+        return save_staged(context, request, create, stage)
+    except InsufficientSpace:
+        # In the middle, as by a quota, which no look before a save sees: what waited to be undone is freed by now.
+        if not any(waited):
+            raise
     return save_staged(context, request, create, stage)
 
 

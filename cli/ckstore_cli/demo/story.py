@@ -140,7 +140,7 @@ class Demo:
             if reader.stdout is None or not reader.stdout.readline():
                 raise DemoFailed(f"the reader of {oldest.name} should say when it has mapped it, and it ended")
             say(f"\nprocess {reader.pid} has mapped {oldest.name}, the oldest, which is not kept:\n")
-            say(self.ckstore("gc", "--keep-last", str(KEPT), status=HELD))
+            say(self.ckstore("gc", "--keep-last", str(KEPT), "--now", status=HELD))
         say(f"\nprocess {reader.pid} is done:\n")
         say(self.ckstore("gc"))
         with Store.open(self.store) as store:

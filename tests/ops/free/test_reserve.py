@@ -35,7 +35,7 @@ Full = Literal["bytes", "inodes", "both"]
 KINDS: list[Kind] = ["ext4", "xfs"]
 _EVERY = [(kind, full) for kind in KINDS for full in ("bytes", "inodes", "both")]
 FILLED = pytest.mark.parametrize("kind, full", _EVERY if CRASH_FULL else [("ext4", "both"), ("xfs", "inodes")])
-COMMANDS = [("delete", "main@0"), ("prune", "--keep-last", "1"), ("gc", "--keep-last", "1")]
+COMMANDS = [("delete", "main@0", "--now"), ("prune", "--keep-last", "1", "--now"), ("gc", "--keep-last", "1", "--now")]
 
 
 def state(seed: int) -> dict[str, Any]:

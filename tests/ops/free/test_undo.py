@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 
 from ckstore import BadInput, NoSuchRef, RetentionPolicy, StepExists, Store
-from ckstore.fs import locks
+from ckstore.fs import files, locks
 from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
@@ -220,7 +223,35 @@ def test_the_same_bytes_saved_again_are_reused_and_survive_the_purge(kept: Store
     assert kept.verify().ok
 
 
-def test_it_is_off_by_default_and_then_nothing_waits(store: Store) -> None:
+def test_what_a_person_drops_waits_a_day_by_default_and_what_a_rule_drops_does_not() -> None:
+    # In a process without the tests, which have another default.
+    text = "from ckstore.ops.config_file import *; print(UNDO_BY_HAND_S.default, UNDO_BY_RULE_S.default)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout == "86400.0 0.0\n"
+
+
+def test_a_save_that_meets_a_quota_in_the_middle_takes_the_space(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    kept.delete(1)
+    original = files.create_blob
+
+    def create(*args: Any, **options: Any) -> Any:
+        if any(kept.path.joinpath("trash").iterdir()):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return original(*args, **options)
+
+    monkeypatch.setattr(files, "create_blob", create)
+
+    save(kept, 3)
+
+    assert kept.dropped() == ()
+    assert [info.step for info in kept.checkpoints()] == [2, 3]
+
+
+def test_switched_off_nothing_waits(store: Store) -> None:
+    store.config.undo_by_hand_s = 0
     save(store, 1)
     save(store, 2)
     store.delete(1)

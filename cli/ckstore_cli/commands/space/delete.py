@@ -31,9 +31,10 @@ def delete(
     dry_run: bool,  # noqa: FBT001 - click's
     now: bool,  # noqa: FBT001 - click's
 ) -> None:
-    """Delete the checkpoints REF, and free what only they used.
+    """Delete the checkpoints REF; ckstore undo brings them back for a day.
 
-    With --run they are all checkpoints of a run.
+    With --run they are all checkpoints of a run. After that day, on a full disk and
+    with --now the bytes that only they used are freed.
 
     A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
     up to B. A and B themselves are included. Where several runs could be meant,
@@ -76,6 +77,8 @@ def delete(
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.name}")
+        if store.dropped() and not (dry_run or now):
+            out.note("ckstore undo lists what can be brought back; it keeps its bytes until then, or ckstore gc --now")
     if len(refused) == 1:
         raise refused[0][1]
     if refused:

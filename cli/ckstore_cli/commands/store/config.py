@@ -99,8 +99,8 @@ def config(  # noqa: PLR0917 - one for each option
     does not fit may drop the oldest checkpoints. read-back: whether a save reads
     back from the disk what it wrote before it counts as durable. recheck: the
     share of reused data that a save reads again, to find bit rot. undo: how long
-    ckstore undo can bring back what was dropped (--on: a day; what a rule drops
-    or a save replaces: at most an hour). grace: how long
+    ckstore undo can bring back what was dropped (a day by default; with --on also
+    what a rule drops or a save replaces, for an hour; --off: nothing). grace: how long
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
     threads: how many a save, a load or a verification uses. mirror: the remote
@@ -118,7 +118,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config make-room --keep-last 2
       ckstore config read-back --on
       ckstore config recheck --share 0.05
-      ckstore config undo --on
+      ckstore config undo --time 7d
       ckstore config grace --time 2h
       ckstore config shared --on
       ckstore config threads --count 8
@@ -195,7 +195,8 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(
         f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves reuse what is in the store without reading it'}"
     )
-    undo = f"--time {found['undo_by_hand_s']:g}s, {found['undo_by_rule_s']:g}s for what rules drop"
+    by_rule = f"{found['undo_by_rule_s']:g}s" if found["undo_by_rule_s"] else "nothing"
+    undo = f"--time {found['undo_by_hand_s']:g}s, {by_rule} for what rules drop"
     out.line(f"{UNDO}  {undo if found['undo_by_hand_s'] else 'off: what is dropped is freed at once'}")
     waits = f"--time {grace_s:g}s" if grace_s else "off: gc frees at once, whatever other hosts have open"
     out.line(f"{GRACE}  {waits}")

@@ -86,6 +86,8 @@ def _report(out: Output, store: Store) -> None:
     )
     out.line(f"made a store at {printable(str(store.path))}")
     out.line(f"hash {settings.hash}, chunks of {size_text(settings.chunk_bytes)}")
-    out.note("what is deleted there is freed at once; ckstore config undo --on keeps it for a day")
+    out.note(
+        "what is deleted there can be brought back for a day (ckstore undo); ckstore config undo --off frees it at once"
+    )
     for warning in store.warnings:
         out.warning(printable(warning))

@@ -1,0 +1,221 @@
+"""``ckstore watch``: what the runs of a store are doing, live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from ckstore.errors import CkstoreError
+from ckstore.model.sizes import size_text
+from ckstore.model.words import printable
+from ckstore_cli._format import age_text, columns, cut, metrics_text
+from ckstore_cli._frame import Frame, framed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.saver.status import SaverStatus
+    from ckstore.store import Store
+    from ckstore_cli._output import Output
+
+_HEAD = ("RUN", "STEP", "AGE", "SAVED", "SIZE", "ADDED", "SAVER", "MIRROR", "HEALTH", "METRICS")
+_ALIGN = "<>>>>><<<<"
+_EVERY_S = 2.0
+_LEAST_S = 0.1  # more often only takes the disk's time
+
+
+class _Row(NamedTuple):
+    """What a run is doing.
+
+    Attributes:
+        newest: Its newest checkpoint.
+        saved_count: How many checkpoints it has.
+        added_bytes: What their saves wrote together.
+        damaged: How many are marked as damaged.
+        saver: What the process is doing that saves to it in the background; empty: there is none.
+        behind: The checkpoints that the mirror lacks, the newest first; None: there is no mirror.
+    """
+
+    newest: CheckpointInfo
+    saved_count: int
+    added_bytes: int
+    damaged: int
+    saver: str
+    behind: tuple[CheckpointInfo, ...] | None
+
+    @property
+    def health(self) -> str:
+        return f"{self.damaged} damaged" if self.damaged else "ok"
+
+    def mirror(self, now: datetime) -> str:
+        if not self.behind:
+            return "" if self.behind is None else "has all"
+        return f"lacks {len(self.behind)}, {age_text(self.behind[-1].created, now)}"
+
+    def cells(self, now: datetime) -> tuple[str, ...]:
+        one = self.newest
+        return (
+            *(one.run, str(one.step), age_text(one.created, now), str(self.saved_count), size_text(one.logical_bytes)),
+            *(size_text(self.added_bytes), self.saver or "-", self.mirror(now) or "-", self.health),
+            metrics_text(one.metrics),
+        )
+
+    def document(self) -> dict[str, Any]:
+        one = self.newest
+        return {
+            "run": one.run,
+            "step": one.step,
+            "id": one.id,
+            "created": one.created,
+            "metrics": one.metrics,
+            "checkpoint_count": self.saved_count,
+            "logical_bytes": one.logical_bytes,
+            "added_bytes": self.added_bytes,
+            "damaged_count": self.damaged,
+            "saver": self.saver,
+            "behind_count": None if self.behind is None else len(self.behind),
+        }
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print the table once, and end.")
+@click.option("--every", type=click.FloatRange(min=_LEAST_S), default=_EVERY_S, metavar="SECONDS", help="How often.")
+@framed
+def watch(frame: Frame, once: bool, every: float) -> None:  # noqa: FBT001 - click's
+    """Show what the runs of the store are doing, until Ctrl-C: a line for each run.
+
+    SAVED is how many checkpoints the run has, SIZE what the newest one holds, and
+    ADDED what all its saves wrote. SAVER is what a background save is doing,
+    MIRROR how many checkpoints are not at the mirror yet and since when. On a
+    terminal the table is drawn again every two seconds, with the extra
+    ckstore[watch]; elsewhere a line is printed when something of a run changed.
+
+    \b
+    Example:
+      ckstore watch
+      ckstore watch --once
+      ckstore watch --json | jq -r 'select(.damaged_count > 0) | .run'
+
+    \b
+    Exit status:
+      0  done, or ended by Ctrl-C
+      2  wrong usage
+      4  there is no such store
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        try:
+            if once:
+                _table(out, _rows(store))
+            elif out.width is not None and (console := _console()) is not None:
+                _live(console, store, every)
+            else:
+                _lines(out, store, every)
+        except KeyboardInterrupt:  # how it is ended
+            return
+
+
+def _rows(store: Store) -> list[_Row]:
+    """Return what each run is doing, the one that saved last first."""
+    by_run: dict[str, list[CheckpointInfo]] = {}
+    for info in store.checkpoints():
+        by_run.setdefault(info.run, []).append(info)
+    try:
+        savers = store.savers()
+    except CkstoreError:  # the processes of this host cannot be listed, which is no news each two seconds
+        savers = ()
+    mirror = store.mirror_status()
+    rows = [
+        _Row(
+            newest=infos[-1],
+            saved_count=len(infos),
+            added_bytes=sum(info.new_bytes for info in infos),
+            damaged=sum(info.damaged for info in infos),
+            saver=_saver(savers, run),
+            behind=None if mirror is None else tuple(info for info in mirror.behind if info.run == run),
+        )
+        for run, infos in by_run.items()
+    ]
+    return sorted(rows, key=lambda row: row.newest.order, reverse=True)
+
+
+def _saver(savers: Sequence[SaverStatus], run: str) -> str:
+    found = [one for one in savers if one.run == run]
+    if not found:
+        return ""
+    one = max(found, key=lambda one: one.since)
+    share = f" {100 * one.done_bytes // one.total_bytes} %" if 0 < one.done_bytes < one.total_bytes else ""
+    return f"{one.state}{share}"
+
+
+def _cells(rows: Sequence[_Row]) -> list[tuple[str, ...]]:
+    now = datetime.now(UTC)
+    return [tuple(map(printable, row.cells(now))) for row in rows]
+
+
+def _table(out: Output, rows: Sequence[_Row]) -> None:
+    for row in rows:
+        out.document(row.document())
+    if not rows:
+        out.note("no checkpoint yet")
+        return
+    out.table([cut(line, out.width) for line in columns([_HEAD, *_cells(rows)], _ALIGN)])
+
+
+def _lines(out: Output, store: Store, every_s: float) -> None:
+    """Print a line for each run of which something else than its age changed."""
+    known: dict[str, dict[str, Any]] = {}
+    while True:
+        for row in _rows(store):
+            document = row.document()
+            if known.get(row.newest.run) == document:
+                continue
+            known[row.newest.run] = document
+            out.document(document)
+            now = datetime.now(UTC)
+            mirror = f"mirror {row.mirror(now)}" if row.behind else ""
+            health = "" if row.health == "ok" else row.health
+            said = (size_text(row.newest.logical_bytes), metrics_text(row.newest.metrics), row.saver, mirror, health)
+            out.line(printable("  ".join((f"{now:%F %T}", row.newest.name, *filter(None, said)))))
+        sys.stdout.flush()
+        time.sleep(every_s)
+
+
+def _console() -> Any:
+    """Return the terminal as rich has it; None where the extra is not installed."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console()
+
+
+def _live(console: Any, store: Store, every_s: float) -> None:
+    """Draw the table again and again; nothing is drawn that did not change, and the terminal is left as it was."""
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    def drawn() -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name, side in zip(_HEAD, _ALIGN, strict=True):
+            table.add_column(name, justify="left" if side == "<" else "right", no_wrap=True)
+        for cells in _cells(_rows(store)):
+            # Text, not markup: a run or a metric may have brackets in its name.
+            table.add_row(
+                *(Text(cell, style="red" if "damaged" in cell and i == _HEALTH else "") for i, cell in enumerate(cells))
+            )
+        return table
+
+    with Live(drawn(), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(drawn(), refresh=True)
+
+
+_HEALTH = _HEAD.index("HEALTH")

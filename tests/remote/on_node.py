@@ -1,0 +1,62 @@
+"""One rank on one node, as a program: it joins the group, and does one thing after another.
+
+Words: rank, number of ranks, address of the meeting, folder of its store, its mirror, then ``save=STEP`` or
+``load=STEP``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from ckstore import Store
+from ckstore.integrations import dcp
+from ckstore.saver import mirror as mirroring
+
+MIB = 2**20
+
+
+def _whole(step: int) -> torch.Tensor:
+    return torch.randint(0, 256, (6, MIB), dtype=torch.uint8, generator=torch.Generator().manual_seed(step))
+
+
+def _state(whole: torch.Tensor, step: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {"w": distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None), "step": step}
+
+
+def main() -> None:
+    """Do what the words say, and print what came of each as a line of JSON."""
+    rank, size, meeting, folder, mirror, *acts = sys.argv[1:]
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    mirroring.start = lambda *_: None  # type: ignore[assignment]  # it would outlive the test
+    method = f"tcp://{meeting}"
+    dist.init_process_group(
+        "gloo", init_method=method, rank=int(rank), world_size=int(size), timeout=timedelta(seconds=120)
+    )
+    store = Store.open_or_init(folder, chunk_bytes=MIB, mirror=mirror)
+    for act, _, text in (word.partition("=") for word in acts):
+        step = int(text)
+        if act == "save":
+            info = dcp.save(store, _state(_whole(step), step), step)
+            print(json.dumps([info.id, list(info.warnings)]), flush=True)
+            continue
+        state = _state(torch.zeros(6, MIB, dtype=torch.uint8), 0)
+        dcp.load(store, state, step)
+        rows = 6 // int(size)
+        same = torch.equal(state["w"].to_local(), _whole(step)[int(rank) * rows : (int(rank) + 1) * rows])
+        print(json.dumps(bool(same and state["step"] == step)), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

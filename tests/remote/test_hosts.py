@@ -1,0 +1,126 @@
+"""Nodes as hosts of their own: a network namespace for each, a disk for each, and a real service that all reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore import Store
+from ckstore.saver import mirror as mirroring
+from tests.support.gloo import ROOT
+from tests.support.object_services import free_port, moto_service, rclone_service
+from tests.support.requirements import require, require_root
+from tests.support.s3_server import BUCKET, Service
+
+pytestmark = [pytest.mark.remote, pytest.mark.root, pytest.mark.timeout(600)]
+
+PROGRAM = Path(__file__).with_name("on_node.py")
+_NET = "10.213.77"
+_BRIDGE = "cknodes"
+_HOSTS = 3
+
+
+def ip(*words: object) -> None:
+    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[list[str]]:
+    """Return network namespaces that reach one another and this machine by a bridge."""
+    require_root()
+    require(shutil.which("ip"), "ip is not installed (iproute2)")
+    names = [f"ckhost{number}" for number in range(_HOSTS)]
+    with ExitStack() as stack:
+        ip("link", "add", _BRIDGE, "type", "bridge")
+        stack.callback(ip, "link", "del", _BRIDGE)
+        ip("addr", "add", f"{_NET}.1/24", "dev", _BRIDGE)
+        ip("link", "set", _BRIDGE, "up")
+        for number, name in enumerate(names):
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "del", name)
+            ip("link", "add", f"ckveth{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", f"ckveth{number}", "master", _BRIDGE, "up")
+            ip("-n", name, "addr", "add", f"{_NET}.{10 + number}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names
+
+
+@pytest.fixture(params=["moto", "rclone"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
+    """Return a real service that the hosts reach: one with compare-and-swap, and one that ignores conditions."""
+    start = {"moto": moto_service, "rclone": rclone_service}[request.param]
+    with start(tmp_path / "service", f"{_NET}.1") as running:
+        yield running
+
+
+def run(hosts: list[str], service: Service, folder: Path, *acts: str, kill: int | None = None) -> list[list[Any]]:
+    """Let one rank on each host do acts; return what each printed. One of them is killed when it has begun to push."""
+    meeting = f"{_NET}.10:{free_port()}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+        "AWS_ENDPOINT_URL_S3": f"http://{_NET}.1:{service.port}",
+    }
+    processes = [
+        subprocess.Popen(
+            [
+                *("ip", "netns", "exec", host, sys.executable, "-W", "ignore", str(PROGRAM)),
+                *(str(rank), str(len(hosts)), meeting, str(folder / host), f"s3://{BUCKET}/run", *acts),
+            ],
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    try:
+        if kill is not None:
+            # Once its store has something of this save, so it is staging or sending.
+            staging = folder / hosts[kill] / "staging"
+            while processes[kill].poll() is None and not (staging.exists() and any(staging.iterdir())):
+                pass
+            processes[kill].kill()
+        said = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [[json.loads(line) for line in lines.splitlines()] for lines in said]
+
+
+def test_two_hosts_save_three_load_and_a_killed_host_leaves_nothing(
+    hosts: list[str], served: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirroring, "start", lambda *_: None)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{_NET}.1:{served.port}")
+    pair = hosts[:2]
+
+    first, second = run(pair, served, tmp_path, "save=1", "load=1")
+    assert first == second
+    assert first[0][1] == []
+    assert first[1] is True
+    assert run(hosts, served, tmp_path, "load=1") == [[True], [True], [True]]
+
+    assert run(pair, served, tmp_path, "save=2", kill=1) == [[], []]
+    with Store.open_or_init(tmp_path / "look", mirror=f"s3://{BUCKET}/run") as look:
+        assert [info.step for info in look.checkpoints()] == [1]
+    for host in pair:
+        with Store.open(tmp_path / host) as store:
+            assert [info.step for info in store.checkpoints()] == [1]
+
+    assert run(hosts, served, tmp_path, "save=2", "load=2", "load=1")[2][1:] == [True, True]
+    with Store.open_or_init(tmp_path / "later", mirror=f"s3://{BUCKET}/run") as later:
+        assert [info.step for info in later.checkpoints()] == [1, 2]
+        assert later.verify().ok
+        assert later.load(2)["step"] == 2
