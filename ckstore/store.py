@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
@@ -1754,16 +1755,23 @@ def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictR
     return evict_mirrored(context, infos)
 
 
-def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview, bool], None]:
+def _fetching(context: Context) -> Callable[..., int | None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
     made: list[Through] = []
 
-    def fetch(directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, again: bool) -> None:  # noqa: FBT001
+    def fetch(  # noqa: PLR0917 - the form of `Context.fetch`
+        directory: CheckpointDirectory,
+        blob: BlobRecord,
+        offset: int,
+        into: memoryview,
+        old: OldPiece | None,
+        again: bool,  # noqa: FBT001
+    ) -> int | None:
         if not made:
             from ckstore.remote.elsewhere.through import Through
 
             made.append(Through(context))
-        made[0](directory, blob, offset, into, again=again)
+        return made[0](directory, blob, offset, into, old, again)
 
     return fetch
 

@@ -132,10 +132,15 @@ def decode_blob(data: Buffer, read_base: ReadBase, *, where: str, most_bytes: in
         DamagedBlob: It is not one.
     """
     file = memoryview(data)
-    first = HEAD_BYTES + header_bytes(file[:HEAD_BYTES])
-    header = parse_header(file[HEAD_BYTES:first], where=where, most_bytes=most_bytes)
-    body = first + header.table_bytes
-    tiles = Tiles(header, file[first:body], len(file), first=body, where=where)
+    return decode_file(*parse_file(file, where=where, most_bytes=most_bytes), file, read_base)
+
+
+def decode_file(header: Header, tiles: Tiles, file: memoryview, read_base: ReadBase) -> bytearray:
+    """Return the plain bytes of an encoded blob that was parsed.
+
+    Raises:
+        DamagedBlob: Its tiles are not as the format says.
+    """
     plain = bytearray(header.nbytes)
     out = memoryview(plain)
     for tile in tiles.between(0, header.nbytes):
@@ -146,6 +151,18 @@ def decode_blob(data: Buffer, read_base: ReadBase, *, where: str, most_bytes: in
         stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
         decode(Stored(tile.codec, stored), tile.run.width, part)
     return plain
+
+
+def parse_file(file: memoryview, *, where: str, most_bytes: int) -> tuple[Header, Tiles]:
+    """Return header and tiles of an encoded blob that is in memory.
+
+    Raises:
+        DamagedBlob: It is not one.
+    """
+    first = HEAD_BYTES + header_bytes(file[:HEAD_BYTES])
+    header = parse_header(file[HEAD_BYTES:first], where=where, most_bytes=most_bytes)
+    body = first + header.table_bytes
+    return header, Tiles(header, file[first:body], len(file), first=body, where=where)
 
 
 def header_bytes(head: Buffer) -> int:

@@ -70,12 +70,12 @@ class PieceReader:
             DamagedBlob: Its bytes are not what its digest says; the message names what it belongs to.
             MissingBlob: Its blob is not there.
         """
-        extent, out, what = part
+        extent, out, what, _ = part
         is_decoded = encoded(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
             memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
-            self._read_elsewhere(part, memory)
+            self._read_elsewhere(part if memory is out else part._replace(old=None), memory)
             if not isinstance(out, memoryview):
                 out.take(memory)
             return
@@ -100,6 +100,11 @@ class PieceReader:
             raise
         if self._verify:
             _compare(self._directory, extent, algorithm.digest_of_parts(running), what)
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes came from remotes so far."""
+        return self._remote.received_bytes
 
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
         """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share.
@@ -167,11 +172,14 @@ class PieceReader:
 
     def _read_elsewhere(self, part: Part, out: memoryview) -> None:
         """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
-        found = ""
+        found, old = "", part.old
         for attempt in range(_FETCHES):
             if self._before_each is not None:
                 self._before_each()
-            self._remote.read(part.extent, out, again=attempt > 0)
+            # Once: what came of it, if it is not the piece, is no base of anything.
+            if old is None or not self._remote.advance(part.extent, old, out):
+                self._remote.read(part.extent, out, again=attempt > 0)
+            old = None
             found = algorithm_of(part.extent.piece).digest(out)
             if found == part.extent.piece:
                 return

@@ -272,6 +272,14 @@ class StoreConfig:
     keeps is dropped here by no policy before it was pushed; a save that finds no room is not bound by that.
     """
 
+    push_deltas = _plain(config_file.PUSH_DELTAS)
+    """Whether a push to object storage, also that of a mirror, sends differences to what is there.
+
+    For each blob that gets at most half as large, the remote has an encoded form that is decoded with a checkpoint
+    before: a step of reinforcement learning crosses as about a hundredth. Readers need ``ckstore[compact]``, as this
+    side does, and the bases stay there as long as something is decoded with them. Default: False.
+    """
+
     def __init__(self, context: Context) -> None:
         self._context = context
 

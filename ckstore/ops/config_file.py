@@ -95,6 +95,10 @@ CACHE_BYTES: Setting[int | None] = Setting(
 )
 
 
+# Off: the mirror is the last copy when a node dies, and plain blobs need nothing but their own bytes (docs/adr/0024).
+PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=lambda value: isinstance(value, bool))
+
+
 def _is_whole(value: object, most: int, least: int = 1) -> bool:
     return isinstance(value, int) and _is_number(value, least, most)
 

@@ -38,7 +38,8 @@ from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.find_there import find_there
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
 from ckstore.remote.pull import give_blobs, is_here
-from ckstore.remote.push import Manner, place_of
+from ckstore.remote.push import Manner
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import reach, source_of
 
 if TYPE_CHECKING:

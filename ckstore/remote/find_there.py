@@ -90,7 +90,7 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
             return
         where = f"the manifest of {place.name} at {source.name}"
         try:
-            info = parse_facts(data, where=where, hash_prefix=hash_prefix)
+            info = parse_facts(data, where=where, hash_prefix=hash_prefix, plain=lambda: source.plain(place))
         except CkstoreError as error:
             raise RemoteError(error.message, hint=error.hint) from error
         if (info.run, info.step, info.id) != tuple(place):

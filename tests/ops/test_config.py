@@ -26,6 +26,7 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "cache_bytes": (None, 10**9),
     "keep_local": (None, RetentionPolicy(keep_last=2)),
     "keep_remote": (None, RetentionPolicy(keep_last=9)),
+    "push_deltas": (False, True),
 }
 ELSEWHERE = {"mirror"}  # it names a remote: tests/remote/test_mirror.py
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckstore import Store
 from ckstore.remote.keys import Place
-from ckstore.remote.push import place_of
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
 from tests.remote import laws

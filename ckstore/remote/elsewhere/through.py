@@ -9,11 +9,12 @@ from ckstore.errors import BytesElsewhere, CkstoreError, RemoteError
 from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
-from ckstore.remote.reach import reach, source_of, uuid_of
+from ckstore.remote.reach import near, reach, source_of, uuid_of
 
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.elsewhere import Holder
     from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
     from ckstore.remote.source import Source
@@ -28,30 +29,47 @@ class Through:
         self._mutex = threading.Lock()
         self._fetched = Fetched(context)
 
-    def __call__(
-        self, directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, *, again: bool = False
-    ) -> None:
-        """Fill memory with a range of a blob of an open checkpoint; `again`: what came before was wrong.
+    def __call__(  # noqa: PLR0917 - the form of `Context.fetch`
+        self,
+        directory: CheckpointDirectory,
+        blob: BlobRecord,
+        offset: int,
+        into: memoryview,
+        old: OldPiece | None,
+        again: bool,  # noqa: FBT001 - the form of `Context.fetch`
+    ) -> int | None:
+        """Fill memory with a range of a blob of an open checkpoint; return how many bytes came.
+
+        With `old`, which is what is in that memory, only the difference is read; None: there is none. `again`: what
+        came before was wrong.
 
         Raises:
             BytesElsewhere: No remote that should have it does, or none can be reached.
         """
         if again:
             self._fetched.forget(blob.digest, offset, len(into))
-        elif self._fetched.read_into(blob.digest, offset, into):
-            return
+        elif old is None and self._fetched.read_into(blob.digest, offset, into):
+            return 0
         manifest = directory.manifest
         place = Place(manifest.run, manifest.step, directory.manifest_id)
         document = read_elsewhere(directory.lock.fd)
         problems = []
         for holder in () if document is None else document.remotes:
             try:
-                if self._source(holder).read_into(place, blob.digest, offset, into):
-                    self._fetched.keep(blob.digest, offset, into)
-                    return
+                source = self._source(holder)
+                if old is not None:
+                    came = source.advance(place, blob.digest, offset, into, old)
+                else:
+                    came = source.read_into(place, blob.digest, offset, into)
+                if came is not None:
+                    if old is None:
+                        self._fetched.keep(blob.digest, offset, into)
+                    return came
                 problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:
                 problems.append(f"{holder.name}: {error.message}")
+        if old is not None:
+            return None
         msg = f"blob {blob.digest} of {manifest.name} is elsewhere, and was not fetched: {'; '.join(problems)}"
         raise BytesElsewhere(msg, hint="is the remote there? ckstore push from a store that has it brings it back")
 
@@ -63,5 +81,5 @@ class Through:
                 if uuid_of(remote) != holder.uuid:
                     msg = f"another remote has the name {holder.name}: its uuid is not {holder.uuid}"
                     raise RemoteError(msg)
-                self._sources[holder] = source_of(remote)
+                self._sources[holder] = source_of(remote, near(self._context.layout))
             return self._sources[holder]

@@ -17,7 +17,7 @@ from ckstore.remote.elsewhere.keep_local import keep_local
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
-from ckstore.remote.push import place_of
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import OtherStore, reach, source_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
-KEEP_LOCAL, KEEP_REMOTE, CACHE = "keep-local", "keep-remote", "cache"
+KEEP_LOCAL, KEEP_REMOTE, CACHE, DELTAS = "keep-local", "keep-remote", "cache", "push-deltas"
 _ATTRIBUTES = {
     RETENTION: "retention",
     BUDGET: "budget",
@@ -36,6 +36,7 @@ _ATTRIBUTES = {
     KEEP_LOCAL: "keep_local",
     KEEP_REMOTE: "keep_remote",
     CACHE: "cache_bytes",
+    DELTAS: "push_deltas",
 }
 _SETTINGS = [*_ATTRIBUTES]
 _POLICIES = (RETENTION, MAKE_ROOM, KEEP_LOCAL, KEEP_REMOTE)
@@ -107,6 +108,7 @@ def config(  # noqa: PLR0917 - one for each option
     NAME that gets every checkpoint after it is durable here. keep-local: which
     checkpoints keep their bytes here once the mirror has them. keep-remote: which
     the mirror keeps. cache: how many bytes that were fetched are kept here.
+    push-deltas: whether pushes to object storage send differences to what is there.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -126,6 +128,7 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config keep-local --keep-last 3
       ckstore config keep-remote --keep-last 50 --keep-every 10000
       ckstore config cache --max-bytes 100GB
+      ckstore config push-deltas --on
       ckstore config retention --off
 
     \b
@@ -167,6 +170,7 @@ def config(  # noqa: PLR0917 - one for each option
                 KEEP_REMOTE: policy,
                 CACHE: 0 if wanted is False else None if budget is None else budget.most,
                 READ_BACK: bool(wanted),
+                DELTAS: bool(wanted),
                 RECHECK: 0 if wanted is False else share,
                 UNDO: undo_s,
                 GRACE: 0 if wanted is False else grace_s,
@@ -206,6 +210,7 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(f"{KEEP_LOCAL}  {options_of(found['keep_local']) or 'off: checkpoints keep their bytes here'}")
     out.line(f"{KEEP_REMOTE}  {options_of(found['keep_remote']) or 'off: the mirror keeps every checkpoint'}")
     out.line(f"{CACHE}  {_cache_words(found['cache_bytes'])}")
+    out.line(f"{DELTAS}  {'on' if found['push_deltas'] else 'off'}")
 
 
 def _check(
@@ -228,8 +233,8 @@ def _check(
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
     if setting in _POLICIES and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
-    if setting == READ_BACK and (policy is not None or wanted is None):
-        raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
+    if setting in (READ_BACK, DELTAS) and (policy is not None or wanted is None):
+        raise BadInput(f"{setting} is either --on or --off", hint=f"ckstore config {setting} --on")
     if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
     if setting in (GRACE, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
