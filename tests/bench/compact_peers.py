@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -82,7 +83,7 @@ def _zstd(state: State) -> int:
 
 
 def _zipnn(state: State) -> int:
-    from zipnn import ZipNN  # type: ignore[import-not-found,unused-ignore]
+    ZipNN = importlib.import_module("zipnn").ZipNN  # noqa: N806 - its name
 
     names = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
     total = 0

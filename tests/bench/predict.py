@@ -29,8 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     states = [parts for _, (_, parts) in zip(range(_STEP + 2), training, strict=False)]
     _print("float32 gradients, lr 1e-3", states[_STEP], states[_STEP + 1], _STEP + 2, 1e-3, (0.9, 0.95))
     model = next(training)[0]
-    states = list(histories.taken(histories.finetuning(model, 3e-6), [_STEP, _STEP + 1]).values())
-    _print("bfloat16 gradients, lr 3e-6", *states, _STEP + 2, 3e-6, (0.9, 0.999), narrow=True)
+    tuned = histories.taken(histories.finetuning(model, 3e-6), [_STEP, _STEP + 1])
+    _print("bfloat16 gradients, lr 3e-6", tuned[_STEP], tuned[_STEP + 1], _STEP + 2, 3e-6, (0.9, 0.999), narrow=True)
     return 0
 
 
@@ -71,7 +71,7 @@ def _flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def _bytes(new: torch.Tensor, old: torch.Tensor) -> float:
     """Return the bytes an element of the smallest form of each tile."""
-    x, base = (memoryview(one.contiguous().view(torch.uint8).numpy()) for one in (new, old))
+    x, base = (memoryview(one.contiguous().view(torch.uint8).numpy().tobytes()) for one in (new, old))
     width = new.element_size()
     starts = range(0, len(x), TILE_BYTES)
     forms = [encode(x[at : at + TILE_BYTES], base[at : at + TILE_BYTES], width) for at in starts]

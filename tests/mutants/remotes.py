@@ -7,13 +7,14 @@ from tests.mutants.mutant import Mutant
 _PUSH, _PULL = "tests/remote/test_push.py", "tests/remote/test_pull.py"
 _PRUNE, _ORDER = "tests/remote/test_prune.py", "tests/remote/test_order.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
+_DELTAS = "tests/remote/test_deltas.py"
 _SERVICE, _LIES = "tests/hostile/remotes/test_service.py", "tests/hostile/remotes/test_lies.py"
 
 REMOTES = [
     Mutant(
         "a push writes its manifest after every blob",
         "manifest-before-blobs",
-        "_Push._send_under",
+        "Push._send_under",
         "        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)\n",
         '        objects.put(intents[0].place.manifest, b"")\n'
         "        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)\n",
@@ -23,7 +24,7 @@ REMOTES = [
     Mutant(
         "a push writes its intent before it reads what is condemned",
         "intent-after-condemned",
-        "_Push._send_under",
+        "Push._send_under",
         "        for intent in intents:\n            intent.write(objects)\n",
         "        spare(objects, [], cas=self._remote.cas)\n"
         "        for intent in intents:\n            intent.write(objects)\n",
@@ -33,7 +34,7 @@ REMOTES = [
     Mutant(
         "a push looks at every blob once more before its manifest",
         "sent-is-there",
-        "_Push._send_under",
+        "Push._send_under",
         "        if gone:\n",
         "        if gone == 1:\n",
         f"{_ORDER}::test_a_push_looks_again_before_it_says_that_all_is_there",
@@ -69,7 +70,7 @@ REMOTES = [
     Mutant(
         "a blob that another size is listed for is sent again",
         "size-ignored",
-        "_Push._look",
+        "Push._look",
         "if listed.nbytes == wanted",
         "if listed.nbytes or wanted",
         f"{_PUSH}::test_a_short_blob_at_the_remote_is_sent_again",
@@ -234,7 +235,7 @@ REMOTES = [
         "what was seen counts for that version alone",
         "other-version-believed",
         "_OfObjects._is_known",
-        "        if seen is None or not seen.is_still(listed):\n",
+        "        if seen is None or not seen.is_still(self._current(digest)):\n",
         "        if seen is None:\n",
         f"{_LIES}::test_a_service_that_checks_bodies_and_then_lists_less_keeps_nothing_from_being_here",
         "assert",
@@ -252,8 +253,9 @@ REMOTES = [
         "nothing is let go that the remote does not list",
         "evicted-though-unlisted",
         "_OfObjects.lacks",
-        "            if listed is None or listed.nbytes != blob.nbytes:\n",
-        "            if listed is None:\n                continue\n            if listed.nbytes != blob.nbytes:\n",
+        "                if listed is None or listed.nbytes != file.nbytes:\n",
+        "                if listed is None:\n                    continue\n"
+        "                if listed.nbytes != file.nbytes:\n",
         f"{_EVICT}::test_nothing_goes_that_is_not_at_the_remote[missing]",
         "assert",
     ),
@@ -328,5 +330,32 @@ REMOTES = [
         "    if _used_by_pid != -1:\n",
         f"{_ENGINE}::test_a_forked_child_is_refused",
         "",
+    ),
+    Mutant(
+        "what is decoded with a base keeps it at the remote",
+        "base-pruned",
+        "Survey._read",
+        "            files = found.manifest.blobs if found.encoding is None else found.encoding.files\n",
+        "            files = found.manifest.blobs\n",
+        f"{_DELTAS}::test_a_prune_keeps_what_something_is_decoded_with",
+        "assert",
+    ),
+    Mutant(
+        "a difference is applied only to the piece that it was made against",
+        "advanced-unchecked",
+        "Decoding.advance",
+        "        if form is None or algorithm_of(old.piece).digest(into) != old.piece:\n",
+        "        if form is None:\n",
+        f"{_DELTAS}::test_memory_that_is_not_what_it_was_is_left_alone",
+        "assert",
+    ),
+    Mutant(
+        "an eviction wants all that a blob is decoded with",
+        "evicted-without-base",
+        "attest._files_of",
+        "    if encoding is None:\n",
+        "    if encoding is None or encoding.encoded:\n",
+        f"{_DELTAS}::test_an_evicted_checkpoint_reads_through_its_differences",
+        "assert",
     ),
 ]

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from ckstore import RemoteError, Store
+from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.parse import parse_encoding
-from ckstore.model.manifest.stored import Encoding
+from ckstore.model.manifest.stored import Encoding, OldPiece
 from ckstore.remote import keys
+from ckstore.remote.source import ObjectSource
+from tests.format import reader
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 
@@ -199,6 +202,46 @@ def test_an_evicted_checkpoint_reads_through_its_differences(store: Store) -> No
     assert not report.skipped
     assert report.read_back_bytes > 0
     assert same(store.load(1), weights(1))
+
+
+def test_memory_that_is_not_what_it_was_is_left_alone(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    push_steps(store, range(2), remote)
+    before, after = (_blobs(store, step) for step in range(2))
+    old = next(blob for blob in before if blob not in after and blob.nbytes == MIB)
+    found = encoding_of(objects, store, 1)
+    assert found is not None
+    new = next(digest for digest, form in found.encoded.items() if form.bases == (old.digest,))
+    source = ObjectSource(objects, remote)
+    place = keys.Place("main", 1, store.info(1).id)
+    held = memoryview(bytearray((store.path / "checkpoints/main/0/blobs" / old.digest).read_bytes()))
+    piece = OldPiece(old.digest, old.digest, 0)
+    held[7] ^= 1
+    changed = bytes(held)
+    assert source.advance(place, new, 0, held, piece) is None
+    assert bytes(held) == changed
+    held[7] ^= 1
+    assert source.advance(place, new, 0, held, piece) == dict(found.files)[found.file_of(new)]
+    assert algorithm_of(new).digest(held) == new
+
+
+def test_an_encoded_checkpoint_is_read_by_the_format_alone(store: Store, tmp_path: Path) -> None:
+    objects, remote = new_remote(store.settings)
+    push_steps(store, range(3), remote)
+    place = keys.Place("main", 2, store.info(2).id)
+    directory = tmp_path / "2"
+    (directory / "blobs").mkdir(parents=True)
+    for name in ("manifest.json", "plain.json"):
+        (directory / name).write_bytes(objects.held[f"checkpoints/main/2/{place.id}/{name}"])
+    checkpoint = reader.Checkpoint(directory)
+    for digest, _ in checkpoint.stored():
+        (directory / "blobs" / digest).write_bytes(objects.held[keys.blob(digest)])
+    assert checkpoint.id == place.id
+    assert checkpoint.is_complete()
+    checkpoint.check_blobs()
+    assert checkpoint.state()["step"] == 2
+    found = [checkpoint.storage(index) for index in range(len(checkpoint.manifest["storages"]))]
+    assert weights(2)["w"].tobytes() in found
 
 
 def test_a_follower_turns_what_it_holds_into_the_next_step(store: Store, tmp_path: Path) -> None:

@@ -111,8 +111,9 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
     if not isinstance(manifest, str) or not manifest.isascii() or not isinstance(run, str) or not is_run(run):
         raise RemoteError(f"{where} says that its manifest follows, and has none that can be written")
     data = manifest.encode("ascii")
-    has_place = isinstance(step, int) and isinstance(manifest_id, str) and is_digest(manifest_id)
-    wanted = Place(run, step, str(manifest_id)) if has_place else None
+    wanted = None
+    if isinstance(step, int) and isinstance(manifest_id, str) and is_digest(manifest_id):
+        wanted = Place(run, step, manifest_id)
 
     def plain() -> bytes:
         found = None if wanted is None else objects.get(wanted.plain, MANIFEST_MAX_BYTES)
