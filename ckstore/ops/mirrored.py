@@ -123,6 +123,11 @@ def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list
     return sorted(lacking, key=lambda info: info.order, reverse=True)
 
 
+def now() -> datetime:
+    """Return the time; tests have another clock."""
+    return datetime.now(UTC)
+
+
 def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus | None:
     """Return how far the mirror of a store is; None: it has none."""
     layout = context.layout
@@ -131,8 +136,8 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
     if remote is None:
         return None
     lacking = behind(layout, remote, infos)
-    now = datetime.now(UTC)
-    ages = [(now - time_of_text(info.created)).total_seconds() for info in lacking]
+    at = now()
+    ages = [(at - time_of_text(info.created)).total_seconds() for info in lacking]
     problem = read_mirrored(layout, remote).problem
     oldest_s = max(0.0, *ages) if ages else 0.0
     return MirrorStatus(remote, tuple(lacking), oldest_s, float(MIRROR_AGE_S.of(config, where)), problem)
@@ -156,7 +161,7 @@ def spared(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:
     policy = policy_of(layout, KEEP_REMOTE)
     if policy is not None and lacking:
         # What the mirror's own rule keeps is there for good once it was sent, and nowhere if it is dropped before.
-        wanted = {entry.info.name for entry in plan(policy, [*map(Candidate, listed)], datetime.now(UTC)).kept}
+        wanted = {entry.info.name for entry in plan(policy, [*map(Candidate, listed)], now()).kept}
         found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}
     return found
 

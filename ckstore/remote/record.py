@@ -68,14 +68,12 @@ class Record:
         documents: Key of a small document -> digest of the bytes that it was given, and the version that came of it.
         checkpoints: Ids of the checkpoints of which every blob was seen there after the manifest was written.
         blob_count: How many blobs the last listing of all had.
-        looked: When that was, by this machine's clock; empty: never.
     """
 
     blobs: dict[str, Seen] = field(default_factory=dict)
     documents: dict[str, tuple[str, str]] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)
     blob_count: int = 0
-    looked: str = ""
 
     def render(self) -> bytes:
         """Return the content of the file: the newest of each, as many as are rewritten with each push in no time."""
@@ -88,7 +86,6 @@ class Record:
             "documents": {key: list(one) for key, one in [*self.documents.items()][-_MOST:]},
             "checkpoints": dict(checkpoints),
             "blob_count": self.blob_count,
-            "looked": self.looked,
         }
         return canonical_json(members) + b"\n"
 
@@ -102,7 +99,7 @@ def _parse(data: bytes, where: str) -> Record:
     for name, value in (("blobs", blobs), ("documents", documents), ("checkpoints", checkpoints)):
         if not isinstance(value, dict):
             refuse(where, name, "an object", value)
-    blob_count, looked = members.get("blob_count", 0), members.get("looked", "")
+    blob_count = members.get("blob_count", 0)
     if not isinstance(blob_count, int) or isinstance(blob_count, bool):
         refuse(where, "blob_count", "a whole number", blob_count)
     return Record(
@@ -110,7 +107,6 @@ def _parse(data: bytes, where: str) -> Record:
         {key: _pair(one, where) for key, one in documents.items()},
         {id: _time(when, where) for id, when in checkpoints.items() if is_digest(id)},
         blob_count,
-        _time(looked, where) if looked else "",
     )
 
 

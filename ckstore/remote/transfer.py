@@ -61,9 +61,11 @@ def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: 
     return replace(plan, direction="push", remote=there.name)
 
 
-def push(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferReport:
-    """See `ckstore.Store.push`."""
-    how = _manner(options)
+def push(
+    context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions, *, lacks_all: bool = False
+) -> TransferReport:
+    """See `ckstore.Store.push`; `lacks_all`: the remote has none of them, as the caller has just seen."""
+    how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
     there = reach(context, remote, writing=True)
     if isinstance(there, Remote):

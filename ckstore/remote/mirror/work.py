@@ -132,7 +132,7 @@ class Mirror:
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
-            report = transfer.push(context, [info], name, options)
+            report = transfer.push(context, [info], name, options, lacks_all=True)
         except NoSuchRef:  # it was dropped meanwhile
             return
         except CkstoreError:
