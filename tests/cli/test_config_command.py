@@ -31,6 +31,10 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "shared  as its filesystem is",
         "threads  as the machine has use for",
         "mirror  off: checkpoints are here alone",
+        "keep-local  off: checkpoints keep their bytes here",
+        "keep-remote  off: the mirror keeps every checkpoint",
+        "cache  a tenth of the disk",
+        "push-deltas  off",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
@@ -48,6 +52,10 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "mirror_age_s": 600,
         "mirror_bytes_s": None,
         "mirror_keep": 3,
+        "keep_local": None,
+        "keep_remote": None,
+        "cache_bytes": None,
+        "push_deltas": False,
         "retention_by_run": {},
     }
 
@@ -73,6 +81,10 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "shared  on: other hosts use the store",
         "threads  8",
         "mirror  off: checkpoints are here alone",
+        "keep-local  off: checkpoints keep their bytes here",
+        "keep-remote  off: the mirror keeps every checkpoint",
+        "cache  a tenth of the disk",
+        "push-deltas  off",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
@@ -124,7 +136,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["shared"], "shared is --on, --off or --auto"),
         (["shared", "--on", "--auto"], "shared is --on, --off or --auto"),
         (["shared", "--keep-last", "3", "--on"], "shared has no rules"),
-        (["grace", "--auto"], "only shared and threads have --auto"),
+        (["grace", "--auto"], "only shared, threads and cache have --auto"),
         (["threads"], "threads has a --count, or is --auto"),
         (["threads", "--on", "--count", "3"], "threads has a --count, or is --auto"),
         (["threads", "--count", "0"], "threads must be a whole number from 1 to 256"),
