@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _MOST_PLACES = 1_000_000
 
 
+class Removed(Exception):
+    """A checkpoint was removed at a source while it was read."""
+
+
 class Source(Protocol):
     """What a pull and a read of evicted blobs ask for. Every method may be called by several threads."""
 
@@ -42,6 +46,7 @@ class Source(Protocol):
         """Return the bytes of the manifest proper of a checkpoint whose `manifest` is an encoding.
 
         Raises:
+            Removed: The checkpoint was removed since.
             RemoteError: They are missing.
         """
 
@@ -105,6 +110,8 @@ class ObjectSource:
         """See `Source`."""
         data = self._objects.get(place.plain, MANIFEST_MAX_BYTES)
         if data is None:
+            if self._objects.head(place.manifest) is None:
+                raise Removed
             raise RemoteError(f"{place.plain} is missing at {self.name}", hint="push that checkpoint again")
         return data
 
@@ -213,6 +220,8 @@ def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | Non
 
     try:
         manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix, plain=beside)
+    except Removed:
+        return None
     except DamagedBlob as error:
         raise RemoteError(
             error.message, hint=error.hint or "push that checkpoint again from where it is whole"

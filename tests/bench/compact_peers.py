@@ -36,13 +36,13 @@ class Peers:
             self._run("borg", "init", "-e", "none", str(self._borg))
         self._count = 0
 
-    def kept(self, older: State, newer: State) -> Mapping[str, int]:
-        """Return how many bytes each peer keeps of the older state."""
+    def kept(self, older: State, newer: State, *, backups: bool = True) -> Mapping[str, int]:
+        """Return how many bytes each peer keeps of the older state; programs for backups take seconds, if wanted."""
         found = {"zstd-3": _zstd(older)}
         if not self.missing["zipnn"]:
             found["zipnn"] = _zipnn(older)
         for name, folder in (("restic", self._restic), ("borg", self._borg)):
-            if not self.missing[name]:
+            if backups and not self.missing[name]:
                 self._backup(name, newer)
                 before = _size(folder)
                 self._backup(name, older)
@@ -55,7 +55,7 @@ class Peers:
         save_file(state, self._source / "state.safetensors")
         self._count += 1
         if name == "restic":
-            self._run("restic", "-q", "-r", str(self._restic), "backup", "--no-scan", ".")
+            self._run("restic", "-q", "-r", str(self._restic), "backup", ".")
         else:
             self._run("borg", "create", "-C", "zstd,3", f"{self._borg}::{self._count}", ".")
 

@@ -34,6 +34,8 @@ GOALS = {
 }
 """History and steps between checkpoints -> how many times smaller it should be."""
 _ROUNDS = 5
+_BACKUPS_AT = 10
+_JOINED = ("w+m+v", "14 bytes")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,13 +45,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--chain", type=int, default=100, help="checkpoints of the chain, one step apart")
     parser.add_argument("--pretrained", type=int, default=histories.PRETRAINED, help="steps before a fine-tune begins")
     parser.add_argument("--width", type=int, default=histories.WIDTH, help="of the model")
+    parser.add_argument("--batch", type=int, default=histories.BATCH, help="rows of a step")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="loads that are timed")
     parser.add_argument("--page", action="store_true", help="put the figures into docs/performance.md")
     parser.add_argument("--out", type=Path, help="a file for the figures")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", CkstoreWarning)
-    histories.WIDTH = given.width
+    histories.WIDTH, histories.BATCH = given.width, given.batch
     rows = []
     with tempfile.TemporaryDirectory(prefix="ckstore-peers-") as folder:
         peers = Peers(Path(folder))
@@ -58,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             print(_line(row), flush=True)
     if given.page:
         words = f"--steps {given.steps} --chain {given.chain} --pretrained {given.pretrained} --width {given.width}"
+        words += f" --batch {given.batch} --rounds {given.rounds}"
         _write_page(page.PAGE, rows, f"python -m tests.bench compact {words} --page", peers.missing)
     if given.out is not None:
         given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -126,7 +130,8 @@ def _pair(  # noqa: PLR0917 - the first two are given once
             "distance": distance,
             "plain_bytes": report.plain_bytes,
             "encoded_bytes": report.encoded_bytes,
-            "peers": peers.kept(older, newer),
+            # No chunk is equal at any distance, so one tells for all; what is put together of others was kept before.
+            "peers": peers.kept(older, newer, backups=distance == _BACKUPS_AT and name not in _JOINED),
             "times": report.plain_bytes / max(report.encoded_bytes, 1),
             "encode_bytes_s": report.plain_bytes / encode_s,
             "decode_bytes_s": report.plain_bytes / decode_s,

@@ -27,6 +27,9 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "keep_local": (None, RetentionPolicy(keep_last=2)),
     "keep_remote": (None, RetentionPolicy(keep_last=9)),
     "push_deltas": (False, True),
+    "compact_after": (None, "12h"),
+    "compact_share": (0.1, 0.5),
+    "compact_keep": (3, 1),
 }
 ELSEWHERE = {"mirror"}  # it names a remote: tests/remote/test_mirror.py
 

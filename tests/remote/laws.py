@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from ckstore.remote import keys
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as pruning
+from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
-from ckstore.remote.source import ObjectSource
+from ckstore.remote.source import ObjectSource, Removed
 from tests.support.s3_proxy import FAULTS, Fault, Proxy
 
 ALGORITHM = ALGORITHMS["xxh3_128"]
@@ -50,8 +52,12 @@ def listed_whole(objects: ServiceObjects) -> dict[Place, set[str]]:
         data = source.manifest(place)
         if data is None:  # it was dropped meanwhile
             continue
-        manifest, _ = parse_manifest(data, where=place.name, hash_prefix="xxh3")
-        digests = {blob.digest for blob in manifest.blobs}
+        plain = partial(source.plain, place)
+        try:
+            manifest, _ = parse_manifest(data, where=place.name, hash_prefix="xxh3", plain=plain)
+        except Removed:
+            continue
+        digests = {file.digest for file in manifest.stored}
         missing = [digest for digest in digests - there if not _is_there(objects, digest)]
         # Of a checkpoint that was dropped since it was listed the blobs may be gone.
         if missing and place in source.places(f"{place.run}/{place.step}/"):
@@ -67,7 +73,7 @@ def _is_there(objects: ServiceObjects, digest: str) -> bool:
 def prune(objects: ServiceObjects, *, grace_s: float, after_s: float = 0.0) -> None:
     """Prune a remote, as if it were `after_s` later by the server's clock."""
     now = pruning._server_time
-    pruning._server_time = lambda of: now(of) + timedelta(seconds=after_s)
+    pruning._server_time = lambda objects: now(objects) + timedelta(seconds=after_s)
     try:
         pruning.prune(Remote(REMOTE, objects), ALGORITHM, grace_s=grace_s)
     finally:
@@ -93,7 +99,7 @@ def check_no_orphan_outlives_two_graces(objects: ServiceObjects) -> None:
 def drop(objects: ServiceObjects, place: Place) -> None:
     """Remove a checkpoint from a remote, as docs/format/remote-v1.md has it."""
     objects.put(place.dropped, b"{}")
-    objects.delete([place.manifest, place.annotations])
+    objects.delete([place.manifest, place.plain, place.annotations])
 
 
 @dataclass
@@ -166,14 +172,14 @@ def in_child(job: Job, *arguments: Any, faults: Faults, kill_at: int) -> bool:
     process.join(_ENDS_S)
     assert process.exitcode is not None, "it hangs"
     faults.begin()
-    return process.exitcode == 0
+    return bool(process.exitcode == 0)
 
 
 def stop_forks() -> None:
     """End the process that forks."""
     from multiprocessing import forkserver
 
-    forkserver._forkserver._stop()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def pushing(path: Path, ref: str) -> None:
@@ -186,9 +192,9 @@ def evicting(path: Path, refs: Iterable[str]) -> None:
     _ended(lambda: Store.open(path).evict([*refs], REMOTE))
 
 
-def pruning_once(target: Target, grace_s: float) -> None:
-    """Prune a remote once."""
-    _ended(lambda: prune(ServiceObjects(target), grace_s=grace_s))
+def pruning_once(target: Target, abilities: Abilities | None) -> None:
+    """Prune a remote once, without a grace."""
+    _ended(lambda: prune(ServiceObjects(target, abilities), grace_s=0))
 
 
 def _ended(act: Callable[[], object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ckstore.remote.keys import Place
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
+from ckstore.remote.source import ObjectSource
 from tests.remote import laws
 from tests.remote.laws import REMOTE, Faults
 from tests.support.s3_proxy import Proxy
@@ -24,13 +26,16 @@ _LIVE = 12
 
 
 def run_rounds(
-    folder: Path, direct: Target, proxied: Target, proxy: Proxy, *, rounds: int, seed: int, kills: bool
+    folder: Path, direct: Target, proxied: Target, proxy: Proxy, *, rounds: int, seed: int, kills: bool, deltas: bool
 ) -> dict[str, int]:
     """Push, evict, drop and prune through a proxy that fails; return what was tried."""
     drawn = random.Random(seed)
     store = Store.init(folder / "store", chunk_bytes=2**20)
+    store.config.push_deltas = deltas
     store.remotes.add(REMOTE, proxied.address, endpoint=proxied.endpoint)
-    objects, far = ServiceObjects(direct), ServiceObjects(proxied)
+    x = bytearray(drawn.randbytes(20_000))
+    abilities = store.remotes.get(REMOTE).abilities
+    objects, far = ServiceObjects(direct, abilities), ServiceObjects(proxied, abilities)
     faults = Faults(proxy, random.Random(seed), _FAULTY)
     states: dict[int, dict[str, bytes]] = {}
     acknowledged: dict[int, Place] = {}
@@ -41,23 +46,25 @@ def run_rounds(
         """Do it here, or in a process that may be killed in the middle; the service may die as well."""
         at = drawn.randrange(1, _REQUESTS)
         if kills and drawn.random() < 0.3:
-            job, arguments = {
+            jobs: dict[str, tuple[laws.Job, tuple[object, ...]]] = {
                 "push": (laws.pushing, (store.path, str(step))),
                 "evict": (laws.evicting, (store.path, [str(step)])),
-                "prune": (laws.pruning_once, (proxied, 0.0)),
-            }[what]
+                "prune": (laws.pruning_once, (proxied, abilities)),
+            }
+            job, arguments = jobs[what]
             return laws.in_child(job, *arguments, faults=faults, kill_at=at)
         faults.begin(down_at=at if kills and drawn.random() < 0.3 else 0)
-        return laws.acknowledged(
-            {
-                "push": partial(store.push, step, REMOTE),
-                "evict": partial(store.evict, [step], REMOTE),
-                "prune": partial(laws.prune, far, grace_s=0),
-            }[what]
-        )
+        acts: dict[str, Callable[[], object]] = {
+            "push": partial(store.push, step, REMOTE),
+            "evict": partial(store.evict, [step], REMOTE),
+            "prune": partial(laws.prune, far, grace_s=0),
+        }
+        return laws.acknowledged(acts[what])
 
     for step in range(rounds):
-        states[step] = {"x": drawn.randbytes(2000), "y": bytes([step % _STEPS]) * 3000}
+        for at in drawn.sample(range(len(x)), 100):
+            x[at] = (x[at] + 1) % 256
+        states[step] = {"x": bytes(x), "y": bytes([step % _STEPS]) * 3000}
         info = store.save(states[step], step=step)
         if attempt("push", step):
             acknowledged[step] = place_of(info)
@@ -88,7 +95,15 @@ def run_rounds(
     for step in states:
         _reads(store, step, states)
         _reads(other, step, states)
-    return {"rounds": rounds, "kills": faults.kills, "deaths": faults.deaths, "faults": faults.failed, "refused": lost}
+    encoded = sum(ObjectSource(objects, REMOTE).encoding(place) is not None for place in acknowledged.values())
+    return {
+        "rounds": rounds,
+        "encoded": encoded,
+        "kills": faults.kills,
+        "deaths": faults.deaths,
+        "faults": faults.failed,
+        "refused": lost,
+    }
 
 
 def _reads(store: Store, step: int, states: dict[int, dict[str, bytes]]) -> None:

@@ -24,7 +24,7 @@ from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.ops import fetched
-from ckstore.ops.config_file import UNDO_BY_HAND_S, read_config, setting_of
+from ckstore.ops.config_file import MIRROR, UNDO_BY_HAND_S, read_config, setting_of
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.mirrored import status_of
@@ -225,6 +225,8 @@ def _hashes(context: Context) -> Findings:
 
 
 def _mirror(context: Context) -> Findings:
+    if setting_of(context.layout, MIRROR) is None:  # then nothing needs a list of all checkpoints
+        return
     status = status_of(context, infos(context))
     if status is not None:
         yield contents.check_mirror(status)

@@ -72,12 +72,17 @@ def delta_of(
     if nearest is None:
         return None
     with ExitStack() as held:
+        found = None
         work = _Encoder(context, directory, bases, held)
-        if not work.begin(nearest, source, sizes):
-            return None
-        for index in sorted(work.todo(), key=work.is_copy):
-            work.settle(index)
-        return work.result()
+        try:
+            if work.begin(nearest, source, sizes):
+                for index in sorted(work.todo(), key=work.is_copy):
+                    work.settle(index)
+                found = work.result()
+        finally:
+            if found is None:
+                work.spool.close()
+        return found
 
 
 class _Encoder:
@@ -86,7 +91,7 @@ class _Encoder:
         self._forms = Forms()
         self._source = BlobSource()
         held.callback(self._source.close)
-        self._spool = Spool()
+        self.spool = Spool()
         self._links: dict[str, Form] = {}
         self._layout = Layout(directory.manifest)
         self._shorter: list[Matcher] | None = None
@@ -207,7 +212,7 @@ class _Encoder:
 
     def _spooled(self, blob: BlobRecord, header: Header, data: bytes) -> Form:
         digest = algorithm_of(blob.digest).digest(data)
-        self._spool.put(digest, data)
+        self.spool.put(digest, data)
         return Form(blob.nbytes, BlobRecord(digest, len(data)), header.bases)
 
     def result(self) -> Delta | None:
@@ -216,12 +221,11 @@ class _Encoder:
         manifest = directory.manifest
         found = self._forms.encoding(directory.manifest_id, manifest.blobs, 0)
         if not found.encoded and not self._links:
-            self._spool.close()
             return None
         encoding = _with_links(found, self._links)
         name = MANIFEST if manifest.encoding is None else PLAIN
         plain = files.read_file(name, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
-        return Delta(encoding, self._spool, render(encoding, self._context.algorithm), plain)
+        return Delta(encoding, self.spool, render(encoding, self._context.algorithm), plain)
 
 
 def _with_links(encoding: Encoding, links: Mapping[str, Form]) -> Encoding:
