@@ -87,6 +87,7 @@ from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage
 from ckstore.model.reports.usage import RunUsage as RunUsage
 from ckstore.model.reports.usage import Usage as Usage
 from ckstore.model.reports.usage import Use as Use
+from ckstore.model.reports.verify_report import Away as Away
 from ckstore.model.reports.verify_report import Damage as Damage
 from ckstore.model.reports.verify_report import Repair as Repair
 from ckstore.model.reports.verify_report import StoreFinding as StoreFinding

@@ -783,9 +783,9 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
         from ckstore.ops.refs.find import find
-        from ckstore.ops.verify.last_readings import with_oldest_reading
+        from ckstore.ops.verify.last_readings import with_oldest_reading, with_remotes
 
-        return with_oldest_reading(self._context, find(self._context, ref))
+        return with_remotes(self._context, with_oldest_reading(self._context, find(self._context, ref)))
 
     @act
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
@@ -1219,6 +1219,7 @@ class Store:
         ref: RefLike | Iterable[RefLike] | None = None,
         remote: RemoteLike | None = None,
         *,
+        rule: bool = False,
         dry_run: bool = False,
         **options: Unpack[ChoiceOptions],
     ) -> EvictReport:
@@ -1231,6 +1232,7 @@ class Store:
         Args:
             ref: Which checkpoint, or several, unless an option says which.
             remote: As in `push`.
+            rule: Those that `StoreConfig.keep_local` does not keep here, as after each push of the mirror.
             dry_run: Change nothing, and read nothing back; say what would be let go.
             options: run, all, tagged: see `ChoiceOptions`.
 
@@ -1248,7 +1250,7 @@ class Store:
         from ckstore.remote.transfer import evict
 
         check_options(self.evict, options, ChoiceOptions)
-        return evict(self._context, ref, remote, options, dry_run=dry_run)
+        return evict(self._context, ref, remote, options, rule=rule, dry_run=dry_run)
 
     @act
     def plan_gc(self) -> GcPlan:
@@ -1337,7 +1339,7 @@ class Store:
 
     @act
     def gc(self, *, dry_run: bool = False, exclusive: bool = False, now: bool = False) -> GcReport:
-        """Free what no checkpoint needs and no process has open, and what killed saves left.
+        """Free what no checkpoint needs and no process has open, what killed saves left, and what was fetched.
 
         Savers and readers go on meanwhile. What a process has open is reported with its holder, and freed by the
         next gc after it was closed.
@@ -1354,11 +1356,9 @@ class Store:
             BadInput: A tag or a pin cannot be read.
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
-        from ckstore.ops.free.gc import collect, gc_dry
+        from ckstore.ops.free.gc import gc
 
-        if dry_run:
-            return gc_dry(self._context, purge=now)
-        return collect(self._context, exclusive=exclusive, purge=now)
+        return gc(self._context, dry_run=dry_run, exclusive=exclusive, purge=now)
 
     @act
     def dropped(self) -> tuple[Waiting, ...]:
@@ -1739,6 +1739,7 @@ def _open(
     context.fetch = _fetching(context)
     if not context.readonly:
         context.saved = partial(_wake, context, catalog_path)
+        context.evict = partial(_evict_mirrored, context)
         _wake(context, catalog_path, only_if_behind=True)
     return context, notes
 
@@ -1757,18 +1758,29 @@ def _wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool =
         compactor.wake(context, catalog_path)
 
 
+def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
+    from ckstore.remote.elsewhere.keep_local import evict_mirrored
+
+    return evict_mirrored(context, infos)
+
+
 def _fetching(context: Context) -> Callable[..., int | None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
     made: list[Through] = []
 
-    def fetch(
-        directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, old: OldPiece | None
+    def fetch(  # noqa: PLR0917 - the form of `Context.fetch`
+        directory: CheckpointDirectory,
+        blob: BlobRecord,
+        offset: int,
+        into: memoryview,
+        old: OldPiece | None,
+        again: bool,  # noqa: FBT001
     ) -> int | None:
         if not made:
             from ckstore.remote.elsewhere.through import Through
 
             made.append(Through(context))
-        return made[0](directory, blob, offset, into, old)
+        return made[0](directory, blob, offset, into, old, again)
 
     return fetch
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside, Where
     from ckstore.model.manifest.stored import Encoding, OldPiece
 
-    Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None], int | None]
+    Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(
@@ -220,7 +220,8 @@ class CheckpointDirectory:
         manifest, manifest_id: What it holds, and its id.
         stamp: Which directory it is, with which manifest.
         on_damage: Called with the directory and the error when a read finds damage; None: no call.
-        fetch: Reads a range of a blob that is elsewhere; None: nothing here reaches remotes.
+        fetch: Reads a range of a blob that is elsewhere, from the remote itself if the last is true; None: nothing here
+            reaches remotes.
         threads: How many may read it at once.
     """
 

@@ -178,17 +178,16 @@ class PieceReader:
     def _read_elsewhere(self, part: Part, out: memoryview) -> None:
         """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
         found, old = "", part.old
-        for _ in range(_FETCHES):
+        for attempt in range(_FETCHES):
             if self._before_each is not None:
                 self._before_each()
             # Once: what came of it, if it is not the piece, is no base of anything.
             if old is None or not self._remote.advance(part.extent, old, out):
-                self._remote.read(part.extent, out)
+                self._remote.read(part.extent, out, again=attempt > 0)
             old = None
             found = algorithm_of(part.extent.piece).digest(out)
             if found == part.extent.piece:
                 return
-            self._remote.forget()
         blob = self._directory.manifest.blobs[part.extent.blob].digest
         # Not damage of this checkpoint: its directory gets no mark.
         msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"

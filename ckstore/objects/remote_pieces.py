@@ -72,8 +72,8 @@ class RemotePieces:
         """Fetch again what is asked for next."""
         self._window = 0, memoryview(b"")
 
-    def read(self, extent: Extent, out: memoryview) -> None:
-        """Fill memory with a piece.
+    def read(self, extent: Extent, out: memoryview, *, again: bool = False) -> None:
+        """Fill memory with a piece; `again`: what came before was wrong.
 
         Raises:
             RemoteError: The remote cannot be reached, or lacks the blob.
@@ -82,16 +82,18 @@ class RemotePieces:
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []
             self.forget()
+        if again:
+            self.forget()
         low, kept = self._window
         if low <= start and stop <= low + len(kept):
             out[:] = kept[start - low : stop - low]
             return
         run_stop = self._run_stop(start, stop)
         if run_stop == stop:
-            self._fetch(extent.blob, start, out)
+            self._fetch(extent.blob, start, out, again=again)
             return
         run = memoryview(bytearray(run_stop - start))
-        self._fetch(extent.blob, start, run)
+        self._fetch(extent.blob, start, run, again=again)
         self._window = start, run
         out[:] = run[: len(out)]
 
@@ -99,7 +101,7 @@ class RemotePieces:
         """Turn an old piece into this one in its place; False: the remote has no difference between the two."""
         if self._directory.fetch is None:
             return False
-        came = self._directory.fetch(self._directory.manifest.blobs[extent.blob], extent.offset, out, old)
+        came = self._directory.fetch(self._directory.manifest.blobs[extent.blob], extent.offset, out, old, False)
         self.received_bytes += came or 0
         return came is not None
 
@@ -114,8 +116,8 @@ class RemotePieces:
             stop = high
         return stop
 
-    def _fetch(self, blob: int, offset: int, into: memoryview) -> None:
+    def _fetch(self, blob: int, offset: int, into: memoryview, *, again: bool) -> None:
         record = self._directory.manifest.blobs[blob]
         if self._directory.fetch is None:
             raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is at a remote alone")
-        self.received_bytes += self._directory.fetch(record, offset, into, None) or 0
+        self.received_bytes += self._directory.fetch(record, offset, into, None, again) or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable
 from ckstore.model.best import metrics_there
@@ -132,7 +132,7 @@ def _plain(setting: Setting[T]) -> _Attribute[T]:
     return _Attribute(setting.name, lambda layout: config_file.setting_of(layout, setting), to_json)
 
 
-def _policy(member: Literal["retention", "make_room"]) -> _Attribute[RetentionPolicy | None]:
+def _policy(member: config_file.PolicyMember) -> _Attribute[RetentionPolicy | None]:
     return _Attribute(member, lambda layout: config_file.policy_of(layout, member), _json_of_policy)
 
 
@@ -169,8 +169,10 @@ class StoreConfig:
     """
 
     make_room = _policy(config_file.MAKE_ROOM)
-    """The policy by which a save that would not fit may drop checkpoints first; None: such a save fails.
+    """The policy by which a save that would not fit may drop checkpoints first; None: none is dropped.
 
+    Before anything is dropped, and also without a policy, such a save lets go of bytes that the `mirror` has, the
+    oldest first; `keep_local`, else this policy, else the newest of each run stays.
     The policy says what has to stay, of every run. Of the others the oldest are dropped and freed, no more than the
     save lacks, and none if all of them would not be enough. ``info.warnings`` names the dropped ones. Tags, pins,
     open readers and the newest valid checkpoint of each run stay whatever the policy says.
@@ -245,6 +247,29 @@ class StoreConfig:
     """How many checkpoints of each run that the mirror lacks policies keep, the newest ones; 0: none.
 
     What `make_room` drops for a save that would not fit is not bound by it. Default: 3.
+    """
+
+    cache_bytes = _plain(config_file.CACHE_BYTES)
+    """How many bytes of checkpoints that are elsewhere are kept here after they were fetched; 0: none.
+
+    What was used longest ago goes first; `Store.gc`, and a save that finds no room, remove all. None: a tenth of the
+    disk. Never more than half of what would be free without them. Default: None.
+    """
+
+    keep_local = _policy(config_file.KEEP_LOCAL)
+    """Which checkpoints keep their bytes here; None: all do.
+
+    After a push the mirror lets go of the bytes of the others that it was seen to have, as `evict` does: they stay
+    listed, and what reads them fetches what it needs. Checkpoints without bytes here do not count, and one with a tag
+    or a pin keeps its bytes.
+    """
+
+    keep_remote = _policy(config_file.KEEP_REMOTE)
+    """Which checkpoints the mirror keeps, of the runs that this store has; None: all of them.
+
+    Others are removed there, and their blobs by `Remotes.prune` once its grace is over; those without bytes here are
+    dropped here as well. Tags and pins, here or there, and the newest checkpoint of each run stay. What this policy
+    keeps is dropped here by no policy before it was pushed; a save that finds no room is not bound by that.
     """
 
     compact_after = _plain(config_file.COMPACT_AFTER)

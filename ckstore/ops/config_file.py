@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
 
 T = TypeVar("T")
+PolicyMember = Literal["retention", "make_room", "keep_local", "keep_remote"]
 RETENTION: Final = "retention"
 MAKE_ROOM: Final = "make_room"
+KEEP_LOCAL: Final = "keep_local"
+KEEP_REMOTE: Final = "keep_remote"
 BY_RUN: Final = "retention_by_run"
 BUDGET: Final = "budget"
 # A thread takes 2 MiB of private memory in a save: a mistyped number must not take gigabytes.
@@ -95,6 +98,9 @@ MIRROR_BYTES_S: Setting[int | None] = Setting(
 MIRROR_KEEP = Setting(
     "mirror_keep", 3, "a whole number from 0 to 10000", lambda value: _is_whole(value, 10_000, least=0)
 )
+CACHE_BYTES: Setting[int | None] = Setting(
+    "cache_bytes", None, "a whole number of bytes, 0 or more", lambda value: _is_whole(value, 2**53, least=0)
+)
 
 
 # Off until asked for: what was compacted needs an extra to be read.
@@ -151,10 +157,8 @@ def read_config(layout: Layout) -> dict[str, Any]:
     return read(data, _parse, str(layout.config)).settings
 
 
-def policy_of(
-    layout: Layout, member: Literal["retention", "make_room"], config: Mapping[str, Any] | None = None
-) -> RetentionPolicy | None:
-    """Return the policy that is applied after each save, or to make room for one; None: there is none."""
+def policy_of(layout: Layout, member: PolicyMember, config: Mapping[str, Any] | None = None) -> RetentionPolicy | None:
+    """Return the policy that a setting keeps; None: there is none."""
     stored = (read_config(layout) if config is None else config).get(member)
     if stored is None:
         return None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
+    from ckstore.model.reports.evict_report import EvictReport
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
@@ -117,9 +118,11 @@ class Context:
     catalog_is_private: bool = False
     # The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     run: str | None = None
-    # Reads a range of a blob of an open checkpoint that is elsewhere, or turns an older piece into it: None if that
-    # cannot be, else how many bytes came. None: remotes are not reached.
-    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], int | None] | None = None
+    # Reads a range of a blob of an open checkpoint that is elsewhere, past the cache if the last is true, or turns an
+    # older piece into it: None if that cannot be, else how many bytes came. None: remotes are not reached.
+    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
+    # Lets go of bytes here of checkpoints that the mirror has, which it looks at first; None: it is not reached.
+    evict: Callable[[Sequence[CheckpointInfo]], EvictReport] | None = None
     # Called after a checkpoint is durable here, for the mirror; it raises nothing. None: no mirror is looked for.
     saved: Callable[[], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may

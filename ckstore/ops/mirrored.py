@@ -6,6 +6,7 @@ says that nothing is mirrored, and more is kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -17,9 +18,10 @@ from ckstore.model.digest import is_digest
 from ckstore.model.document import check_version, parse_object, refuse
 from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.seal import read, to_write
+from ckstore.model.settings.retention_plan import Candidate, plan
 from ckstore.model.times import time_of_text
 from ckstore.objects.documents import atomic_file
-from ckstore.ops.config_file import MIRROR, MIRROR_AGE_S, MIRROR_KEEP, read_config
+from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,6 +123,11 @@ def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list
     return sorted(lacking, key=lambda info: info.order, reverse=True)
 
 
+def now() -> datetime:
+    """Return the time; tests have another clock."""
+    return datetime.now(UTC)
+
+
 def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus | None:
     """Return how far the mirror of a store is; None: it has none."""
     layout = context.layout
@@ -129,24 +136,36 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
     if remote is None:
         return None
     lacking = behind(layout, remote, infos)
-    now = datetime.now(UTC)
-    ages = [(now - time_of_text(info.created)).total_seconds() for info in lacking]
+    at = now()
+    ages = [(at - time_of_text(info.created)).total_seconds() for info in lacking]
     problem = read_mirrored(layout, remote).problem
     oldest_s = max(0.0, *ages) if ages else 0.0
     return MirrorStatus(remote, tuple(lacking), oldest_s, float(MIRROR_AGE_S.of(config, where)), problem)
 
 
 def spared(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:
-    """Return which checkpoints retention keeps for the mirror, by name, and why: the newest of each run."""
+    """Return which checkpoints retention keeps for the mirror, by name, and why."""
     layout = context.layout
     config, where = read_config(layout), str(layout.config)
     remote, most = MIRROR.of(config, where), MIRROR_KEEP.of(config, where)
-    if remote is None or most == 0:
+    if remote is None:
         return {}
-    kept: dict[str, int] = {}
+    listed = [*infos]
+    lacking = behind(layout, remote, listed)
+    kept = Counter[str]()
     found: dict[str, str] = {}
-    for info in behind(layout, remote, infos):
-        kept[info.run] = kept.get(info.run, 0) + 1
+    for info in lacking:
+        kept[info.run] += 1
         if kept[info.run] <= most:
-            found[info.name] = f"it is not at the mirror {remote} yet"
+            found[info.name] = not_yet(remote)
+    policy = policy_of(layout, KEEP_REMOTE)
+    if policy is not None and lacking:
+        # What the mirror's own rule keeps is there for good once it was sent, and nowhere if it is dropped before.
+        wanted = {entry.info.name for entry in plan(policy, [*map(Candidate, listed)], now()).kept}
+        found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}
     return found
+
+
+def not_yet(remote: str) -> str:
+    """Return why a checkpoint stays that a mirror lacks."""
+    return f"it is not at the mirror {remote} yet"

@@ -27,6 +27,7 @@ from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
+from ckstore.remote.asking import ask, is_asked
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.deltas.encode import delta_of
@@ -34,7 +35,7 @@ from ckstore.remote.documents.condemned import spare
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS
-from ckstore.remote.push_plan import look_there, place_of
+from ckstore.remote.push_plan import believe, look_there, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
 # Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
 _BATCH = 16
-# Asking for so many names costs about as much as a listing of a thousand.
-_ASKED_MOST = 12
 # A push begins again when a pruner took its intent, or it slept: more often than this is no accident.
 _BEGINNINGS = 5
 # The engine repeats what a service refuses for a moment; this is for an answer that was lost, or a body cut on the way.
@@ -70,12 +69,15 @@ class Manner:
         progress: Called now and then with the bytes that were moved and those to be moved.
         threads: So many blobs are on their way at once, as far as memory allows.
         clock: Seconds that also pass while the machine sleeps.
+        lacks_all: The remote has none of the checkpoints, as the caller has just asked: the plan believes what was
+            seen there before, and lists nothing.
     """
 
     bytes_s: float | None = None
     progress: Progress | None = None
     threads: int = THREADS
     clock: Callable[[], float] = field(default=lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    lacks_all: bool = False
 
 
 def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, manner: Manner) -> TransferReport:
@@ -86,7 +88,11 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         RemoteError: The remote did not take something; the push can be repeated, and goes on where it ended.
     """
     begun_s = time.monotonic()
-    found = look_there(context, infos, remote)
+    # Encoding looks for bases among all that is there.
+    if manner.lacks_all and not setting_of(context.layout, PUSH_DELTAS):
+        found = believe(context, infos, remote, record.read_record(context.layout, remote.name))
+    else:
+        found = look_there(context, infos, remote)
     plan, work = found.plan, Push(context, remote, manner, found)
     try:
         work.send_all()
@@ -250,12 +256,16 @@ class Push:
     def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, Listed]:
         """Return the blobs whose current names are there with their sizes."""
         objects = self._remote.objects
-        if len(names) <= _ASKED_MOST:
-            asked = {digest: objects.head(keys.blob(name)) for digest, name in names.items()}
-            found = {digest: listed for digest, listed in asked.items() if listed is not None}
+        by_key = {keys.blob(name): digest for digest, name in names.items()}
+        if is_asked(len(by_key), self._record.blob_count):
+            found = {by_key[key]: listed for key, listed in ask(objects, by_key).items()}
         else:
-            by_key = {keys.blob(name): digest for digest, name in names.items()}
-            found = {by_key[listed.key]: listed for listed in objects.list(keys.BLOBS) if listed.key in by_key}
+            found, count = {}, 0
+            for listed in objects.list(keys.BLOBS):
+                count += 1
+                if listed.key in by_key:
+                    found[by_key[listed.key]] = listed
+            self._record.blob_count = count
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
 
     def _send_blob(self, blob: _Wanted, key: str) -> Listed:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.ops.context import Context
     from ckstore.remote.objects import Remote
+    from ckstore.remote.record import Record
 
 
 def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
@@ -49,6 +50,19 @@ class There(NamedTuple):
         return cls(plan, set(), ObjectSource(remote.objects, remote.name), set(), {})
 
 
+def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
+    """As `look_there`, for checkpoints that a remote lacks, by what was seen there before: nothing is listed.
+
+    It says what may have to be sent. What is sent, and that all of it is there, a push finds by asking.
+    """
+    check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
+    wanted = {blob.digest: blob.nbytes for info in infos for blob in _blobs_of(context, info)}
+    sizes = {digest: {known.blobs[digest].nbytes} for digest in wanted if digest in known.blobs}
+    missing = tuple((digest, nbytes) for digest, nbytes in sorted(wanted.items()) if digest not in sizes)
+    plan = TransferPlan("push", remote.name, tuple(infos), tuple(infos), missing, sum(wanted.values()))
+    return There(plan, {info.id for info in infos}, ObjectSource(remote.objects, remote.name), set(), sizes)
+
+
 def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> There:
     """Find what a remote has of checkpoints."""
     check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
@@ -64,7 +78,8 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
     encoded = [info for info in infos if missing and info.id not in lacking]
     encoded = [info for info in encoded if any(digest in missing for digest, _ in _blobs_of(context, info))]
     forms = {info.id: source.encoding(place_of(info)) for info in encoded}
-    files_there = _sizes_there(remote, {file.digest for form in forms.values() if form for file in form.files})
+    wanted_files = {file.digest for form in forms.values() if form for file in form.files}
+    files_there = _sizes_there(remote, wanted_files) if wanted_files else {}
     whole = set()
     for id, form in forms.items():
         if form is not None and all(nbytes in files_there.get(digest, ()) for digest, nbytes in form.files):

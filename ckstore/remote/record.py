@@ -28,6 +28,8 @@ FOLDER = "remotes"
 _FORMAT = "ckstore-remote-seen"
 _VERSION = 1
 _MAX_BYTES = 512 * 2**20
+_MOST = 50_000
+"""Of more than so many the oldest are forgotten: that costs requests, and reading back before an eviction."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 
 How = Literal["sent", "read"]
@@ -65,20 +67,25 @@ class Record:
         blobs: Digest -> the version whose bytes are known.
         documents: Key of a small document -> digest of the bytes that it was given, and the version that came of it.
         checkpoints: Ids of the checkpoints of which every blob was seen there after the manifest was written.
+        blob_count: How many blobs the last listing of all had.
     """
 
     blobs: dict[str, Seen] = field(default_factory=dict)
     documents: dict[str, tuple[str, str]] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)
+    blob_count: int = 0
 
     def render(self) -> bytes:
-        """Return the content of the file."""
+        """Return the content of the file: the newest of each, as many as are rewritten with each push in no time."""
+        blobs = sorted(self.blobs.items(), key=lambda item: item[1].modified)[-_MOST:]
+        checkpoints = sorted(self.checkpoints.items(), key=lambda item: item[1])[-_MOST:]
         members = {
             "format": _FORMAT,
             "version": _VERSION,
-            "blobs": {digest: list(one) for digest, one in self.blobs.items()},
-            "documents": {key: list(one) for key, one in self.documents.items()},
-            "checkpoints": self.checkpoints,
+            "blobs": {digest: list(one) for digest, one in blobs},
+            "documents": {key: list(one) for key, one in [*self.documents.items()][-_MOST:]},
+            "checkpoints": dict(checkpoints),
+            "blob_count": self.blob_count,
         }
         return canonical_json(members) + b"\n"
 
@@ -92,10 +99,14 @@ def _parse(data: bytes, where: str) -> Record:
     for name, value in (("blobs", blobs), ("documents", documents), ("checkpoints", checkpoints)):
         if not isinstance(value, dict):
             refuse(where, name, "an object", value)
+    blob_count = members.get("blob_count", 0)
+    if not isinstance(blob_count, int) or isinstance(blob_count, bool):
+        refuse(where, "blob_count", "a whole number", blob_count)
     return Record(
         {digest: _seen(one, where) for digest, one in blobs.items() if is_digest(digest)},
         {key: _pair(one, where) for key, one in documents.items()},
         {id: _time(when, where) for id, when in checkpoints.items() if is_digest(id)},
+        blob_count,
     )
 
 

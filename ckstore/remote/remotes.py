@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, RemoteError
+from ckstore.model.reports.remote_prune import RemotePruneReport
+from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.remote import keys
+from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
 from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
 from ckstore.remote.service.target import Target, parse_target
 
@@ -17,10 +21,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-    from ckstore.model.reports.remote_prune import RemotePruneReport
     from ckstore.ops.context import Context
-
-GRACE_S = 86_400.0
 
 
 class Remotes:
@@ -120,6 +121,8 @@ class Remotes:
     ) -> RemotePruneReport:
         """Remove from a remote the blobs that none of its checkpoints names, and no push under way.
 
+        Of the mirror of the store the checkpoints go first that `StoreConfig.keep_remote` does not keep there.
+
         A blob that is found so is condemned, and removed by a later call when the grace is over: so long a reader may
         go on with a checkpoint that was removed. Pushes and other prunes may work at the same time.
 
@@ -134,20 +137,31 @@ class Remotes:
             NoSuchRemote: There is none of that name.
             InUse: `exclusive` was given, and a push is under way.
             RemoteError: The service compares nothing, and `exclusive` was not given; or it does not answer.
-            BadInput: It is a store in a directory, which `Store.gc` prunes.
+            BadInput: It is a store in a directory, which `Store.gc` prunes, and `keep_remote` is not set for it.
         """
         from ckstore.remote.objects import Remote
-        from ckstore.remote.pruning.prune import LEAST_GRACE_S, prune
+        from ckstore.remote.pruning.keep_remote import KeepRemote
+        from ckstore.remote.pruning.prune import prune
         from ckstore.remote.reach import open_remote
 
         grace_s = duration_s(grace, "grace")
         if grace_s < LEAST_GRACE_S:
             raise BadInput(f"grace must be at least {LEAST_GRACE_S:g} seconds, got {grace_s:g}")
         remote = open_remote(self._context, name, writing=not dry_run)
-        if not isinstance(remote, Remote):
+        layout = self._context.layout
+        is_mirror = remote.name == config_file.setting_of(layout, config_file.MIRROR)
+        policy = config_file.policy_of(layout, config_file.KEEP_REMOTE) if is_mirror else None
+        if policy is None and not isinstance(remote, Remote):
             raise BadInput(f"{remote.name} is a store in a directory", hint="open that store and collect there: gc()")
+        retention = None
+        if policy is not None:
+            keep = KeepRemote(self._context, remote, policy)
+            retention = RetentionReport(keep.plan()) if dry_run else keep.apply()
+        if not isinstance(remote, Remote):
+            return RemotePruneReport(remote.name, dry_run, retention=retention)
         algorithm = self._context.algorithm
-        return prune(remote, algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
+        report = prune(remote, algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
+        return replace(report, retention=retention)
 
     def _refuse_taken(self, name: str, target: Target) -> None:
         taken = entries(self._context.layout).get(name)

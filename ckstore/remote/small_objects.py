@@ -56,8 +56,8 @@ def parse_tag(data: bytes, where: str) -> RemoteTag:
     return RemoteTag(run, step, members["id"])
 
 
-def read_tags(objects: Objects) -> dict[str, RemoteTag]:
-    """Return every tag; those that cannot be read are left out."""
+def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, RemoteTag]:
+    """Return every tag; those that cannot be read are left out, or raise with `strict`."""
     found = {name: listed.key for listed in objects.list(keys.TAGS) if (name := keys.tag_in(listed.key))}
     tags: dict[str, RemoteTag] = {}
     for name, key in found.items():
@@ -66,7 +66,8 @@ def read_tags(objects: Objects) -> dict[str, RemoteTag]:
             if data is not None:
                 tags[name] = read(data, parse_tag, key)
         except CkstoreError:  # a tag of another checkpoint must not keep this one from being found
-            continue
+            if strict:
+                raise
     return tags
 
 

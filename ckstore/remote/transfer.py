@@ -15,6 +15,7 @@ from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
 from ckstore.remote.choice import HINT, Choice
 from ckstore.remote.elsewhere import evict as evicting
+from ckstore.remote.elsewhere.keep_local import evict_by_rule
 from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
@@ -60,9 +61,11 @@ def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: 
     return replace(plan, direction="push", remote=there.name)
 
 
-def push(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferReport:
-    """See `ckstore.Store.push`."""
-    how = _manner(options)
+def push(
+    context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions, *, lacks_all: bool = False
+) -> TransferReport:
+    """See `ckstore.Store.push`; `lacks_all`: the remote has none of them, as the caller has just seen."""
+    how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
     there = reach(context, remote, writing=True)
     if isinstance(there, Remote):
@@ -91,10 +94,14 @@ def pull(
 
 
 def evict(
-    context: Context, refs: Refs, remote: RemoteLike | None, options: ChoiceOptions, *, dry_run: bool
+    context: Context, refs: Refs, remote: RemoteLike | None, options: ChoiceOptions, *, rule: bool, dry_run: bool
 ) -> EvictReport:
     """See `ckstore.Store.evict`."""
     choice = Choice(refs, options)
+    if rule:
+        if choice.refs is not None or choice.by_rule() or remote is not None:
+            raise BadInput("keep_local and the mirror say which checkpoints go, and others were named as well")
+        return evict_by_rule(context, dry_run=dry_run)
     if choice.refs is None and not choice.by_rule():
         raise BadInput("no checkpoint was named", **HINT)
     return evicting.evict(context, choice.of(context), reach(context, remote), dry_run=dry_run)

@@ -17,7 +17,7 @@ SAFE_INT = 2**53
 
 _FORMS = {
     "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
-    "message metrics metadata tags durable damaged",
+    "message metrics metadata tags durable damaged elsewhere",
     "CheckpointUsage": "run step logical_bytes alone_bytes shared_bytes dead_bytes",
     "Compacted": "run=info.run step=info.step before_bytes after_bytes",
     "CompactionEntry": "run=info.run step=info.step id=info.id base reason",
@@ -25,13 +25,13 @@ _FORMS = {
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
     "DiffLeaf": "name kind dtype? shape?dtype nbytes",
-    "EvictReport": "remote dry_run freed_bytes read_back_bytes evicted skipped",
+    "EvictReport": "remote dry_run freed_bytes read_back_bytes evicted skipped plan=plan.entries",
     "ExportReport": "checkpoint=name id=checkpoint_id destination nbytes tensor_count files tied state_names left_out "
     "unsafe_globals",
     "FileChange": "path kind before after changed_bytes",
     "FileSummary": "kind mode:04o nbytes",
     "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_elsewhere differences "
-    "dead_pack_bytes catalog_bytes waiting explanation",
+    "dead_pack_bytes catalog_bytes waiting explanation cached_bytes",
     "HeldBlob": "digest nbytes why holders",
     "Holder": "pid command how",
     "LeafChange": "name before after changed_bytes largest_absolute=difference.largest_absolute "
@@ -42,6 +42,8 @@ _FORMS = {
     "PlanEntry": "run step id=info.id keep reasons",
     "ReindexReport": "ok checkpoint_count blob_count blob_bytes orphan_count orphan_bytes restored_count copy_count "
     "copy_bytes tag_count pin_count incomplete problems old_catalog? relinked",
+    "RemotePruneReport": "remote dry_run removed_count removed_bytes condemned_count condemned_bytes blob_count "
+    "blob_bytes voided_count finished_count checkpoints=retention.plan.entries skipped=retention.skipped",
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",
@@ -52,9 +54,9 @@ _FORMS = {
     "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
     "Uncompacted": "run=info.run step=info.step reason",
     "Usage": "logical_bytes disk_bytes alone_bytes shared_bytes unused_bytes waiting_bytes dead_bytes "
-    "saved_bytes runs checkpoints",
+    "saved_bytes runs checkpoints cached_bytes elsewhere_bytes",
     "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
-    "in_time whole damage findings repaired unrepaired quarantined healable",
+    "in_time whole damage findings repaired unrepaired quarantined healable elsewhere",
     "Waiting": "run step id dropped until nbytes",
 }
 """The keys of a type, in their order; of one that is not listed, its fields.

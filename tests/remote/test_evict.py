@@ -255,6 +255,7 @@ def test_bytes_that_were_changed_on_the_way_are_read_again_and_never_mark_the_ch
     evicted: tuple[Store, Double],
 ) -> None:
     store, objects = evicted
+    store.config.cache_bytes = 0
     flipped: set[str] = set()
 
     def flip_once(call: str, key: str) -> str | None:
@@ -275,6 +276,7 @@ def test_bytes_that_were_changed_on_the_way_are_read_again_and_never_mark_the_ch
 
 def test_a_remote_that_is_away_is_said(evicted: tuple[Store, Double], tmp_path: Path) -> None:
     store, objects = evicted
+    store.config.cache_bytes = 0
     objects.fault = lambda call, key: "fail"
     with pytest.raises(BytesElsewhere, match=r"away: .*503"):
         store.load(1)

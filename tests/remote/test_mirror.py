@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,16 +12,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, Store
+from ckstore.model.times import time_of_text
 from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
 from ckstore.store import context_of
+from ckstore_cli.app import app
+from tests.remote.double import Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.s3_server import SECRET, Service
@@ -319,3 +326,95 @@ def test_a_training_whose_node_is_gone_goes_on_elsewhere_bit_for_bit(
     other = Store.open(tmp_path / "b", readonly=True)
     wait_for(lambda: not (other.mirror_status() or pytest.fail("no mirror")).behind, "all are at the mirror")
     assert SECRET not in "".join(path.read_text() for path in (tmp_path / "b").rglob("*.json*"))
+
+
+@pytest.fixture
+def counted(tmp_path: Path, memory: Target, quiet: list[str]) -> tuple[Store, Double]:
+    """Return a store whose mirror counts requests."""
+    store = Store.init(tmp_path / "a", chunk_bytes=MIB)
+    store.remotes.add("away", memory.address)
+    store.config.mirror = "away"
+    objects, _ = new_remote(store.settings, checks_bodies=True)
+    del quiet
+    return store, objects
+
+
+def test_a_steady_mirror_asks_for_what_is_new_however_much_is_there(counted: tuple[Store, Double]) -> None:
+    store, objects = counted
+    store.config.keep_local = RetentionPolicy(keep_last=1)
+    mirror = Mirror(context_of(store))
+    made: list[int] = []
+    for step in range(12):
+        store.save({**state(0), "step": step, "own": bytes([step]) * 200_000}, step=step, tags=["newest"])
+        objects.forget_requests()
+        while mirror.step():
+            pass
+        assert objects.requests["list"] == 0, step
+        made.append(objects.request_count())
+    assert max(made[6:]) <= max(made[1:6]) + 2 <= 40
+    assert sum(info.elsewhere for info in store.checkpoints()) >= 10
+    # A process that begins anew asks for no more.
+    store.save({**state(0), "step": 99, "own": b"x" * 200_000}, step=99)
+    objects.forget_requests()
+    assert Mirror(context_of(store)).step()
+    assert (objects.requests["list"], objects.request_count() <= max(made)) == (0, True)
+
+
+def test_what_the_mirror_lost_is_asked_for_and_sent_again(counted: tuple[Store, Double]) -> None:
+    store, objects = counted
+    store.save(state(0), step=0)
+    all_steps(store)
+    lost = [key for key in objects.held if key.startswith("blobs/")]
+    objects.delete(lost)
+    store.save({**state(0), "step": 1}, step=1)
+    all_steps(store)
+    # What was noted of it decides nothing: each blob that the next one needs was looked for.
+    needed = {path.name for path in (store.path / "checkpoints/main/1/blobs").iterdir()}
+    assert needed <= {key.rpartition("/")[2] for key in objects.held}
+
+
+def test_much_to_catch_up_with_is_found_by_one_listing(counted: tuple[Store, Double]) -> None:
+    store, objects = counted
+    for step in range(20):
+        store.save({"x": step}, step=step)
+    store.push(remote="away", all=True)
+    objects.forget_requests()
+    all_steps(store)
+    assert objects.requests["list"] == 1
+    assert objects.requests["head"] == objects.requests["put"] == 0
+    status = store.mirror_status()
+    assert status is not None
+    assert status.behind == ()
+
+
+def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_is_missed(
+    tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.ops import mirrored
+
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    created = time_of_text(store.save(state(1), step=1).created)
+    now = [created + timedelta(seconds=599)]
+    monkeypatch.setattr(mirrored, "now", lambda: now[0])
+
+    def said() -> tuple[str, str, float, bool]:
+        finding = next(one for one in store.doctor().findings if one.what == "mirror")
+        found = re.search(r"ckstore_mirror_oldest_seconds\{.*?\} ([0-9.]+)", store.metrics())
+        status = store.mirror_status()
+        assert found is not None
+        assert status is not None
+        assert f"the oldest for {status.oldest_s:.0f} s of 600 s allowed" in finding.found
+        return finding.level, finding.do, float(found[1]), status.missed
+
+    assert said() == ("ok", "", 599.0, False)
+    now[0] += timedelta(seconds=2)
+    level, do, seconds, missed = said()
+    assert (level, seconds, missed) == ("warning", 601.0, True)
+    assert "ckstore savers" in do
+    process.note_problem(context_of(store).layout, "mirror", "the service answers 503")
+    shown = CliRunner().invoke(app, ["savers", "--store", str(store.path)])
+    assert "1 checkpoint is not at the mirror mirror yet, the oldest for 601 s of 600 s allowed" in shown.output
+    assert "the last push failed: the service answers 503" in shown.output
+    all_steps(store)
+    assert store.mirror_status().missed is False  # type: ignore[union-attr]
+    del quiet

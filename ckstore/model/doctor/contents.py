@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.reports.held import DeletedFile
 from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.sizes import size_text
+from ckstore.model.words import counted
 
 _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0
@@ -228,6 +229,22 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
     told = f"{_count(len(leaks), 'deleted file')} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
     do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
     return DoctorFinding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)
+
+
+def check_cache(kept_bytes: int, most_bytes: int) -> DoctorFinding:
+    """Say what is kept of bytes that were fetched; it is bounded, so it is no problem."""
+    most = f"of at most {size_text(most_bytes)}" if most_bytes else "and nothing more"
+    return ok("cache", f"keeps {size_text(kept_bytes)} {most} that reads of checkpoints elsewhere fetched")
+
+
+def check_elsewhere(counts: Mapping[str, int], unknown: Sequence[str]) -> DoctorFinding:
+    """Judge checkpoints whose bytes are at remotes alone: how many are at each, and which of these the store lacks."""
+    found = ", ".join(f"{counted(count, 'checkpoint')} at {name}" for name, count in counts.items())
+    if not unknown:
+        return ok("elsewhere", f"bytes of {found}: reads fetch them")
+    do = f"add it again: ckstore remote add {unknown[0]} s3://BUCKET/PREFIX"
+    lacks = ", ".join(unknown)
+    return DoctorFinding("warning", "elsewhere", f"bytes of {found}, but the store has no remote {lacks}", do)
 
 
 def check_mirror(status: MirrorStatus) -> DoctorFinding:

@@ -73,7 +73,7 @@ class CheckpointInfo:
     """One published checkpoint.
 
     What a save, a load and a listing return of one checkpoint is equal: `==` compares all but what a single call had to
-    say (`catalogued`, `warnings`, `oldest_reading`, `counters`).
+    say (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`).
 
     Attributes:
         id: Digest of its manifest.
@@ -94,6 +94,7 @@ class CheckpointInfo:
         durable: False if it lies on a filesystem that is not known to keep it through a power cut.
         damaged: Whether a read or a verification found it damaged, and nothing has put it right since.
         elsewhere: Whether bytes of it are at a remote alone; a load fetches them.
+        remotes: From `Store.info`: the names of the remotes that have what is elsewhere.
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
         oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
             UTC, as `created`. Empty: that is not known of each of them.
@@ -124,6 +125,7 @@ class CheckpointInfo:
     damaged: bool = False
     out_of_order: bool = False
     elsewhere: bool = False
+    remotes: tuple[str, ...] = field(default=(), compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
     oldest_reading: str = field(default="", compare=False)
     counters: SaveCounters | None = field(default=None, compare=False)
@@ -147,7 +149,8 @@ class CheckpointInfo:
         # Of `new_bytes` a part may be padding between small tensors.
         new_bytes = min(self.new_bytes, max(0, self.logical_bytes - self.reused_bytes))
         sizes = new_text(self.logical_bytes, new_bytes)
-        words = f"{', damaged' if self.damaged else ''}{', elsewhere' if self.elsewhere else ''}"
+        at = f" at {' and '.join(self.remotes)}" if self.remotes else ""
+        words = f"{', damaged' if self.damaged else ''}{f', elsewhere{at}' if self.elsewhere else ''}"
         return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}")
 
     def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:

@@ -24,6 +24,8 @@ KINDS = (
     "damaged",
     "healed",
     "mirrored",
+    "evicted",
+    "pruned",
     "renamed",
 )
 LINE_MOST_BYTES = 4096
@@ -39,11 +41,11 @@ class Event:
     Attributes:
         time: When, as in a manifest.
         event: ``saved``, ``replaced``, ``failed``, ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``,
-            ``healed``, ``mirrored``, ``renamed``.
+            ``healed``, ``mirrored``, ``evicted``, ``pruned``, ``renamed``.
         run, step, id: Of which checkpoint; empty, None and empty where it is of none.
         nbytes: Bytes that a save added, that were freed, or that were sent.
         seconds: How long a save took.
-        why: By which rule, the reason of a failure, or to which remote.
+        why: By which rule, the reason of a failure, or which remote.
         pid, uid: Of the process that did it.
     """
 

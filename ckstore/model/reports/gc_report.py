@@ -135,6 +135,7 @@ class GcReport:
         plan: What was carried out, or would be; made after the retention.
         waiting: Dropped checkpoints that can be brought back, and keep their bytes until then.
         differences: Where it came out otherwise, and why, a sentence each. With a grace the two are not compared.
+        cached_bytes: What was removed of the cache of fetched bytes (`StoreConfig.cache_bytes`).
     """
 
     freed_bytes: int = 0
@@ -154,6 +155,7 @@ class GcReport:
     plan: GcPlan | None = None
     waiting: tuple[Waiting, ...] = ()
     differences: tuple[str, ...] = ()
+    cached_bytes: int = 0
 
     @property
     def dropped(self) -> tuple[CheckpointInfo, ...]:
@@ -253,6 +255,8 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
     # Of what waits the line below says when it goes; that nothing else is unused is no news then.
     if not (report.freed_count or report.held or report.linked_elsewhere or report.waiting):
         yield printable(report.explanation)
+    if report.cached_bytes:
+        yield f"{'would remove' if report.dry_run else 'removed'} {size_text(report.cached_bytes)} of fetched bytes"
     if report.waiting:
         nbytes = sum(one.nbytes for one in report.waiting)
         yield (

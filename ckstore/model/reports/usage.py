@@ -94,6 +94,8 @@ class Usage:
         waiting_bytes: Blobs of dropped checkpoints alone, which `Store.undelete` can bring back; freed later.
         dead_bytes: The part of all packs that is dead, each pack once; see `CheckpointUsage`.
         saved_bytes: By how much compaction made blobs smaller: those that are encoded, and nowhere plain any more.
+        cached_bytes: What reads of checkpoints elsewhere fetched and the cache keeps, beside `disk_bytes`.
+        elsewhere_bytes: The part of `logical_bytes` in checkpoints of which bytes are at a remote alone.
     """
 
     runs: tuple[RunUsage, ...]
@@ -106,6 +108,8 @@ class Usage:
     waiting_bytes: int
     dead_bytes: int
     saved_bytes: int = 0
+    cached_bytes: int = 0
+    elsewhere_bytes: int = 0
 
     def __str__(self) -> str:
         return in_lines(self.checkpoints, summary(self))
@@ -117,6 +121,10 @@ def summary(usage: Usage) -> Iterator[str]:
     yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
     if usage.saved_bytes:
         yield f"{size_text(usage.saved_bytes)} more without compaction"
+    if usage.elsewhere_bytes:
+        yield f"{size_text(usage.elsewhere_bytes)} of these are elsewhere, at a remote"
+    if usage.cached_bytes:
+        yield f"{size_text(usage.cached_bytes)} more were fetched from there and are kept: ckstore gc removes them"
     if usage.shared_bytes:
         yield f"{size_text(usage.shared_bytes)} of it is in several checkpoints"
     if usage.unused_bytes:
@@ -168,11 +176,13 @@ class Use:
     Attributes:
         run, step: Which.
         names: The tensors and other values whose bytes are in it, all or a part.
+        remotes: Where the bytes are, if the checkpoint does not have them here.
     """
 
     run: str
     step: int
     names: tuple[str, ...]
+    remotes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -180,4 +190,5 @@ class Use:
         return f"{self.run}@{self.step}"
 
     def __str__(self) -> str:
-        return printable(f"{self.name}: {some_of([named(name) for name in self.names] or [DEAD_PART])}")
+        at = f" (elsewhere, at {' and '.join(self.remotes)})" if self.remotes else ""
+        return printable(f"{self.name}{at}: {some_of([named(name) for name in self.names] or [DEAD_PART])}")

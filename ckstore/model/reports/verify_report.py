@@ -137,6 +137,30 @@ class Unrepaired:
 
 @brief()
 @dataclass(frozen=True, slots=True)
+class Away:
+    """A checkpoint of which bytes are at remotes alone: they were not read, and nothing is known to be wrong with them.
+
+    Attributes:
+        run, step: Which.
+        remotes: Names of the remotes that have them.
+    """
+
+    run: str
+    step: int
+    remotes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The full ref of the checkpoint, ``RUN@STEP``."""
+        return f"{self.run}@{self.step}"
+
+    def __str__(self) -> str:
+        at = f", at {' and '.join(self.remotes)}" if self.remotes else ""
+        return printable(f"{self.name}  bytes of it are elsewhere{at}, and were not read")
+
+
+@brief()
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What `ckstore.Store.verify` found.
 
@@ -159,6 +183,7 @@ class VerifyReport:
         quarantined: Paths of the damaged blobs that were put aside.
         healable: Damaged blobs of which the store has a right copy: a repair heals them. Empty after a repair, of a
             quick verification, and of one with a budget, which do not look for it.
+        elsewhere: The checkpoints of which bytes are at a remote alone; those are compared when they are fetched.
     """
 
     checkpoint_count: int
@@ -178,6 +203,7 @@ class VerifyReport:
     unrepaired: tuple[Unrepaired, ...] = ()
     quarantined: tuple[str, ...] = ()
     healable: tuple[str, ...] = ()
+    elsewhere: tuple[Away, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -194,6 +220,7 @@ def details(report: VerifyReport) -> Iterator[tuple[str, str]]:
     yield from (("not repaired", str(one)) for one in report.unrepaired)
     yield from (("damaged", str(one)) for one in report.damage)
     yield from ((one.word, printable(one.what)) for one in report.findings)
+    yield from (("elsewhere", str(one)) for one in report.elsewhere)
     yield from (("", printable(f"moved aside: {path}")) for path in report.quarantined)
 
 

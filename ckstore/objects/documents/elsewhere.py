@@ -18,6 +18,7 @@ from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import ELSEWHERE, MANIFEST
 
 if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
     from ckstore.fs.locks import DirectoryLock
     from ckstore.objects.layout import Layout
 
@@ -35,6 +36,15 @@ def read_elsewhere(dir_fd: int) -> Elsewhere | None:
     except FileNotFoundError:
         return None
     return read(data, parse_elsewhere, ELSEWHERE)
+
+
+def holders_at(directory: Inside) -> tuple[str, ...]:
+    """Return the names of the remotes that have what a directory of a checkpoint lacks; none: it lacks nothing."""
+    try:
+        data = files.read_file(directory / ELSEWHERE, most_bytes=_MAX_BYTES)
+        return tuple(holder.name for holder in read(data, parse_elsewhere, ELSEWHERE).remotes)
+    except (FileNotFoundError, NotADirectoryError, PermissionError, CkstoreError):
+        return ()
 
 
 def may_lack(dir_fd: int) -> bool:

@@ -58,6 +58,7 @@ class Verifier:
         checked_bytes: Bytes that were read and compared.
         good, bad: The copies that were read, by what they turned out to be.
         missing: Blobs that a checkpoint needs and does not have.
+        away: The checkpoints of which blobs are at a remote alone.
         locked: The checkpoints that another process had locked for too long, so that they were not looked at.
         infos: What the manifest of each checkpoint says, and a number made of the blobs that it names.
     """
@@ -75,6 +76,7 @@ class Verifier:
         self.good: set[Unit] = set()
         self.bad: set[Unit] = set()
         self.missing: set[str] = set()
+        self.away: set[CheckpointKey] = set()
         self.infos: dict[CheckpointKey, tuple[CheckpointInfo, int]] = {}
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
@@ -234,7 +236,9 @@ class Verifier:
         blob = directory.manifest.stored[index]
         unit = unit_of(directory, blob)
         if unit is None and directory.is_elsewhere(blob.digest):
-            return index, Checked()  # neither damaged nor read: what is at a remote is compared when it is fetched
+            # Neither damaged nor read: what is at a remote is compared when it is fetched.
+            self.away.add((directory.manifest.run, directory.manifest.step))
+            return index, Checked()
         if unit is None:
             self.missing.add(blob.digest)
             return index, check_blob(directory, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick))

@@ -31,7 +31,7 @@ from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
-from ckstore.ops import events
+from ckstore.ops import events, fetched
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.gc_plan import differences, linked_elsewhere, plan_gc
@@ -93,6 +93,16 @@ def prune(
         warn(f"dropped {names}{more}; the space is not free yet, and the next gc frees it: {error}")
         report = GcReport()
     return replace(report, retention=done)
+
+
+def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcReport:
+    """See `ckstore.Store.gc`: `collect`, and the end of what was fetched."""
+    if dry_run:
+        report, cached_bytes = gc_dry(context, purge=purge), fetched.cached_bytes(context.layout)
+    else:
+        report = collect(context, exclusive=exclusive, purge=purge)
+        cached_bytes = fetched.clear(context.layout)
+    return replace(report, cached_bytes=cached_bytes)
 
 
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:

@@ -1,7 +1,7 @@
-"""Make room for a save that would not fit, by the policy that the store keeps for that; else say what would.
+"""Make room for a save that would not fit: let go of what the mirror has, then drop by the policy for that.
 
-Nothing is dropped unless it is enough, and no more than is enough, the oldest first; the rules of retention hold as
-ever: tags, pins, readers and the newest valid checkpoint of each run stay.
+Nothing goes unless it is enough, and no more than is enough, the oldest first; the rules of retention hold as ever:
+tags, pins, readers and the newest valid checkpoint of each run stay. If nothing helps, say what would.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
-from ckstore.objects import trash
-from ckstore.ops.config_file import MAKE_ROOM, UNDO_BY_HAND_S, policy_of, setting_of
+from ckstore.objects import reserve, trash
+from ckstore.ops import fetched
+from ckstore.ops.config_file import KEEP_LOCAL, MAKE_ROOM, MIRROR, UNDO_BY_HAND_S, policy_of, setting_of
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
-from ckstore.ops.free.retain import carry_out, plan_retention
+from ckstore.ops.free.retain import carry_out, plan_local, plan_retention
+from ckstore.ops.mirrored import behind
+from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
+    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
 _KEEP_LAST = (10, 3, 1)
@@ -33,22 +37,28 @@ _SHOWN = 5
 
 
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
-    """Free what a save lacks, where the policy of the store for that allows it; on a shared filesystem drop nothing.
+    """Free what a save lacks, by the mirror and the policy of the store for that; on a shared filesystem drop nothing.
 
-    To drop checkpoints with the blobs that it has `claimed` would not free those. Returned is what was dropped, in a
-    sentence.
+    To drop checkpoints with the blobs that it has `claimed` would not free those. Returned is what was done, a sentence
+    each.
 
     Raises:
         CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.
     """
-    # First what was dropped before: to be able to bring it back is worth less than this save, and than what is there.
+    # What was fetched can be fetched again.
+    fetched.clear(context.layout)
+    # Then what was dropped before: to be able to bring it back is worth less than this save, and than what is there.
     purge(context)
     policy = policy_of(context.layout, MAKE_ROOM)
-    if policy is None or context.measure(new).fits:
+    if context.measure(new).fits:
         return ()
     if context.shared:  # what is dropped now would be freed after the grace; what was dropped before may go
-        collect(context, settle=False)
+        if policy is not None:
+            collect(context, settle=False)
         return ()
+    evicted = _let_go(context, policy, new, claimed)
+    if policy is None or context.measure(new).fits:
+        return evicted
     dropped: list[str] = []
     for _ in range(_ROUNDS):  # a process may have opened what was to go
         missing = context.measure(new).missing
@@ -61,9 +71,51 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         dropped += [info.name for info in report.dropped]
         collect(context)
     if not dropped:
+        return evicted
+    return (*evicted, f"dropped {_some(dropped)} to make room for this save")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
+
+
+def _let_go(context: Context, policy: RetentionPolicy | None, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
+    """Let go of what the mirror has, if that is enough, or would be with what the policy drops; say what went."""
+    mirror = setting_of(context.layout, MIRROR)
+    if mirror is None or context.evict is None:
         return ()
-    more = f" and {len(dropped) - _SHOWN} more" if len(dropped) > _SHOWN else ""
-    return (f"dropped {', '.join(dropped[:_SHOWN])}{more} to make room for this save",)
+    stays = policy_of(context.layout, KEEP_LOCAL) or policy or RetentionPolicy(keep_last=1)
+    able = _oldest_first(plan_local(context, stays, mirror).dropped)
+    names = {entry.info.name for entry in able}
+    # Dropped as well, where that is not enough: those whose bytes are not let go yet.
+    others = [] if policy is None else _droppable(context, policy)
+    ways = [*able, *(entry for entry in others if entry.info.name not in names)]
+    freed = [_freed_by_gc(context), *_freed_by_each(context, ways, claimed)]
+    count = shortest(freed, context.measure(new).missing)
+    going = [entry.info for entry in able[: max(0, count - 1)]] if count is not None else []
+    if not going:
+        return ()
+    try:
+        with reserve.given_up(context.layout):  # on a full disk there is no space to say where they are
+            report = context.evict(going)
+    except CkstoreError as error:  # a mirror that is away must not keep the policy from making room
+        return (f"nothing was let go of that {mirror} has: {error.message}",)
+    collect(context)
+    if not report.evicted:
+        return ()
+    evicted = _some([info.name for info in report.evicted])
+    return (f"let go of the bytes of {evicted}, which {mirror} has, to make room for this save",)
+
+
+def _oldest_first(entries: Sequence[PlanEntry]) -> list[PlanEntry]:
+    return sorted(entries, key=lambda entry: entry.info.order)
+
+
+def _droppable(context: Context, policy: RetentionPolicy) -> list[PlanEntry]:
+    """Return what the policy drops, the oldest first; what has no bytes here frees none."""
+    planned = plan_retention(context, policy, urgent=True).dropped
+    return _oldest_first([entry for entry in planned if not entry.info.elsewhere])
 
 
 def purge(context: Context) -> bool:
@@ -81,17 +133,19 @@ def purge(context: Context) -> bool:
 def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed: Collection[str]) -> set[str] | None:
     """Return which checkpoints to drop, oldest first, so that gc frees what is missing; None: it cannot be enough."""
     by_gc = _freed_by_gc(context)
-    oldest_first = sorted(plan_retention(context, policy, urgent=True).dropped, key=lambda entry: entry.info.order)
+    oldest_first = _droppable(context, policy)
     count = shortest([by_gc, *_freed_by_each(context, oldest_first, claimed)], missing)
     return None if count is None else {entry.info.name for entry in oldest_first[: max(0, count - 1)]}
 
 
 def _freed_by_gc(context: Context) -> Amount:
     planned = plan_gc(context, purge=True)
-    return Amount(planned.freed_bytes, planned.freed_count)
+    return Amount(planned.freed_bytes + fetched.cached_bytes(context.layout), planned.freed_count)
 
 
-def _freed_by_each(context: Context, entries: Sequence[PlanEntry], claimed: Collection[str] = ()) -> list[Amount]:
+def _freed_by_each(
+    context: Context, entries: Sequence[PlanEntry] | Sequence[CheckpointInfo], claimed: Collection[str] = ()
+) -> list[Amount]:
     freed = []
     for blobs in freed_in_turn(context, ((entry.run, entry.step) for entry in entries)):
         sizes = [nbytes for digest, nbytes in blobs if digest not in claimed]
@@ -110,6 +164,12 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
         if not context.shared and (setting_of(context.layout, UNDO_BY_HAND_S) or trash.has_waiting(context.layout)):
             gc = "gc --now"
         ways = [Way(f"ckstore {gc}", by_gc)]
+        mirror = setting_of(context.layout, MIRROR)
+        if mirror is not None and not context.shared:
+            here = [info for info in infos(context) if not info.elsewhere]
+            lacking = {info.id for info in behind(context.layout, mirror, here)}
+            able = [info for info in here if info.id not in lacking]
+            ways.append(Way(f"ckstore evict --all --remote {mirror}", sum(_freed_by_each(context, able), by_gc)))
         for count in _KEEP_LAST:
             plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)  # it is only advice
             frees = sum(_freed_by_each(context, plan.dropped), by_gc)

@@ -25,7 +25,7 @@ from ckstore.ops.context import annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
-from ckstore.ops.mirrored import spared
+from ckstore.ops.mirrored import behind, not_yet, spared
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import in_order, infos, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
@@ -78,6 +78,19 @@ def plan_retention(
     looked_at = infos(context, run)
     history = _history(context, now, looked_at, rules, budget, urgent=urgent)
     return _plan(context, rules, now, history, sure=sure, budget=budget)
+
+
+def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> RetentionPlan:
+    """Say which checkpoints keep their bytes here, and why; of the others a remote was seen to have each.
+
+    Those without bytes here are not in it: they would take the places of those that a resume loads. No manifest is
+    read, since an eviction looks at each checkpoint itself (it cannot be carried out as a drop).
+    """
+    here = [info for info in infos(context) if not info.elsewhere]
+    history = _history(context, datetime.now(UTC), here, policy, urgent=True)
+    for info in behind(context.layout, remote, here):
+        history[info.name] = replace(history[info.name], wanted_by=not_yet(remote))
+    return _plan(context, policy, datetime.now(UTC), history, sure=False)
 
 
 def _refuse_no_policy(context: Context) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +22,9 @@ from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.ops.config_file import MIRROR, UNDO_BY_HAND_S, setting_of
+from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.ops import fetched
+from ckstore.ops.config_file import MIRROR, UNDO_BY_HAND_S, read_config, setting_of
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.mirrored import status_of
@@ -229,6 +232,18 @@ def _mirror(context: Context) -> Findings:
         yield contents.check_mirror(status)
 
 
+def _elsewhere(context: Context) -> Findings:
+    away = [context.layout.checkpoint(*info.key) for info in infos(context) if info.elsewhere]
+    counts = Counter(name for path in away for name in holders_at(path))
+    if counts:
+        known = read_config(context.layout).get("remotes") or {}
+        unknown = [name for name in counts if os.sep not in name and name not in known]
+        yield contents.check_elsewhere(counts, unknown)
+    kept_bytes = fetched.cached_bytes(context.layout)
+    if counts or kept_bytes:
+        yield contents.check_cache(kept_bytes, fetched.limit_bytes(context.layout, kept_bytes))
+
+
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:
     found += deleted_but_open(os.stat(context.layout.path).st_dev)
     yield contents.check_leaks(found)
@@ -251,4 +266,5 @@ _LOOKS: tuple[Look, ...] = (
     ("last readings", _readings),
     ("hash", _hashes),
     ("mirror", _mirror),
+    ("elsewhere", _elsewhere),
 )

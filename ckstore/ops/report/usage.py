@@ -17,6 +17,7 @@ from ckstore.objects.checkpoints import encoding_at, look
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import names_in, waiting_blobs
+from ckstore.ops.fetched import cached_bytes
 from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def usage(context: Context) -> Usage:
         waiting_bytes=waiting_bytes,
         dead_bytes=packs.total_dead_bytes(),
         saved_bytes=_saved_bytes(context),
+        cached_bytes=cached_bytes(context.layout),
+        elsewhere_bytes=sum(info.logical_bytes for info in listed if info.elsewhere),
     )
 
 

@@ -14,9 +14,12 @@ from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.objects.checkpoints import look
-from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
+from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ckstore.ops.context import Context
 
 # As for ids: fewer match by accident in a store of some thousand blobs.
@@ -40,7 +43,7 @@ def why(context: Context, digest: str) -> list[Use]:
         names = {name: None for listed in names_by_digest.values() for name in listed}
         if names_by_digest:
             order = (manifest[0].sequence, manifest[0].created, manifest[1])
-            found.append((order, Use(run, step, tuple(names))))
+            found.append((order, Use(run, step, tuple(names), _remotes(context, (run, step), names_by_digest))))
     digests.update(_unused(context, wanted, whole=whole))
     if len(digests) > 1:
         listed = ", ".join(sorted(digests)[:4])
@@ -80,7 +83,16 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
         place
         for place in _published(context)
         if peek.find(context.layout.checkpoint(*place) / BLOBS / digest) is not None
+        or peek.exists(context.layout.checkpoint(*place) / ELSEWHERE)
     ]
+
+
+def _remotes(context: Context, key: CheckpointKey, digests: Iterable[str]) -> tuple[str, ...]:
+    """Return which remotes have what a checkpoint uses; none if it has it here."""
+    folder = context.layout.checkpoint(*key)
+    if any(peek.exists(folder / BLOBS / digest) for digest in digests):
+        return ()
+    return holders_at(folder)
 
 
 def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Manifest, str] | None:

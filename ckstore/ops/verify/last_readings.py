@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.times import text_of_time
+from ckstore.objects.documents.elsewhere import holders_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,11 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
     if unread or oldest_ns is None:
         return info
     return replace(info, oldest_reading=text_of_time(datetime.fromtimestamp(oldest_ns / 1e9, UTC)))
+
+
+def with_remotes(context: Context, info: CheckpointInfo) -> CheckpointInfo:
+    """Return `info` with the names of the remotes that have what is elsewhere."""
+    return replace(info, remotes=holders_at(context.layout.checkpoint(*info.key))) if info.elsewhere else info
 
 
 def record_readings(context: Context, digests: Iterable[str], read_ns: int) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.verify_report import Damage, Mode, StoreFinding, VerifyReport
+from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding, VerifyReport
 from ckstore.model.times import text_of_time
+from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.objects.documents.verify_times import read_checked, remember_checked
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
@@ -173,6 +174,11 @@ class Verification:
             unrepaired=tuple(done.unrepaired),
             quarantined=tuple(done.quarantined),
             healable=healable,
+            elsewhere=tuple(
+                Away(*key, holders_at(self._context.layout.checkpoint(*key)))
+                for key in self._in_order()
+                if key in checker.away
+            ),
         )
 
     # ------------------------------------------------------------------------------------- what is read

@@ -12,6 +12,7 @@ from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys, record
+from ckstore.remote.asking import ask, is_asked
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.condemned import read_condemned
 from ckstore.remote.objects import Remote
@@ -81,8 +82,10 @@ class _OfObjects(_Reader):
         self._context, self._remote = context, remote
         self._record = record.read_record(context.layout, remote.name)
         self._source = ObjectSource(remote.objects, remote.name)
-        # Listed once, at the beginning: what is not there by then is not relied on.
-        self._listed: dict[str, Listed] = {listed.key: listed for listed in remote.objects.list(keys.BLOBS)}
+        # Asked for, or listed once: what is not there by then is not relied on.
+        self._listed: dict[str, Listed] = {}
+        self._asked_count = 0
+        self._has_all = False
         self._condemned = read_condemned(remote.objects)
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
@@ -90,6 +93,8 @@ class _OfObjects(_Reader):
         there = read_manifest(self._source, place, self._context.layout.hash_prefix)
         if there is None or objects.head(place.dropped) is not None:
             return f"{name} does not have it"
+        needed = {file.digest for blob in blobs for file in _files_of(blob, there.encoding)}
+        self._look([keys.blob(str(self._condemned.name(digest))) for digest in sorted(needed)])
         unknown = []
         for blob in blobs:
             # Of one that is encoded there, all that it is decoded with.
@@ -107,6 +112,17 @@ class _OfObjects(_Reader):
             for file in {file for blob in unknown for file in _files_of(blob, there.encoding)}:
                 self._record.blobs[file.digest] = record.seen(self._current(file.digest), "read")
         return ""
+
+    def _look(self, wanted: Sequence[str]) -> None:
+        """Know what the remote lists of some keys."""
+        new = [] if self._has_all else [key for key in wanted if key not in self._listed]
+        self._asked_count += len(new)
+        if is_asked(self._asked_count, self._record.blob_count):
+            self._listed.update(ask(self._remote.objects, new))
+        elif new:
+            self._listed = {listed.key: listed for listed in self._remote.objects.list(keys.BLOBS)}
+            self._record.blob_count = len(self._listed)
+            self._has_all = True
 
     def _current(self, digest: str) -> Listed:
         return self._listed[keys.blob(str(self._condemned.name(digest)))]

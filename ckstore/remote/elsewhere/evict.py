@@ -8,9 +8,11 @@ any two of these leaves a checkpoint that reads as before.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse, RemoteError
@@ -26,6 +28,7 @@ from ckstore.objects.checkpoints import id_at, judge_blobs
 from ckstore.objects.documents import atomic_file, marks
 from ckstore.objects.documents.elsewhere import touch, write_elsewhere
 from ckstore.objects.layout import BLOBS
+from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
@@ -49,9 +52,22 @@ _SETTINGS_MOST_BYTES = 2**20
 
 
 def evict(
-    context: Context, infos: Sequence[CheckpointInfo], remote: Remote | OtherStore, *, dry_run: bool = False
+    context: Context,
+    infos: Sequence[CheckpointInfo],
+    remote: Remote | OtherStore,
+    *,
+    dry_run: bool = False,
+    why: Mapping[str, str] = MappingProxyType({}),
 ) -> EvictReport:
-    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`."""
+    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`.
+
+    Args:
+        context: The store.
+        infos: Which.
+        remote: Where they are.
+        dry_run: Change nothing.
+        why: Names of checkpoints -> why they go, for the journal; by hand, if it is not said.
+    """
     if not dry_run:
         context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)
@@ -64,8 +80,11 @@ def evict(
             problem = _try_one(context, info, remote, holder, attest, digests, dry_run=dry_run)
             if problem:
                 skipped.append(Skipped(info, problem))
-            else:
-                evicted.append(info)
+                continue
+            evicted.append(info)
+            if not dry_run:
+                reason = why.get(info.name, "by hand")
+                note(context, "evicted", info.key, id=info.id, why=f"{remote.name} has it; {reason}")
     finally:
         # Also after an error: what was read back once need not be read again.
         if not dry_run:

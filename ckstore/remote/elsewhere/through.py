@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BytesElsewhere, CkstoreError, RemoteError
 from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
 from ckstore.remote.reach import near, reach, source_of, uuid_of
 
@@ -26,17 +27,29 @@ class Through:
         self._context = context
         self._sources: dict[Holder, Source] = {}
         self._mutex = threading.Lock()
+        self._fetched = Fetched(context)
 
-    def __call__(
-        self, directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, old: OldPiece | None
+    def __call__(  # noqa: PLR0917 - the form of `Context.fetch`
+        self,
+        directory: CheckpointDirectory,
+        blob: BlobRecord,
+        offset: int,
+        into: memoryview,
+        old: OldPiece | None,
+        again: bool,  # noqa: FBT001 - the form of `Context.fetch`
     ) -> int | None:
         """Fill memory with a range of a blob of an open checkpoint; return how many bytes came.
 
-        With `old`, which is what is in that memory, only the difference is read; None: there is none.
+        With `old`, which is what is in that memory, only the difference is read; None: there is none. `again`: what
+        came before was wrong.
 
         Raises:
             BytesElsewhere: No remote that should have it does, or none can be reached.
         """
+        if again:
+            self._fetched.forget(blob.digest, offset, len(into))
+        elif old is None and self._fetched.read_into(blob.digest, offset, into):
+            return 0
         manifest = directory.manifest
         place = Place(manifest.run, manifest.step, directory.manifest_id)
         document = read_elsewhere(directory.lock.fd)
@@ -49,6 +62,8 @@ class Through:
                 else:
                     came = source.read_into(place, blob.digest, offset, into)
                 if came is not None:
+                    if old is None:
+                        self._fetched.keep(blob.digest, offset, into)
                     return came
                 problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:

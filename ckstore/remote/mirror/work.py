@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, NoSuchRef
-from ckstore.ops.config_file import MIRROR, MIRROR_BYTES_S, setting_of
+from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.mirrored import add_mirrored, behind
 from ckstore.ops.refs.listing import infos
-from ckstore.remote import transfer
+from ckstore.remote import keys, transfer
+from ckstore.remote.asking import ask, is_asked
+from ckstore.remote.elsewhere.keep_local import keep_local
 from ckstore.remote.objects import Remote
+from ckstore.remote.pruning.keep_remote import KeepRemote
+from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import reach, source_of
+from ckstore.remote.reach import OtherStore, reach, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
+    from ckstore.model.settings.retention_plan import Candidate
     from ckstore.ops.context import Context
     from ckstore.remote.choice import TransferOptions
+    from ckstore.remote.keys import Place
+
+
+# Each look at all that is there costs a listing: with one after each push it would cost more than the push.
+_PRUNE_PAUSE_S = 600.0
 
 
 class Mirror:
@@ -44,6 +55,9 @@ class Mirror:
         self._progress = progress
         # How often each could not be pushed: one that is damaged here must not keep the others back.
         self._failures: Counter[str] = Counter()
+        self._known: dict[Place, Candidate] = {}
+        self._asked: set[str] = set()
+        self._prune_again_s = 0.0
 
     @property
     def name(self) -> str | None:
@@ -68,19 +82,49 @@ class Mirror:
         if name is None or not todo:
             return False
         there = reach(self._context, name, writing=True)
-        known = {*source_of(there).places()}
-        # Another process may have pushed it, or this one before its end; also those that the user removed there.
-        done = [info for info in todo if place_of(info) in known or self._was_removed(there, info)]
+        done = self._settled(there, todo)
         if done:
             self._note(name, done)
         rest = [info for info in todo if info not in done]
         # One at a time: what is saved meanwhile comes next, before what is older.
         if rest:
             self._push(name, rest[0])
+            keep_local(self._context)
         return True
 
-    def _was_removed(self, there: object, info: CheckpointInfo) -> bool:
-        return isinstance(there, Remote) and there.objects.head(place_of(info).dropped) is not None
+    def tidy(self) -> None:
+        """Do what the two policies of the mirror say, if it is time to; to be called when nothing is left to push.
+
+        Raises:
+            CkstoreError: The mirror did not answer; another call tries again.
+        """
+        name, policy = self.name, policy_of(self._context.layout, KEEP_REMOTE)
+        if name is None or time.monotonic() < self._prune_again_s:
+            return
+        keep_local(self._context)
+        if policy is not None:
+            there = reach(self._context, name, writing=True)
+            KeepRemote(self._context, there, policy, self._known).apply()
+            if isinstance(there, Remote) and there.cas:
+                prune(there, self._context.algorithm, grace_s=GRACE_S)
+        self._prune_again_s = time.monotonic() + _PRUNE_PAUSE_S
+
+    def _settled(self, there: Remote | OtherStore, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
+        """Return which need no push: another process pushed it, or this one before its end, or it was removed there."""
+        if not isinstance(there, Remote):
+            known = {*source_of(there).places()}
+            return [info for info in todo if place_of(info) in known]
+        # Each is asked for once, and the one that goes next once more: nothing else pushes what is saved here.
+        new = [info for info in todo if info.id not in self._asked]
+        new = new or todo[:1]
+        self._asked.update(info.id for info in new)
+        places = {info.id: place_of(info) for info in new}
+        wanted = {key for place in places.values() for key in (place.manifest, place.dropped)}
+        if is_asked(len(wanted), len(self._asked)):
+            found = {*ask(there.objects, wanted)}
+        else:
+            found = wanted & {listed.key for listed in there.objects.list(keys.CHECKPOINTS)}
+        return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
     def _push(self, name: str, info: CheckpointInfo) -> None:
         context = self._context
@@ -88,7 +132,7 @@ class Mirror:
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
-            report = transfer.push(context, [info], name, options)
+            report = transfer.push(context, [info], name, options, lacks_all=True)
         except NoSuchRef:  # it was dropped meanwhile
             return
         except CkstoreError:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
     from ckstore.remote.objects import Listed, Objects, Remote
 
+GRACE_S = 86_400.0
 # Longer than a request lives at any service, so that a usual call needs no second look at what it condemned itself.
 LEAST_GRACE_S = 60.0
 _PROBES_S = 86_400.0

@@ -25,6 +25,10 @@ from ckstore.saver.server.job import carry_out
 from ckstore.saver.server.report import Reporter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.reports.evict_report import EvictReport
     from ckstore.ops.context import Context
 
 
@@ -78,9 +82,16 @@ def _open(opening: Open, reporter: Reporter) -> Context:
         raise _as_error(error, "opening the store") from error
     context.watch = reporter
     context.saved = partial(_saved, context, catalog_path)
+    context.evict = partial(_evict, context)
     for note in notes:
         print(note, file=sys.stderr)  # noqa: T201 - the trainer has it as the last lines of its saver
     return context
+
+
+def _evict(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
+    from ckstore.remote.elsewhere.keep_local import evict_mirrored
+
+    return evict_mirrored(context, infos)
 
 
 def _saved(context: Context, catalog_path: Path | None) -> None:

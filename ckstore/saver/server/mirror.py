@@ -81,6 +81,7 @@ def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGE
             if mirror.step():
                 pause_s, done_at = _FIRST_PAUSE_S, time.monotonic()
                 continue
+            mirror.tidy()
         except (CkstoreError, OSError) as error:
             _tell(context, mirror, error)
             page.at("waiting")

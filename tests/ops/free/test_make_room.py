@@ -16,6 +16,9 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace
 from ckstore.ops.free import make_room
 from ckstore.ops.free.retain import carry_out
+from ckstore.remote.mirror.work import Mirror
+from ckstore.saver import mirror as starting
+from ckstore.store import context_of
 from tests.support.filling import empty, free_bytes, leave_bytes, leave_inodes, prepare
 from tests.support.loopfs import loop_filesystem
 from tests.support.stores import check_store
@@ -248,3 +251,61 @@ def test_the_settings_are_kept_and_taken_back(store: Store) -> None:
     (store.path / "config.json").write_text('{"format": "ckstore-config", "read_back": 1, "version": 1}')
     with pytest.raises(BadInput, match="read_back"):
         _ = again.config.read_back
+
+
+@pytest.fixture
+def mirrored_store(small_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Return the store with a mirror on another filesystem that has all but its newest checkpoint."""
+    monkeypatch.setattr(starting, "start", lambda *_: None)
+    Store.init(tmp_path / "m", chunk_bytes=MIB)
+    small_store.remotes.add("cold", tmp_path / "m")
+    small_store.config.mirror = "cold"
+    mirror = Mirror(context_of(small_store))
+    while mirror.step():
+        pass
+    small_store.save(state(7), step=7, run="b")
+    return small_store
+
+
+def test_what_the_mirror_has_is_let_go_before_anything_is_dropped(mirrored_store: Store, mount: Path) -> None:
+    store = mirrored_store
+    store.config.make_room = RetentionPolicy(keep_last=1)
+    leave_bytes(mount, 2 * MIB)
+    before = names(store)
+
+    info = Store.open(store.path).save(state(9, mib=4), run="c")
+
+    assert info.warnings == ("let go of the bytes of b@0, which cold has, to make room for this save",)
+    assert names(store) == [*before, "c@0"]
+    assert [one.name for one in store.checkpoints() if one.elsewhere] == ["b@0"]
+    assert np.array_equal(store.load("b@0")["w"], state(0)["w"])
+    assert store.verify().ok
+
+
+def test_what_is_not_enough_is_dropped_as_well_and_nothing_goes_in_vain(mirrored_store: Store, mount: Path) -> None:
+    store = mirrored_store
+    leave_bytes(mount, 2 * MIB)
+    before = names(store)
+
+    with pytest.raises(InsufficientSpace, match="ckstore evict --all --remote cold would free"):
+        store.save(state(9, mib=20), run="c")
+    assert not any(info.elsewhere for info in store.checkpoints())
+
+    # b@7 is not at the mirror, and the policy keeps nothing of the run b but its newest whole one.
+    info = store.save(state(9, mib=13), run="c")
+    assert "let go of the bytes of b@0, a@1, b@2, b@3" in info.warnings[0]
+    assert names(store) == [*before, "c@0"]
+
+
+def test_a_mirror_that_is_away_keeps_nothing_from_making_room(
+    mirrored_store: Store, mount: Path, tmp_path: Path
+) -> None:
+    store = mirrored_store
+    store.config.make_room = RetentionPolicy(keep_last=1)
+    leave_bytes(mount, 2 * MIB)
+    (tmp_path / "m").rename(tmp_path / "away")
+
+    info = store.save(state(9, mib=4), run="c")
+
+    assert "nothing was let go of that cold has" in info.warnings[0]
+    assert info.warnings[1] == "dropped b@0 to make room for this save"

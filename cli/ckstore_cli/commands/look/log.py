@@ -151,4 +151,5 @@ def _about(info: CheckpointInfo) -> list[str]:
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     damaged = "DAMAGED" if info.damaged else ""
-    return [part for part in (damaged, metrics_text(info.metrics), tags, printable(message)) if part]
+    elsewhere = "elsewhere" if info.elsewhere else ""
+    return [part for part in (damaged, elsewhere, metrics_text(info.metrics), tags, printable(message)) if part]

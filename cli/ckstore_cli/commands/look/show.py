@@ -59,6 +59,7 @@ def show(frame: Frame, ref: str) -> None:
             "directory": str(directory),
             "file_count": file_count,
             "oldest_reading": info.oldest_reading or None,
+            "remotes": info.remotes,
             **kept,
         }
     )
@@ -116,6 +117,9 @@ def _lines(
     yield "directory", printable(str(directory))
     if info.damaged:
         yield "damaged", f"YES: ckstore verify {info.name} says what, and --repair heals what has a right copy"
+    if info.elsewhere:
+        at = f"at {' and '.join(info.remotes)}" if info.remotes else "at a remote"
+        yield "elsewhere", printable(f"{at}: reads fetch its bytes, ckstore pull brings them back")
     if not info.durable:
         yield "durable", "NO: the filesystem of the store may lose it in a power cut"
 

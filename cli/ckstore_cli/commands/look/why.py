@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckstore.model.reports.usage import DEAD_PART
-from ckstore.model.words import named
+from ckstore.model.reports.usage import DEAD_PART, Use
+from ckstore.model.words import named, printable
 from ckstore_cli._format import columns_with_names
 from ckstore_cli._frame import Frame, framed
 
@@ -37,5 +37,10 @@ def why(frame: Frame, blob: str) -> None:
     if not uses:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return
-    rows = [(use.name, named(name)) for use in uses for name in use.names or (DEAD_PART,)]
+    rows = [(_where(use), named(name)) for use in uses for name in use.names or (DEAD_PART,)]
     out.table(columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width))
+
+
+def _where(use: Use) -> str:
+    """Return the checkpoint, and the remotes that have the bytes if they are not here."""
+    return printable(f"{use.name} (elsewhere, at {' and '.join(use.remotes)})") if use.remotes else use.name

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckstore.model.words import printable
+from ckstore.model.reports.evict_report import details, summary
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
 from ckstore_cli._refs import complete_ref
 from ckstore_cli._transfer import choice_options
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
 @choice_options
+@click.option("--rule", is_flag=True, help="Those that ckstore config keep-local does not keep here.")
 @store_option
 @json_option
 @pass_frame
 def evict(
     frame: Frame,
     refs: tuple[str, ...],
+    rule: bool,  # noqa: FBT001 - click's
     remote: str | None,
     dry_run: bool,  # noqa: FBT001 - click's
     **options: Unpack[ChoiceOptions],
@@ -38,6 +40,7 @@ def evict(
     Example:
       ckstore evict main@1000 main@2000
       ckstore evict --run sweep-7 --remote cold --dry-run
+      ckstore evict --rule --dry-run
 
     \b
     Exit status:
@@ -48,7 +51,7 @@ def evict(
     """
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:
-        report = store.evict(refs or None, remote, dry_run=dry_run, **options)
+        report = store.evict(refs or None, remote, rule=rule, dry_run=dry_run, **options)
     out.document(report)
-    for line in str(report).splitlines():
-        out.line(printable(line))
+    for line in (*details(report), summary(report)):
+        out.line(line)

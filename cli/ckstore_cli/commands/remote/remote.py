@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.words import printable
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._retention import print_plan
 
 if TYPE_CHECKING:
     from ckstore.remote.service.entries import RemoteEntry
@@ -135,6 +137,8 @@ def probe(frame: Frame, name: str) -> None:
 def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -> None:  # noqa: FBT001
     """Remove from the remote NAME the blobs that nothing names.
 
+    Of the mirror, the checkpoints that ckstore config keep-remote does not keep
+    are removed first.
     What is found so is condemned, and removed by a later call when the grace is
     over. Pushes may go on meanwhile where the service compares the version of an
     object before it writes; else say with --exclusive that there are none.
@@ -156,6 +160,10 @@ def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -
     with frame.reading() if dry_run else frame.writing() as store:
         report = store.remotes.prune(name, dry_run=dry_run, exclusive=exclusive, grace=grace)
     out.document(report)
+    if report.retention is not None:
+        print_plan(out, report.retention.plan.entries)
+        for skipped in report.retention.skipped:
+            out.warning(printable(str(skipped)))
     out.line(str(report))
 
 

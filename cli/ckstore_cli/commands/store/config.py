@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
-COMPACT, DELTAS = "compact", "push-deltas"
-_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS, MIRROR, DELTAS, COMPACT]
+KEEP_LOCAL, KEEP_REMOTE, CACHE, DELTAS, COMPACT = "keep-local", "keep-remote", "cache", "push-deltas", "compact"
 _ATTRIBUTES = {
     RETENTION: "retention",
     BUDGET: "budget",
@@ -34,9 +33,14 @@ _ATTRIBUTES = {
     SHARED: "shared",
     THREADS: "threads",
     MIRROR: "mirror",
+    KEEP_LOCAL: "keep_local",
+    KEEP_REMOTE: "keep_remote",
+    CACHE: "cache_bytes",
     COMPACT: "compact_after",
     DELTAS: "push_deltas",
 }
+_SETTINGS = [*_ATTRIBUTES]
+_POLICIES = (RETENTION, MAKE_ROOM, KEEP_LOCAL, KEEP_REMOTE)
 _MIRROR_MORE = ("mirror_age_s", "mirror_bytes_s", "mirror_keep")
 _COMPACT_MORE = ("compact_share", "compact_keep")
 _COMPACT_HOW = "ckstore config compact --time 12h --share 0.1 --count 3"
@@ -50,6 +54,7 @@ _GRACE_HOW = "ckstore config grace --time 2h"
 # A rule drops with each save, and what it dropped takes space; a person finds a mistake on the next day.
 _BY_HAND_S, _BY_RULE_S = 86400.0, 3600.0
 _BUDGET_HOW = "ckstore config budget --max-bytes 2TB --low-bytes 1.8TB"
+_CACHE_HOW = "ckstore config cache --max-bytes 100GB"
 _SHARED_HOW = "ckstore config shared --on"
 _THREADS_HOW = "ckstore config threads --count 8"
 
@@ -65,7 +70,9 @@ _THREADS_HOW = "ckstore config threads --count 8"
 @click.option(
     "--share", type=float, help="For recheck: share of a state to read again, from 0 to 1; for compact: of a processor."
 )
-@click.option("--auto", "unset", is_flag=True, help="For shared and threads: as the filesystem, or the machine, is.")
+@click.option(
+    "--auto", "unset", is_flag=True, help="For shared, threads, cache: as the filesystem, or the machine, is."
+)
 @click.option("--count", type=int, metavar="N", help="For threads: how many. For mirror and compact: how many stay.")
 @click.option(
     "--time",
@@ -104,9 +111,11 @@ def config(  # noqa: PLR0917 - one for each option
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
     threads: how many a save, a load or a verification uses. mirror: the remote
-    NAME that gets every checkpoint after it is durable here. push-deltas: whether
-    pushes to object storage send differences to what is there. compact: how old a
-    checkpoint is before it is compacted by itself.
+    NAME that gets every checkpoint after it is durable here. keep-local: which
+    checkpoints keep their bytes here once the mirror has them. keep-remote: which
+    the mirror keeps. cache: how many bytes that were fetched are kept here.
+    push-deltas: whether pushes to object storage send differences to what is there.
+    compact: how old a checkpoint is before it is compacted by itself.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -123,6 +132,9 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config shared --on
       ckstore config threads --count 8
       ckstore config mirror cold --time 10m --bwlimit 200MB
+      ckstore config keep-local --keep-last 3
+      ckstore config keep-remote --keep-last 50 --keep-every 10000
+      ckstore config cache --max-bytes 100GB
       ckstore config compact --time 12h --share 0.1 --count 3
       ckstore config push-deltas --on
       ckstore config retention --off
@@ -145,6 +157,8 @@ def config(  # noqa: PLR0917 - one for each option
     _check(setting, policy, wanted, share, wait)
     if setting == BUDGET and (budget is None) != (wanted is False):
         raise BadInput(f"{BUDGET} needs --max-bytes, or --off", hint=_BUDGET_HOW)
+    if setting == CACHE and [budget is not None, wanted is False, unset].count(True) != 1:
+        raise BadInput(f"{CACHE} needs --max-bytes, --auto or --off", hint=_CACHE_HOW)
     grace_s = None if wait is None else duration_s(wait, "--time")
     undo_s = (_BY_HAND_S if wanted else 0) if wait is None else grace_s
     out = frame.output()
@@ -160,6 +174,9 @@ def config(  # noqa: PLR0917 - one for each option
                 RETENTION: policy,
                 BUDGET: budget,
                 MAKE_ROOM: policy,
+                KEEP_LOCAL: policy,
+                KEEP_REMOTE: policy,
+                CACHE: 0 if wanted is False else None if budget is None else budget.most,
                 READ_BACK: bool(wanted),
                 DELTAS: bool(wanted),
                 RECHECK: 0 if wanted is False else share,
@@ -198,6 +215,9 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
     out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
     out.line(f"{MIRROR}  {_mirror_words(found)}")
+    out.line(f"{KEEP_LOCAL}  {options_of(found['keep_local']) or 'off: checkpoints keep their bytes here'}")
+    out.line(f"{KEEP_REMOTE}  {options_of(found['keep_remote']) or 'off: the mirror keeps every checkpoint'}")
+    out.line(f"{CACHE}  {_cache_words(found['cache_bytes'])}")
     out.line(f"{DELTAS}  {'on' if found['push_deltas'] else 'off'}")
     after, more = found["compact_after"], f"--share {found['compact_share']:g} --count {found['compact_keep']}"
     out.line(f"{COMPACT}  {'off: ckstore compact does it' if after is None else f'--time {after} {more}'}")
@@ -222,7 +242,7 @@ def _check(
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
     if setting not in (GRACE, UNDO) and wait is not None:
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
-    if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
+    if setting in _POLICIES and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
     if setting in (READ_BACK, DELTAS) and (policy is not None or wanted is None):
         raise BadInput(f"{setting} is either --on or --off", hint=f"ckstore config {setting} --on")
@@ -286,12 +306,12 @@ def _mirror_words(found: Mapping[str, Any]) -> str:
 
 def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:
     """Return what --max-bytes and --low-bytes say of a budget of the whole store; None: they do not say one."""
-    if setting != BUDGET or rules["max_bytes"] is None:
+    if setting not in (BUDGET, CACHE) or rules["max_bytes"] is None:
         return None
     from ckstore.model.settings.retention import Budget
 
     if any(value not in (None, ()) for name, value in rules.items() if not name.endswith("_bytes")):
-        raise BadInput(f"{BUDGET} has no rules but --max-bytes and --low-bytes", hint=_BUDGET_HOW)
+        raise BadInput(f"{setting} has no rules but --max-bytes and --low-bytes", hint=_BUDGET_HOW)
     return Budget(rules["max_bytes"], rules["low_bytes"])
 
 
@@ -302,10 +322,16 @@ def _budget_words(budget: Budget | None) -> str:
     return f"--max-bytes {budget.most}{low}"
 
 
+def _cache_words(cache_bytes: int | None) -> str:
+    if cache_bytes is None:
+        return "a tenth of the disk"
+    return f"--max-bytes {cache_bytes}" if cache_bytes else "off: what is fetched is not kept"
+
+
 def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001 - click's
     """Raise where --auto does not belong to the setting, or is not alone."""
-    if unset and setting not in (SHARED, THREADS):
-        raise BadInput("only shared and threads have --auto", hint=_SHARED_HOW)
+    if unset and setting not in (SHARED, THREADS, CACHE):
+        raise BadInput("only shared, threads and cache have --auto", hint=_SHARED_HOW)
     if setting == SHARED and (wanted is None) != unset:
         raise BadInput(f"{setting} is --on, --off or --auto", hint=_SHARED_HOW)
 

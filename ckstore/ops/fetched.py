@@ -1,0 +1,174 @@
+"""Bytes that reads of evicted checkpoints fetched, kept for the next: ``remotes/.cache/``. Source: docs/format/v1.md.
+
+Each file has one range of a blob. Nothing relies on them: who reads compares them as if they came from the remote, and
+any process may remove them at any time. Nothing of a checkpoint that is whole here lies there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import files, links, peek
+from ckstore.model.digest import is_digest
+from ckstore.ops.config_file import CACHE_BYTES, setting_of
+from ckstore.ops.mirrored import FOLDER
+
+if TYPE_CHECKING:
+    from ckstore.fs.inside import Inside
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
+
+NAME = ".cache"  # no remote can have a name that begins with a point
+_RANGE = re.compile(r"([a-z0-9]+-[0-9a-f]+)\.([0-9]{1,12})\.([0-9]{1,12})\Z")
+_DISK_SHARE = 10
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+# Trimmed further than needed, so that not each range that is kept looks at all of them.
+_TRIMMED_TO = 0.9
+
+
+class _Range(NamedTuple):
+    start: int
+    stop: int
+    name: str
+
+
+def folder(layout: Layout) -> Inside:
+    """Return the directory of the cache."""
+    return layout.root / FOLDER / NAME
+
+
+def cached_bytes(layout: Layout) -> int:
+    """Return how many fetched bytes are kept."""
+    return sum(status.st_size for _, status in peek.statuses(folder(layout)))
+
+
+def limit_bytes(layout: Layout, kept_bytes: int) -> int:
+    """Return how many may be kept: as the setting says, else a tenth of the disk, and never half of what is free."""
+    wanted = setting_of(layout, CACHE_BYTES)
+    room = peek.free_space(layout.path)
+    share = room.total_bytes // _DISK_SHARE if wanted is None else wanted
+    return min(share, (room.free_bytes + kept_bytes) // 2)
+
+
+def clear(layout: Layout) -> int:
+    """Remove all of it, as far as this process may; return how many bytes went."""
+    gone = 0
+    for name, status in peek.statuses(folder(layout)):
+        with suppress(OSError):
+            links.unlink(folder(layout) / name)
+            gone += status.st_size
+    return gone
+
+
+class Fetched:
+    """The cache as one open store uses it; several threads may call it. It raises nothing: bytes are fetched instead.
+
+    Args:
+        context: The store; one that is only read takes from the cache, and adds nothing.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._layout = context.layout
+        self._is_kept = not context.readonly
+        self._folder = folder(context.layout)
+        self._mutex = threading.Lock()
+        self._ranges: dict[str, list[_Range]] | None = None
+        self._nbytes = 0
+
+    def read_into(self, digest: str, offset: int, into: memoryview) -> bool:
+        """Fill memory with a range of a blob; False: it is not kept. Nothing is verified."""
+        with self._mutex:
+            found = self._find(digest, offset, offset + len(into))
+        if found is None:
+            return False
+        try:
+            with files.opened_regular(self._folder / found.name) as fd:
+                files.read_into(fd, offset - found.start, into, found.name)
+                with suppress(OSError):  # another user's, or a mount for reading only
+                    os.utime(fd)  # used last, so removed last
+        except (CkstoreError, OSError):  # it was removed, or rotted
+            self.forget(digest, offset, len(into))
+            return False
+        return True
+
+    def keep(self, digest: str, offset: int, data: memoryview) -> None:
+        """Keep a range that was fetched, and remove those that were used longest ago where there are too many."""
+        if not self._is_kept or not data:
+            return
+        with suppress(CkstoreError, OSError), self._mutex:
+            if self._find(digest, offset, offset + len(data)) is not None or not self._make_room(len(data)):
+                return
+            links.make_directory(self._folder.parent)
+            links.make_directory(self._folder)
+            name = f"{digest}.{offset}.{len(data)}"
+            # Whole under its name, or not there: another process may read it at once. Not durable: it is fetched again.
+            half = self._folder / f".{os.getpid()}-{threading.get_ident()}"
+            try:
+                with files.opened(half, _CREATE) as fd:
+                    files.write_all(fd, data)
+                links.rename(half, self._folder / name)
+            except OSError:
+                with suppress(OSError):
+                    links.unlink(half)
+                raise
+            self._enter(name, len(data))
+
+    def forget(self, digest: str, offset: int, nbytes: int) -> None:
+        """Remove what is kept of a range: its bytes were found to be wrong."""
+        with self._mutex:
+            ranges = self._index().get(digest, [])
+            for one in [one for one in ranges if one.start < offset + nbytes and offset < one.stop]:
+                ranges.remove(one)
+                self._nbytes -= one.stop - one.start
+                with suppress(OSError):
+                    links.unlink(self._folder / one.name)
+
+    def _find(self, digest: str, start: int, stop: int) -> _Range | None:
+        fits = (one for one in self._index().get(digest, ()) if one.start <= start and stop <= one.stop)
+        return next(fits, None)
+
+    def _index(self) -> dict[str, list[_Range]]:
+        if self._ranges is None:
+            self._look()
+        return self._ranges or {}
+
+    def _look(self) -> list[tuple[int, str, int]]:
+        """Look at what is kept now; return the times of last use, names and sizes."""
+        self._ranges, self._nbytes = {}, 0
+        found = []
+        for name, status in peek.statuses(self._folder):
+            self._enter(name, status.st_size)
+            found.append((status.st_mtime_ns, name, status.st_size))
+        return found
+
+    def _enter(self, name: str, nbytes: int) -> None:
+        self._nbytes += nbytes
+        match = _RANGE.match(name)
+        if match is None or not is_digest(match[1]) or int(match[3]) != nbytes:
+            return  # a half one of a process that was killed: it goes when it is the oldest
+        ranges = self._ranges if self._ranges is not None else {}
+        ranges.setdefault(match[1], []).append(_Range(int(match[2]), int(match[2]) + nbytes, name))
+        self._ranges = ranges
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Whether so many bytes more may be kept, after the removal of others."""
+        self._index()
+        most = limit_bytes(self._layout, self._nbytes)
+        if nbytes > most:
+            return False
+        if self._nbytes + nbytes <= most:
+            return True
+        # Looked at again: other processes add, remove and use ranges as well.
+        for _, name, size in sorted(self._look()):
+            if self._nbytes + nbytes <= _TRIMMED_TO * most:
+                break
+            with suppress(FileNotFoundError):
+                links.unlink(self._folder / name)
+            self._nbytes -= size
+        self._look()
+        return self._nbytes + nbytes <= most

@@ -1,0 +1,36 @@
+"""What a remote lists of some keys: one question each, or a listing of all, whichever takes fewer requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.ops.call_threads import for_each
+from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.objects import THREADS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ckstore.remote.objects import Listed, Objects
+
+# Asking for so many names costs about as much as a page of a listing.
+PAGE_ASKS = 12
+_PAGE_KEYS = 1000
+
+
+def is_asked(count: int, there_count: int) -> bool:
+    """Whether so many keys are asked for one by one, where a listing has about `there_count`."""
+    return count <= PAGE_ASKS * (1 + there_count // _PAGE_KEYS)
+
+
+def ask(objects: Objects, names: Collection[str]) -> dict[str, Listed]:
+    """Return what a remote says of each of some keys; those that are missing are left out."""
+    found: dict[str, Listed] = {}
+
+    def look(key: str) -> None:
+        listed = objects.head(key)
+        if listed is not None:
+            found[key] = listed
+
+    for_each(look, names, threads=THREADS, stopping=MemoryBudget().ending(objects.close))
+    return found

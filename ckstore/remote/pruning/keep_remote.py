@@ -1,0 +1,204 @@
+"""Which checkpoints the mirror keeps: `keep_remote`, for the runs that this store has.
+
+What goes is dropped here first where the store only lists it, and then there: a checkpoint without bytes anywhere must
+not stay listed. What the store has whole stays whole, whatever becomes of it at the mirror.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckstore.errors import InUse, NoSuchRef
+from ckstore.fs import locks
+from ckstore.model.checkpoint.annotations import parse_annotations
+from ckstore.model.checkpoint.pins import parse_pin
+from ckstore.model.reports.retention_report import RetentionReport, Skipped
+from ckstore.model.seal import read
+from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, plan
+from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.ops.events import note
+from ckstore.ops.free import reclaim
+from ckstore.ops.free.drop import drop, make_kept_durable
+from ckstore.ops.free.gc import collect
+from ckstore.ops.free.retain import carry_out, plan_retention
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.protection import pins_by_checkpoint
+from ckstore.remote.find_there import facts_of
+from ckstore.remote.objects import Remote
+from ckstore.remote.push_plan import place_of
+from ckstore.remote.reach import OtherStore, uuid_of
+from ckstore.remote.small_objects import read_tags
+from ckstore.remote.source import ObjectSource, read_manifest
+
+if TYPE_CHECKING:
+    from ckstore.model.checkpoint.pins import Pin
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.settings.retention import RetentionPolicy
+    from ckstore.model.settings.retention_plan import PlanEntry
+    from ckstore.ops.context import Context
+    from ckstore.remote.keys import Place
+
+
+@dataclass
+class KeepRemote:
+    """Applies a policy at a mirror.
+
+    Attributes:
+        context: The store.
+        remote: Its mirror.
+        policy: Which checkpoints stay there.
+        known: Facts of checkpoints there that the store does not list; a process that mirrors reads each once.
+    """
+
+    context: Context
+    remote: Remote | OtherStore
+    policy: RetentionPolicy
+    known: dict[Place, Candidate] = field(default_factory=dict)
+
+    def plan(self) -> RetentionPlan:
+        """Say which checkpoints of the mirror stay, and why.
+
+        Raises:
+            CkstoreError: A tag, a pin or a manifest there cannot be read: then nothing can be said.
+        """
+        here = {info.id: info for info in infos(self.context)}
+        stays = dict(self._stays_for_here([*here.values()]))
+        if isinstance(self.remote, Remote):
+            return plan(self.policy, self._candidates(self.remote, here, stays), datetime.now(UTC))
+        other = self.remote.context
+        runs = sorted({*self.context.layout.runs()} & {*other.layout.runs()})
+        plans = [plan_retention(other, self.policy, run) for run in runs]
+        entries = tuple(_spared(entry, stays.get(entry.info.id, "")) for made in plans for entry in made.entries)
+        notes = tuple(text for made in plans for text in made.notes)
+        return RetentionPlan(self.policy, datetime.now(UTC), entries, notes)
+
+    def apply(self) -> RetentionReport:
+        """Remove at the mirror what the policy does not keep there."""
+        self.context.check_writable()
+        made = self.plan()
+        skipped: list[Skipped] = []
+        going: list[PlanEntry] = []
+        here = {info.id: info for info in infos(self.context)}
+        uuid = uuid_of(self.remote) if made.dropped else ""
+        for entry in made.dropped:
+            if problem := self._forget_here(here.get(entry.info.id), entry, uuid):
+                skipped.append(Skipped(entry.info, problem))
+            else:
+                going.append(entry)
+        dropped: list[CheckpointInfo] = []
+        if isinstance(self.remote, Remote):
+            for entry in going:
+                remove_there(self.remote, place_of(entry.info))
+                dropped.append(entry.info)
+        elif going:
+            done = carry_out(self.remote.context, replace(made, entries=(*made.kept, *going)))
+            skipped += done.skipped
+            dropped += done.dropped
+            with suppress(InUse):  # another collector is at work there
+                collect(self.remote.context, settle=False)
+        reasons = {entry.info.id: "; ".join(entry.reasons) for entry in going}
+        for info in dropped:
+            why = f"at {self.remote.name} by keep_remote: {reasons[info.id]}"
+            note(self.context, "pruned", info.key, id=info.id, why=why)
+        return RetentionReport(made, tuple(dropped), tuple(skipped))
+
+    def _stays_for_here(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
+        """Give the ids of checkpoints that stay there because of what this store says of them, and why."""
+        pins = pins_by_checkpoint(self.context, datetime.now(UTC))
+        newest = {info.run: info for info in sorted(listed, key=lambda info: info.order)}
+        for info in listed:
+            # A tag or a pin may have been made here after the push.
+            if info.tags:
+                yield info.id, f"it has the tag {info.tags[0]} here"
+            elif info.key in pins:
+                yield info.id, f"it is pinned here: {pins[info.key][0]}"
+            elif newest[info.run] is info:
+                yield info.id, f"it is the newest checkpoint of the run {info.run} here"
+
+    def _candidates(self, remote: Remote, here: dict[str, CheckpointInfo], stays: dict[str, str]) -> list[Candidate]:
+        source = ObjectSource(remote.objects, remote.name)
+        runs = {*self.context.layout.runs()}
+        places = [place for place in source.places() if place.run in runs]
+        self._learn(source, [place for place in places if place.id not in here and place not in self.known])
+        tags: dict[str, list[str]] = {}
+        # Nothing goes while one of them cannot be read: it may be the one that protects a checkpoint.
+        for name, tag in read_tags(remote.objects, strict=True).items():
+            tags.setdefault(tag.id, []).append(name)
+        now = datetime.now(UTC)
+        pins: dict[str, list[str]] = {}
+        for name, data in source.pins().items():
+            pin = read(data, partial(_parse_pin, name), f"the pin {name} at {remote.name}")
+            if not pin.expired(now):
+                pins.setdefault(pin.id, []).append(str(pin))
+        found: dict[tuple[str, int], Candidate] = {}
+        for place in places:
+            info = here.get(place.id)
+            candidate = self.known.get(place) if info is None else Candidate(info)
+            if candidate is None:  # it was removed there meanwhile
+                continue
+            if self.policy.budget is not None and not candidate.blobs:
+                candidate = replace(candidate, blobs=self._blobs(source, place))
+            candidate = replace(
+                candidate,
+                tags=tuple(sorted(tags.get(place.id, ()))),
+                pins=tuple(pins.get(place.id, ())),
+                wanted_by=stays.get(place.id, ""),
+            )
+            # Of several ids at one step the newest is meant; the others are left alone.
+            rival = found.get(place.key)
+            if rival is None or candidate.info.order > rival.info.order:
+                found[place.key] = candidate
+        return [*found.values()]
+
+    def _learn(self, source: ObjectSource, places: list[Place]) -> None:
+        for place, info in facts_of(source, places, self.context.layout.hash_prefix).items():
+            data = source.annotations(place)
+            if data is not None:
+                said = read(data, parse_annotations, f"the annotations of {place.name} at {source.name}")
+                info = info.with_annotations(said.metrics, said.notes)  # noqa: PLW2901 - the same checkpoint
+            self.known[place] = Candidate(info)
+
+    def _blobs(self, source: ObjectSource, place: Place) -> dict[str, int]:
+        found = read_manifest(source, place, self.context.layout.hash_prefix)
+        return {} if found is None else {blob.digest: blob.nbytes for blob in found[0].blobs}
+
+    def _forget_here(self, info: CheckpointInfo | None, entry: PlanEntry, uuid: str) -> str:
+        """Drop a checkpoint here if its bytes are at this mirror alone; return why it must stay there, or nothing."""
+        if info is None or not info.elsewhere:
+            return ""
+        context = self.context
+        try:
+            with locks.lock_shared(context.layout.checkpoint(*info.key)) as lock:
+                document = read_elsewhere(lock.fd)
+            if document is None or any(holder.uuid != uuid for holder in document.remotes):
+                return ""
+            make_kept_durable(context, info.run)
+            why = f"it is only at {self.remote.name}, and goes there by keep_remote: {'; '.join(entry.reasons)}"
+            dropped = drop(context, info, why)
+        except InUse as error:
+            return error.message
+        except (FileNotFoundError, NoSuchRef):  # it is gone here
+            return ""
+        reclaim.give_back(context, dropped.digests)
+        return ""
+
+
+def _parse_pin(name: str, data: bytes, where: str) -> Pin:
+    return parse_pin(data, name, where)
+
+
+def _spared(entry: PlanEntry, why: str) -> PlanEntry:
+    return replace(entry, keep=True, reasons=(why,), protected=True) if why and not entry.keep else entry
+
+
+def remove_there(remote: Remote, place: Place) -> None:
+    """Remove a checkpoint from a remote; its blobs stay until a prune finds that nothing names them."""
+    # The mark first: a client that has this checkpoint sees that it was removed, and does not push it again.
+    remote.objects.put(place.dropped, b"{}")
+    remote.objects.delete([place.manifest])
+    remote.objects.delete([place.plain, place.annotations])

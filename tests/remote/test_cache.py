@@ -1,0 +1,140 @@
+"""What reads of evicted checkpoints fetched is kept, bounded, and never believed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckstore import BytesElsewhere, Store
+from ckstore.ops.fetched import Fetched, cached_bytes, folder, limit_bytes
+from ckstore.remote import keys
+from ckstore.store import context_of
+from tests.remote.double import Double, new_remote
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+
+
+@pytest.fixture
+def evicted(tmp_path: Path) -> tuple[Store, Double]:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    objects, remote = new_remote(store.settings)
+    store.push(remote=remote, all=True)
+    store.evict(1, remote)
+    objects.forget_requests()
+    return store, objects
+
+
+def kept(store: Store) -> int:
+    return cached_bytes(context_of(store).layout)
+
+
+def test_a_second_load_fetches_nothing_also_by_another_handle(evicted: tuple[Store, Double]) -> None:
+    store, objects = evicted
+    assert same(store.load(1), state(1))
+    assert objects.requests["read"] > 0
+    objects.forget_requests()
+    assert same(store.load(1), state(1))
+    other = Store.open(store.path, readonly=True)
+    with other.open_checkpoint(1) as ckpt:
+        assert np.array_equal(ckpt.slice("big")[5:10], state(1)["big"][5:10])  # type: ignore[index]
+    assert objects.request_count() == 0
+    assert kept(store) > 3 * MIB
+    assert store.verify().ok
+
+
+def test_bytes_that_rotted_or_were_forged_in_it_are_fetched_again(evicted: tuple[Store, Double]) -> None:
+    store, objects = evicted
+    store.load(1)
+    place = Path(str(folder(context_of(store).layout)))
+    for path in place.iterdir():
+        path.write_bytes(os.urandom(path.stat().st_size))
+    objects.forget_requests()
+    assert same(store.load(1), state(1))
+    assert objects.requests["read"] > 0
+    assert not (store.path / "checkpoints/main/1/damaged.json").exists()
+    for path in place.iterdir():
+        path.write_bytes(b"short")
+    assert same(Store.open(store.path).load(1), state(1))
+    # What came right the last time is what is kept.
+    objects.forget_requests()
+    assert same(Store.open(store.path).load(1), state(1))
+    assert objects.requests["read"] == 0
+
+
+def test_it_is_bounded_and_the_one_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    store.config.cache_bytes = 10_000
+    cache = Fetched(context_of(store))
+    digests = [f"xxh3-{number:032x}" for number in range(8)]
+    for number, digest in enumerate(digests[:4]):
+        cache.keep(digest, 0, memoryview(bytes([number]) * 2000))
+        os.utime(Path(str(folder(context_of(store).layout))) / f"{digest}.0.2000", (number, number))
+    into = memoryview(bytearray(100))
+    assert cache.read_into(digests[0], 500, into)
+    assert bytes(into) == b"\0" * 100
+    for digest in digests[4:6]:
+        cache.keep(digest, 0, memoryview(bytes(2000)))
+
+    assert kept(store) <= 10_000
+    assert cache.read_into(digests[0], 0, into)
+    assert not cache.read_into(digests[1], 0, into)
+    cache.keep(digests[6], 0, memoryview(bytes(20_000)))  # more than all of it
+    assert not cache.read_into(digests[6], 0, into)
+    assert kept(store) <= 10_000
+
+
+def test_it_never_takes_more_than_half_of_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckstore.fs import peek
+
+    layout = context_of(Store.init(tmp_path / "store")).layout
+    real = peek.free_space(layout.path)
+    monkeypatch.setattr(peek, "free_space", lambda _: real._replace(total_bytes=10**9, free_bytes=10**6))
+    assert limit_bytes(layout, 0) == 500_000
+    monkeypatch.setattr(peek, "free_space", lambda _: real._replace(total_bytes=10**9, free_bytes=10**9))
+    assert limit_bytes(layout, 0) == 10**8
+
+
+def test_zero_keeps_nothing_gc_ends_it_and_du_and_doctor_say_what_there_is(evicted: tuple[Store, Double]) -> None:
+    store, objects = evicted
+    store.config.cache_bytes = 0
+    store.load(1)
+    assert kept(store) == 0
+    store.config.cache_bytes = None
+    store.load(1)
+    held = kept(store)
+    usage = store.du()
+    assert usage.cached_bytes == held > 0
+    assert "were fetched from there and are kept" in str(usage)
+    found = {finding.what: finding.found for finding in store.doctor().findings}
+    assert found["cache"].startswith("keeps 3.")
+    assert "removed 3." in str(store.gc())
+    assert kept(store) == 0
+    objects.fault = lambda *_: "fail"
+    with pytest.raises(BytesElsewhere):
+        store.load(1)
+
+
+def test_it_is_said_where_the_bytes_are_never_that_they_are_damaged(evicted: tuple[Store, Double]) -> None:
+    store, objects = evicted
+    report = store.verify()
+    assert report.ok
+    assert [(one.name, one.remotes) for one in report.elsewhere] == [("main@1", ("away",))]
+    assert "main@1  bytes of it are elsewhere, at away, and were not read" in str(report)
+    info = store.info(1)
+    assert info.remotes == ("away",)
+    assert "elsewhere at away" in str(info)
+    assert store.info(2).remotes == ()
+    usage = store.du()
+    assert usage.elsewhere_bytes == info.logical_bytes
+    found = {finding.what: finding for finding in store.doctor().findings}
+    # The double is no remote of the settings, so that is what the doctor says.
+    assert "1 checkpoint at away, but the store has no remote away" in found["elsewhere"].found
+    here = {*os.listdir(store.path / "checkpoints/main/2/blobs")}
+    away = next(name for key in objects.held if (name := keys.blob_in(key)) is not None and name.digest not in here)
+    assert [(use.name, use.remotes) for use in store.why(away.digest)] == [("main@1", ("away",))]
+    assert {use.name: use.remotes for use in store.why(min(here))}["main@2"] == ()

@@ -1,0 +1,173 @@
+"""`keep_local` lets go of bytes that the mirror has; `keep_remote` removes there what no rule keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckstore import BadInput, RetentionPolicy, Store
+from ckstore.remote import keys
+from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.target import Target
+from ckstore.saver import mirror as starting
+from ckstore.store import context_of
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process: the tests take the steps themselves."""
+    monkeypatch.setattr(starting, "start", lambda *_: None)
+
+
+@pytest.fixture(params=["url", "directory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, memory: Target) -> Store:
+    """Return a store whose mirror is on object storage, or in a directory."""
+    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    if request.param == "directory":
+        Store.init(tmp_path / "m", chunk_bytes=MIB)
+    made.remotes.add("cold", memory.address if request.param == "url" else tmp_path / "m")
+    made.config.mirror = "cold"
+    return made
+
+
+def mirrored(store: Store) -> None:
+    mirror = Mirror(context_of(store))
+    while mirror.step():
+        pass
+    mirror.tidy()
+
+
+def there(store: Store) -> list[int]:
+    """Return the steps that the mirror has."""
+    target = store.remotes.get("cold").target
+    if target.kind == "store":
+        return [info.step for info in Store.open(target.path, readonly=True).checkpoints()]
+    listed = ServiceObjects(target).list(keys.CHECKPOINTS)
+    return sorted(place.step for one in listed if (place := keys.place_in(one.key)) is not None)
+
+
+def here(store: Store) -> list[tuple[int, bool]]:
+    """Return which steps the store lists, and whether each has its bytes."""
+    return [(info.step, not info.elsewhere) for info in store.checkpoints()]
+
+
+def events(store: Store, kind: str) -> list[tuple[int | None, str]]:
+    return [(event.step, event.why) for event in store.events() if event.event == kind]
+
+
+def test_bytes_beyond_keep_local_go_after_the_mirror_has_them(store: Store) -> None:
+    store.config.keep_local = RetentionPolicy(keep_last=2)
+    for step in range(1, 5):
+        store.save(state(step), step=step)
+    assert all(whole for _, whole in here(store))
+
+    mirrored(store)
+
+    assert here(store) == [(1, False), (2, False), (3, True), (4, True)]
+    assert there(store) == [1, 2, 3, 4]
+    assert len(events(store, "evicted")) == 2
+    assert "keep_local: it is not among the 2 newest" in events(store, "evicted")[0][1]
+    assert same(store.load(1), state(1))
+    assert store.verify().ok
+
+
+def test_what_the_mirror_lacks_a_tag_or_a_pin_keeps_its_bytes_and_the_plan_says_why(store: Store) -> None:
+    store.config.keep_local = RetentionPolicy(keep_last=1)
+    for step in range(1, 4):
+        store.save(state(step), step=step)
+    store.tag("best", 1)
+    mirrored(store)
+    store.save(state(4), step=4)
+    store.save(state(5), step=5)
+
+    report = store.evict(rule=True, dry_run=True)
+
+    reasons = {entry.info.step: entry.reasons for entry in report.plan.entries} if report.plan else {}
+    assert here(store) == [(1, True), (2, False), (3, True), (4, True), (5, True)]
+    assert [info.step for info in report.evicted] == [3]
+    assert "it has the tag best" in reasons[1]
+    assert "it is not at the mirror cold yet" in reasons[4]
+    assert "would let go of main@3 because it is not the newest" in str(report)
+    with pytest.raises(BadInput, match="others were named"):
+        store.evict(3, rule=True)
+    assert [info.step for info in store.evict(rule=True).evicted] == [3]
+
+
+def test_keep_remote_removes_there_and_drops_here_what_is_only_listed(store: Store) -> None:
+    store.config.keep_local = RetentionPolicy(keep_last=1)
+    store.config.keep_remote = RetentionPolicy(keep_last=2, keep_every=3)
+    for step in range(1, 7):
+        store.save(state(step), step=step)
+    mirrored(store)
+
+    assert there(store) == [3, 5, 6]
+    assert here(store) == [(3, False), (5, False), (6, True)]
+    assert {step for step, _ in events(store, "pruned")} == {1, 2, 4}
+    for step in (3, 5, 6):
+        assert same(store.load(step), state(step))
+    assert store.verify().ok
+    # It does not come back by the next push.
+    store.save(state(7), step=7)
+    mirrored(store)
+    assert there(store) == [3, 6, 7]
+    assert here(store) == [(3, False), (6, False), (7, True)]
+
+
+def test_what_is_whole_here_stays_here_whatever_the_mirror_keeps(store: Store) -> None:
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+    for step in (1, 2, 3):
+        store.save(state(step), step=step)
+    store.pin(1, "a paper names it")
+    plan = store.remotes.prune("cold", dry_run=True).retention
+    assert plan is not None
+    assert plan.plan.entries == ()
+    mirrored(store)
+    assert there(store) == [1, 3]
+    assert here(store) == [(1, True), (2, True), (3, True)]
+    store.unpin(1)
+    report = store.remotes.prune("cold", dry_run=True).retention
+    assert report is not None
+    if store.remotes.get("cold").target.kind == "url":
+        # The pin went there with its checkpoint, and protects it there.
+        assert [entry.info.step for entry in report.plan.dropped] == []
+    assert there(store) == [1, 3]
+
+
+def test_local_retention_keeps_what_the_mirror_is_to_keep_and_lacks(store: Store) -> None:
+    store.config.mirror_keep = 0
+    store.config.retention = RetentionPolicy(keep_last=1)
+    store.config.keep_remote = RetentionPolicy(keep_last=1, keep_every=2)
+    for step in range(1, 6):
+        store.save(state(step), step=step)
+    assert here(store) == [(2, True), (4, True), (5, True)]
+    mirrored(store)
+    store.save(state(6), step=6)
+    assert here(store) == [(6, True)]
+    assert there(store) == [2, 4, 5]
+
+
+def test_a_tag_that_cannot_be_read_there_stops_it(tmp_path: Path, memory: Target) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.remotes.add("cold", memory.address)
+    store.config.mirror = "cold"
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    mirrored(store)
+    ServiceObjects(memory).put("refs/best.json", b"{")
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+    with pytest.raises(BadInput, match=r"best\.json"):
+        store.remotes.prune("cold")
+    assert there(store) == [1, 2]
+
+
+def test_without_a_policy_or_a_mirror_it_says_what_to_set(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    with pytest.raises(BadInput, match="no policy keep_local"):
+        store.evict(rule=True)
+    store.config.keep_local = RetentionPolicy(keep_last=1)
+    with pytest.raises(BadInput, match="no mirror"):
+        store.evict(rule=True)
