@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import files
 from ckstore.model.document import refuse
 from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.settings import parse_config, render_config
+from ckstore.model.times import duration_s
 from ckstore.objects.documents import atomic_file
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ _YEAR_S = 366 * 86400.0
 def _is_number(value: object, least: float, most: float) -> bool:
     # `True` is an `int` to Python, and would pass as one second or one thread.
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_duration(value: object) -> bool:
+    try:
+        return isinstance(value, str | float | int) and duration_s(value, "it") <= _YEAR_S
+    except BadInput:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,14 @@ MIRROR_BYTES_S: Setting[int | None] = Setting(
 MIRROR_KEEP = Setting(
     "mirror_keep", 3, "a whole number from 0 to 10000", lambda value: _is_whole(value, 10_000, least=0)
 )
+
+
+# Off until asked for: what was compacted needs an extra to be read.
+COMPACT_AFTER: Setting[float | str | None] = Setting(
+    "compact_after", None, "a duration such as '12h', or seconds", _is_duration
+)
+COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", lambda value: _is_number(value, 0.001, 1))
+COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", lambda value: _is_whole(value, 10_000))
 
 
 def _is_whole(value: object, most: int, least: int = 1) -> bool:

@@ -39,13 +39,14 @@ def note(
     id: str = "",
     nbytes: int | None = None,
     why: str = "",
+    seconds: float | None = None,
 ) -> None:
     """Add an event to the journal, as far as that works; the store is writable by now."""
     if context.readonly:
         return
     now = text_of_time(datetime.now(UTC))
     run, step = key
-    _append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid()))
+    _append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid(), seconds))
 
 
 @contextmanager

@@ -45,12 +45,17 @@ def _start_one(context: Context, catalog_path: Path | None) -> None:
     if lock is None:
         return
     lock.release()
+    start_beside(ENTRY, context, catalog_path)
+
+
+def start_beside(entry: str, context: Context, catalog_path: Path | None) -> None:
+    """Start a process that works on a store by itself, and outlives this one."""
     reap()
     about = {"path": str(context.layout.path), "catalog_path": None if catalog_path is None else str(catalog_path)}
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
         # What it has to say goes to the store; credentials come with the environment, never in its arguments.
-        start(ENTRY, json.dumps(about), nowhere)
+        start(entry, json.dumps(about), nowhere)
     finally:
         os.close(nowhere)
 
