@@ -112,11 +112,25 @@ def render(header: Header, tiles: Sequence[Stored]) -> bytes:
     return b"".join([MAGIC, len(head).to_bytes(4, "little"), head, table, *(tile.data for tile in tiles)])
 
 
-def encode_blob(plain: Buffer, header: Header, read_base: ReadBase) -> bytes:
-    """Return the file that encodes a blob; `header` says how its runs are to be encoded."""
+def _go_on() -> None:
+    pass
+
+
+def encode_blob(
+    plain: Buffer, header: Header, read_base: ReadBase, *, before_each: Callable[[], None] = _go_on
+) -> bytes:
+    """Return the file that encodes a blob.
+
+    Args:
+        plain: The blob.
+        header: How its runs are to be encoded.
+        read_base: Gives bytes of its bases.
+        before_each: Called before each tile.
+    """
     whole = memoryview(plain)
     tiles = []
     for run, start, nbytes, base_start in _spans(header):
+        before_each()
         base = None
         if run.base >= 0:
             wanted = base_bytes(run.prediction, nbytes)
@@ -125,7 +139,14 @@ def encode_blob(plain: Buffer, header: Header, read_base: ReadBase) -> bytes:
     return render(header, tiles)
 
 
-def decode_blob(data: Buffer, read_base: ReadBase, *, where: str, most_bytes: int) -> bytearray:
+def decode_blob(
+    data: Buffer,
+    read_base: ReadBase,
+    *,
+    where: str,
+    most_bytes: int,
+    before_each: Callable[[], None] = _go_on,
+) -> bytearray:
     """Return the plain bytes of an encoded blob that is in memory.
 
     Raises:
@@ -139,6 +160,7 @@ def decode_blob(data: Buffer, read_base: ReadBase, *, where: str, most_bytes: in
     plain = bytearray(header.nbytes)
     out = memoryview(plain)
     for tile in tiles.between(0, header.nbytes):
+        before_each()
         part = out[tile.start : tile.start + tile.nbytes]
         if needs_base(tile.codec):
             wanted = base_bytes(tile.run.prediction, tile.nbytes)

@@ -9,6 +9,7 @@ import mmap as _mmap
 import os
 from collections import OrderedDict, defaultdict
 from contextlib import closing
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
@@ -60,8 +61,11 @@ class PieceReader:
         self._open_most = open_blobs
         self._before_each = before_each
         self._open: OrderedDict[int, int | None] = OrderedDict()
-        self._remote = RemotePieces(directory)
         self._decoder: Decoder | None = None
+
+    @cached_property
+    def _remote(self) -> RemotePieces:
+        return RemotePieces(self._directory)
 
     def read(self, part: Part) -> None:
         """Fill the memory of a part with its piece, and check it.
@@ -80,6 +84,7 @@ class PieceReader:
                 out.take(memory)
             return
         blob = self._directory.manifest.blobs[extent.blob].digest
+        subject = f"{self._directory.path}: blob {blob} of {what}"
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
         try:
@@ -91,7 +96,7 @@ class PieceReader:
                 if is_decoded:
                     self._decode(blob, extent.offset + at, some, what)
                 else:
-                    files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
+                    files.read_into(fd, extent.offset + at, some, subject)
                 if self._verify:
                     running.update(some)
                 at += len(some)
@@ -209,7 +214,8 @@ class PieceReader:
 
 def encoded(directory: CheckpointDirectory, extent: Extent) -> bool:
     """Whether a piece is decoded, so that no file has its bytes."""
-    return is_encoded(directory, directory.manifest.blobs[extent.blob].digest)
+    manifest = directory.manifest
+    return manifest.encoding is not None and is_encoded(directory, manifest.blobs[extent.blob].digest)
 
 
 def extents_of(manifest: Manifest) -> list[list[Extent]]:

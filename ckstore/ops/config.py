@@ -247,6 +247,20 @@ class StoreConfig:
     What `make_room` drops for a save that would not fit is not bound by it. Default: 3.
     """
 
+    compact_after = _plain(config_file.COMPACT_AFTER)
+    """How old a checkpoint is before it is compacted by itself: ``12h``, ``7d`` or seconds; None: only `Store.compact`.
+
+    A process of its own does it, with a share of one processor, below the priority of the training. A save starts it,
+    every ten minutes at most, and it ends when nothing is left to do. Tags, pins and `compact_keep` hold. It needs
+    ``ckstore[compact]``, as does reading what was compacted. Default: None.
+    """
+
+    compact_share = _plain(config_file.COMPACT_SHARE)
+    """How much of one processor that takes at most. Default: 0.1."""
+
+    compact_keep = _plain(config_file.COMPACT_KEEP)
+    """How many of the newest checkpoints of each run it leaves plain. Default: 3."""
+
     def __init__(self, context: Context) -> None:
         self._context = context
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, NoSuchRef, RemoteUnavailable, UnknownOutcome
+from ckstore.errors import CkstoreError, NoSuchRef, ReadOnlyStore, RemoteUnavailable, UnknownOutcome
 from ckstore.fs import files
 from ckstore.model.checkpoint.elsewhere import Elsewhere
 from ckstore.model.manifest.info import CheckpointInfo
@@ -215,7 +215,7 @@ def list_from_mirror(context: Context, ref: AnyRef) -> None:
         place = find_there(source_of(there), text, run=context.run, hash_prefix=context.layout.hash_prefix)
         if not is_here(context, place):
             list_remote(context, there, [place])
-    except NoSuchRef:
-        return  # the rules of the store say what there is
+    except (NoSuchRef, ReadOnlyStore):
+        return  # what the store lists counts, by its own rules
     except RemoteUnavailable as error:  # what is here may do
         warn(f"{name} was not asked for {ref}: {error.message}")

@@ -13,7 +13,7 @@ REMOTES = [
     Mutant(
         "a push writes its manifest after every blob",
         "manifest-before-blobs",
-        "_Push._send_under",
+        "Push._send_under",
         "        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)\n",
         '        objects.put(intents[0].place.manifest, b"")\n'
         "        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)\n",
@@ -23,7 +23,7 @@ REMOTES = [
     Mutant(
         "a push writes its intent before it reads what is condemned",
         "intent-after-condemned",
-        "_Push._send_under",
+        "Push._send_under",
         "        for intent in intents:\n            intent.write(objects)\n",
         "        spare(objects, [], cas=self._remote.cas)\n"
         "        for intent in intents:\n            intent.write(objects)\n",
@@ -33,7 +33,7 @@ REMOTES = [
     Mutant(
         "a push looks at every blob once more before its manifest",
         "sent-is-there",
-        "_Push._send_under",
+        "Push._send_under",
         "        if gone:\n",
         "        if gone == 1:\n",
         f"{_ORDER}::test_a_push_looks_again_before_it_says_that_all_is_there",
@@ -69,7 +69,7 @@ REMOTES = [
     Mutant(
         "a blob that another size is listed for is sent again",
         "size-ignored",
-        "_Push._look",
+        "Push._look",
         "if listed.nbytes == wanted",
         "if listed.nbytes or wanted",
         f"{_PUSH}::test_a_short_blob_at_the_remote_is_sent_again",
@@ -300,25 +300,16 @@ REMOTES = [
         "                if left < 0:\n",
         "                if left < -(2**60):\n",
         f"{_SERVICE}::test_a_body_that_is_longer_than_it_says_is_refused",
-        "DID NOT RAISE",
+        "sends more than",
     ),
     Mutant(
-        "a listing has an end",
+        "a listing without end is an error, and no shorter listing",
         "listing-endless",
         "ServiceObjects.list",
         "            if count > MOST_LISTED:  # else a service that makes up names would be listened to for ever\n",
-        "            if count > MOST_LISTED * 20:\n",
+        "            if count > MOST_LISTED:\n                return\n",
         f"{_SERVICE}::test_names_without_end_are_given_up",
-        "",
-    ),
-    Mutant(
-        "the text of an error is cut before patterns look at it",
-        "error-text-whole",
-        "failures.scrubbed",
-        "    text = text[:_LOOKED_AT]\n",
-        "",
-        f"{_SERVICE}::test_a_long_text_of_an_error_takes_no_time",
-        "assert",
+        "DID NOT RAISE",
     ),
     Mutant(
         "a forked child whose parent used the engine is refused",

@@ -21,6 +21,7 @@ from ckstore.remote import keys
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as pruning
+from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
 from ckstore.remote.source import ObjectSource
@@ -67,7 +68,7 @@ def _is_there(objects: ServiceObjects, digest: str) -> bool:
 def prune(objects: ServiceObjects, *, grace_s: float, after_s: float = 0.0) -> None:
     """Prune a remote, as if it were `after_s` later by the server's clock."""
     now = pruning._server_time
-    pruning._server_time = lambda of: now(of) + timedelta(seconds=after_s)
+    pruning._server_time = lambda objects: now(objects) + timedelta(seconds=after_s)
     try:
         pruning.prune(Remote(REMOTE, objects), ALGORITHM, grace_s=grace_s)
     finally:
@@ -166,14 +167,14 @@ def in_child(job: Job, *arguments: Any, faults: Faults, kill_at: int) -> bool:
     process.join(_ENDS_S)
     assert process.exitcode is not None, "it hangs"
     faults.begin()
-    return process.exitcode == 0
+    return bool(process.exitcode == 0)
 
 
 def stop_forks() -> None:
     """End the process that forks."""
     from multiprocessing import forkserver
 
-    forkserver._forkserver._stop()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 def pushing(path: Path, ref: str) -> None:
@@ -186,9 +187,9 @@ def evicting(path: Path, refs: Iterable[str]) -> None:
     _ended(lambda: Store.open(path).evict([*refs], REMOTE))
 
 
-def pruning_once(target: Target, grace_s: float) -> None:
-    """Prune a remote once."""
-    _ended(lambda: prune(ServiceObjects(target), grace_s=grace_s))
+def pruning_once(target: Target, abilities: Abilities | None) -> None:
+    """Prune a remote once, without a grace."""
+    _ended(lambda: prune(ServiceObjects(target, abilities), grace_s=0))
 
 
 def _ended(act: Callable[[], object]) -> None:

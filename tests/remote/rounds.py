@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,8 @@ def run_rounds(
     drawn = random.Random(seed)
     store = Store.init(folder / "store", chunk_bytes=2**20)
     store.remotes.add(REMOTE, proxied.address, endpoint=proxied.endpoint)
-    objects, far = ServiceObjects(direct), ServiceObjects(proxied)
+    abilities = store.remotes.get(REMOTE).abilities
+    objects, far = ServiceObjects(direct, abilities), ServiceObjects(proxied, abilities)
     faults = Faults(proxy, random.Random(seed), _FAULTY)
     states: dict[int, dict[str, bytes]] = {}
     acknowledged: dict[int, Place] = {}
@@ -41,20 +43,20 @@ def run_rounds(
         """Do it here, or in a process that may be killed in the middle; the service may die as well."""
         at = drawn.randrange(1, _REQUESTS)
         if kills and drawn.random() < 0.3:
-            job, arguments = {
+            jobs: dict[str, tuple[laws.Job, tuple[object, ...]]] = {
                 "push": (laws.pushing, (store.path, str(step))),
                 "evict": (laws.evicting, (store.path, [str(step)])),
-                "prune": (laws.pruning_once, (proxied, 0.0)),
-            }[what]
+                "prune": (laws.pruning_once, (proxied, abilities)),
+            }
+            job, arguments = jobs[what]
             return laws.in_child(job, *arguments, faults=faults, kill_at=at)
         faults.begin(down_at=at if kills and drawn.random() < 0.3 else 0)
-        return laws.acknowledged(
-            {
-                "push": partial(store.push, step, REMOTE),
-                "evict": partial(store.evict, [step], REMOTE),
-                "prune": partial(laws.prune, far, grace_s=0),
-            }[what]
-        )
+        acts: dict[str, Callable[[], object]] = {
+            "push": partial(store.push, step, REMOTE),
+            "evict": partial(store.evict, [step], REMOTE),
+            "prune": partial(laws.prune, far, grace_s=0),
+        }
+        return laws.acknowledged(acts[what])
 
     for step in range(rounds):
         states[step] = {"x": drawn.randbytes(2000), "y": bytes([step % _STEPS]) * 3000}

@@ -76,3 +76,23 @@ def test_a_clone_of_object_storage(store: Store, service: Service, tmp_path: Pat
     clone = Store.clone(target.address, tmp_path / "clone", endpoint=target.endpoint, region=target.region)
     assert [info.name for info in clone.checkpoints()] == ["main@1", "main@2"]
     assert same(clone.load("best"), state(1))
+
+
+def test_one_damaged_manifest_keeps_no_other_one_from_being_listed(
+    store: Store, service: Service, tmp_path: Path
+) -> None:
+    from ckstore import CkstoreWarning
+
+    target = service.target("run")
+    store.remotes.add("cloud", target.address, endpoint=target.endpoint, region=target.region)
+    for step in range(3, 10):
+        store.save({"x": step}, step=step)
+    store.push(all=True)
+    for key, (data, etag, when) in [*service.objects.items()]:
+        if key.endswith("manifest.json") and "/main/2/" not in key:
+            service.objects[key] = data[:-9], etag, when
+    with pytest.warns(CkstoreWarning) as caught:
+        clone = Store.clone(target.address, tmp_path / "clone", endpoint=target.endpoint, region=target.region)
+    assert [info.name for info in clone.checkpoints()] == ["main@2"]
+    assert [str(one.message) for one in caught][-1] == "3 more of origin were not listed: they are damaged there"
+    assert same(clone.load(2), state(2))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 # Read side by side, since each answer takes its time; kept until they are published.
 _BATCH = 16
+_SAID = 5
 
 
 def new_settings(
@@ -78,6 +79,7 @@ def list_remote(
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
     infos: list[CheckpointInfo] = []
+    unlisted: list[str] = []
     waiting = [place for place in (source.places() if places is None else places) if not is_here(context, place)]
     for start in range(0, len(waiting), _BATCH):
         read: dict[Place, tuple[tuple[Manifest, str, bytes], Annotations | None]] = {}
@@ -88,7 +90,7 @@ def list_remote(
             except (RemoteDenied, RemoteUnavailable):
                 raise
             except RemoteError as error:  # a damaged one must not keep the others from being listed
-                pull.warnings.append(f"{place.name} was not listed: {error.message}")
+                unlisted.append(f"{place.name} was not listed: {error.message}")
                 return
             if found is not None:  # else it was removed there meanwhile
                 read[place] = found, pull.annotations_of(place)
@@ -99,6 +101,9 @@ def list_remote(
             (manifest, manifest_id, data), annotations = read[place]
             if publish_manifest(context, manifest, data, annotations, document):
                 infos.append(CheckpointInfo.of(manifest, manifest_id))
+    pull.warnings += unlisted[:_SAID]
+    if len(unlisted) > _SAID:
+        pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
     # Once for all: a transaction for each of thousands would take longer than the rest.
     catch_up(context, "all")
     take_names(context, source, infos, pull.warnings)

@@ -16,9 +16,10 @@ import torch
 
 import ckstore
 from ckstore import Store
+from ckstore.codecs import container
 from ckstore.fs import direct
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.ops.compact import encode
+from ckstore.ops.compact import encode, settle
 from tests.format import reader
 
 STEPS = 12
@@ -467,6 +468,22 @@ def test_what_the_disk_does_not_give_back_is_not_relied_on(store: Store, monkeyp
     assert listing(store.path / "checkpoints") == before
     assert all(same(store.load(step), state) for step, state in enumerate(states))
     assert store.gc().freed_count == 0
+
+
+def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = saved(store, 4)
+
+    def wrong(source: Any, blob: Any, header: Any) -> bytes:
+        plain = bytearray(source.read(blob.digest))
+        plain[0] ^= 1
+        return container.encode_blob(plain, header, source.part)
+
+    monkeypatch.setattr(settle, "encode", wrong)
+    report = store.compact()
+
+    assert [skipped.info.step for skipped in report.skipped] == [0]
+    assert "does not decode to" in report.skipped[0].reason
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
 
 
 def test_nothing_is_encoded_against_a_damaged_base(store: Store) -> None:
