@@ -52,7 +52,8 @@ def processes_about(path: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_demo_kills_a_save_resumes_and_proves_that_nothing_was_lost(tmp_path: Path) -> None:
+@pytest.mark.whole  # as below, with each process started as a user's
+def test_the_demo_that_a_user_starts_tells_the_same(tmp_path: Path) -> None:
     place = tmp_path / "place"
     done = subprocess.run(
         [sys.executable, "-m", "ckstore_cli", "demo", "--quick", "--directory", str(place)],
@@ -63,8 +64,32 @@ def test_the_demo_kills_a_save_resumes_and_proves_that_nothing_was_lost(tmp_path
     )
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "KILLED with kill -9 while it was being saved" in done.stdout
-    assert "PROVEN" in done.stdout
+    assert_told(place, done.stdout)
+
+
+@pytest.mark.slow
+def test_the_demo_kills_a_save_resumes_and_proves_that_nothing_was_lost(
+    tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    python, place = sys.executable, tmp_path / "place"
+    train_until_cut = Demo.train_until_cut
+
+    def by_a_process_of_its_own(demo: Demo) -> int:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", python)  # a fork may live for a moment after its kill -9
+            return train_until_cut(demo)
+
+    monkeypatch.setattr(Demo, "train_until_cut", by_a_process_of_its_own)
+    monkeypatch.setattr(sys, "executable", str(warm / "python"))
+
+    assert story.run_demo(place, keep=False, quick=True) == 0
+    assert_told(place, capfd.readouterr().out)
+
+
+def assert_told(place: Path, told: str) -> None:
+    """What it told is so, and it left no process."""
+    assert "KILLED with kill -9 while it was being saved" in told
+    assert "PROVEN" in told
     assert processes_about(place) == []
     with Store.open(place / "store") as store:
         assert store.savers() == ()
@@ -73,8 +98,8 @@ def test_the_demo_kills_a_save_resumes_and_proves_that_nothing_was_lost(tmp_path
         tuned = store.info(f"{story.TUNED_RUN}@24")
     assert names[1:5] == ["gpt@16", "gpt@20", "gpt@24", "uninterrupted@24"]
     assert names[5:] == [f"lora@{step}" for step in range(4, 25, 4)]
-    assert f"pinned {names[0]} as pin-" in done.stdout
-    assert "mapping  " in done.stdout
+    assert f"pinned {names[0]} as pin-" in told
+    assert "mapping  " in told
     assert resumed.content == whole.content
     assert whole.new_bytes < whole.logical_bytes / 20
     assert tuned.new_bytes < tuned.logical_bytes / 20
