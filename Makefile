@@ -23,6 +23,9 @@ STATES := build/states
 REMOTE := build/remote
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTHON_STAMP := $(VENV)/.python
+DEMO_STAMP := $(VENV)/.demo
+DOCS_STAMP := $(VENV)/.docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := ckstore cli migrations tests
 
@@ -41,9 +44,7 @@ help: ## Tell the targets
 
 venv: $(STAMP) ## Make .venv with everything that development needs
 
-# torch comes first and alone: it is by far the largest, and a failure there should be seen as its own.
-# No build isolation: hatchling is taken from the same pins as the rest.
-$(STAMP): pyproject.toml constraints.txt
+$(PYTHON_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "error: ckstore needs Python 3.11 or later, and '$(PYTHON)' is" \
 			"$$($(PYTHON) -V 2>/dev/null || echo 'not there')" >&2; \
@@ -52,17 +53,33 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "making $(VENV) with $$($(PYTHON) -V)"; \
 		$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "hint: on Debian and Ubuntu the venv module is in the package python3-venv" >&2; exit 1; }; }
+	@$(PIP) install -qq -c constraints.txt hatchling editables
+	@touch $@
+
+# What a newcomer waits for: no tool of the tests, and of the site not even torch.
+# torch comes first and alone: it is by far the largest, and a failure there should be seen as its own.
+# No build isolation: hatchling is taken from the same pins as the rest.
+$(DEMO_STAMP): $(PYTHON_STAMP)
 	@echo "installing torch"
 	@$(PIP) install -qq -c constraints.txt torch==2.13.0
-	@echo "installing ckstore with its development tools"
-	@$(PIP) install -qq -c constraints.txt hatchling editables
+	@echo "installing ckstore"
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch]'
+	@touch $@
+
+$(DOCS_STAMP): $(PYTHON_STAMP)
+	@echo "installing what builds the site"
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[docs]'
+	@touch $@
+
+$(STAMP): $(DEMO_STAMP) $(DOCS_STAMP)
+	@echo "installing the development tools"
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation -e '.[torch,dev,docs,blake3,compact,watch,remote,integrations]'
 	@touch $@
 
 system-packages:
 	@tests/tools/system-packages
 
-demo: $(STAMP) ## Train, kill -9 in the middle of a save, resume, prove that nothing was lost
+demo: $(DEMO_STAMP) ## Train, kill -9 in the middle of a save, resume, prove that nothing was lost
 	@$(BIN)/ckstore demo
 
 test: $(STAMP) system-packages ## Lint, and beside it every test but the long crash lanes and what only measures (PYTEST_ARGS="-k name")
@@ -86,13 +103,13 @@ format: $(STAMP) ## Let ruff format and fix what it can
 	$(BIN)/ruff format
 
 # The first variable gives each build of a commit one date, the second silences an advertisement of the theme.
-docs: $(STAMP) ## Build the documentation site into build/docs; a broken link or anchor is an error
+docs: $(DOCS_STAMP) ## Build the documentation site into build/docs; a broken link or anchor is an error
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet -f docs/site/mkdocs.yml
 	@echo "the first page is build/docs/index.html; the search needs a server: $(BIN)/python -m http.server -d build/docs"
 
 crash: $(STAMP) system-packages ## Every kill point, every failing call, every power cut (long)
 	@mkdir -p build && rm -f build/crash.jsonl
-	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "crash or crossed or whole" \
+	CKSTORE_CRASH=full CKSTORE_CRASH_REPORT=$(CURDIR)/build/crash.jsonl $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "crash or crossed or whole or property" \
 		--timeout=3600 -o faulthandler_timeout=3600 --durations=15 $(PYTEST_ARGS)
 
 reliability: ## Write what the latest `make crash` covered into the table of docs/reliability.md

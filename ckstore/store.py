@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
     from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
@@ -1064,8 +1065,9 @@ class Store:
             BadInput: The file cannot be written.
         """
         from ckstore.ops.report.html import report
+        from ckstore.saver.client.savers import savers_seen
 
-        return report(self._context, None if path is None else expanded(path))
+        return report(self._context, None if path is None else expanded(path), savers_seen(str(self.path)))
 
     @act
     def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:
@@ -1644,7 +1646,7 @@ class Store:
             self._list_remote(entry.name)
         # Last: until then another call does all of it.
         self.config.mirror = entry.name
-        _wake_mirror(self._context, self._catalog_path)
+        _wake(self._context, self._catalog_path)
 
     @act
     def mirror_status(self) -> MirrorStatus | None:
@@ -1736,27 +1738,37 @@ def _open(
     context, notes = open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
     context.fetch = _fetching(context)
     if not context.readonly:
-        context.saved = partial(_wake_mirror, context, catalog_path)
-        _wake_mirror(context, catalog_path, only_if_behind=True)
+        context.saved = partial(_wake, context, catalog_path)
+        _wake(context, catalog_path, only_if_behind=True)
     return context, notes
 
 
-def _wake_mirror(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
-    from ckstore.saver.mirror import wake
+def _wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
+    from ckstore.ops.config_file import COMPACT_AFTER, mirror_of, setting_of
 
-    wake(context, catalog_path, only_if_behind=only_if_behind)
+    # Few stores have either, and the modules take a process of a command 20 ms.
+    if mirror_of(context.layout) is not None:
+        from ckstore.saver import mirror
+
+        mirror.wake(context, catalog_path, only_if_behind=only_if_behind)
+    if not only_if_behind and setting_of(context.layout, COMPACT_AFTER) is not None:
+        from ckstore.saver import compactor
+
+        compactor.wake(context, catalog_path)
 
 
-def _fetching(context: Context) -> Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None]:
+def _fetching(context: Context) -> Callable[..., int | None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
     made: list[Through] = []
 
-    def fetch(directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview) -> None:
+    def fetch(
+        directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, old: OldPiece | None
+    ) -> int | None:
         if not made:
             from ckstore.remote.elsewhere.through import Through
 
             made.append(Through(context))
-        made[0](directory, blob, offset, into)
+        return made[0](directory, blob, offset, into, old)
 
     return fetch
 

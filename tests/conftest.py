@@ -37,11 +37,12 @@ if _START not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
 
 # No deadlines: a test here fsyncs, and how long that takes is the disk's affair.
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", deadline=None, max_examples=40, suppress_health_check=_SLOW_IS_FINE)
+_EXAMPLES = 200 if CRASH_FULL else 15
+settings.register_profile("default", deadline=None, max_examples=_EXAMPLES, suppress_health_check=_SLOW_IS_FINE)
 settings.register_profile(
     "ci",
     deadline=None,
-    max_examples=40,
+    max_examples=_EXAMPLES,
     suppress_health_check=_SLOW_IS_FINE,
     derandomize=True,  # a change must not fail because of what an earlier one drew
     print_blob=True,
@@ -53,6 +54,7 @@ settings.register_profile(
     suppress_health_check=_SLOW_IS_FINE,
     print_blob=True,
 )
+settings.register_profile("mutants", settings.get_profile("default"), max_examples=40)
 settings.register_profile("odd", settings.get_profile("ci"), max_examples=5)  # for the odd environments
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -76,6 +78,12 @@ def pytest_configure(config: pytest.Config) -> None:
     memory = memory_folder(_MEMORY_LEAST_BYTES)
     if config.option.basetemp is None and memory is not None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", memory)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each law: `make crash` draws more for it."""
+    if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        item.add_marker("property")
 
 
 @pytest.hookimpl(trylast=True)

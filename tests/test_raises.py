@@ -15,7 +15,10 @@ from ckstore import BackgroundSaves, LeafSlice, OpenCheckpoint, Remotes, Store, 
 QUIET = {
     *("Store.close", "Store.warnings", "Store.settings", "Store.config", "Store.remotes"),
     "Remotes.list",
-    *(f"OpenCheckpoint.{name}" for name in ("keys", "leaves", "files", "directory", "close")),
+    *(
+        f"OpenCheckpoint.{name}"
+        for name in ("keys", "leaves", "files", "directory", "close", "kept_bytes", "saved_bytes")
+    ),
 }
 """What raises nothing of its own."""
 

@@ -112,11 +112,25 @@ def render(header: Header, tiles: Sequence[Stored]) -> bytes:
     return b"".join([MAGIC, len(head).to_bytes(4, "little"), head, table, *(tile.data for tile in tiles)])
 
 
-def encode_blob(plain: Buffer, header: Header, read_base: ReadBase) -> bytes:
-    """Return the file that encodes a blob; `header` says how its runs are to be encoded."""
+def _go_on() -> None:
+    pass
+
+
+def encode_blob(
+    plain: Buffer, header: Header, read_base: ReadBase, *, before_each: Callable[[], None] = _go_on
+) -> bytes:
+    """Return the file that encodes a blob.
+
+    Args:
+        plain: The blob.
+        header: How its runs are to be encoded.
+        read_base: Gives bytes of its bases.
+        before_each: Called before each tile.
+    """
     whole = memoryview(plain)
     tiles = []
     for run, start, nbytes, base_start in _spans(header):
+        before_each()
         base = None
         if run.base >= 0:
             wanted = base_bytes(run.prediction, nbytes)
@@ -125,20 +139,39 @@ def encode_blob(plain: Buffer, header: Header, read_base: ReadBase) -> bytes:
     return render(header, tiles)
 
 
-def decode_blob(data: Buffer, read_base: ReadBase, *, where: str, most_bytes: int) -> bytearray:
+def decode_blob(
+    data: Buffer,
+    read_base: ReadBase,
+    *,
+    where: str,
+    most_bytes: int,
+    before_each: Callable[[], None] = _go_on,
+) -> bytearray:
     """Return the plain bytes of an encoded blob that is in memory.
 
     Raises:
         DamagedBlob: It is not one.
     """
     file = memoryview(data)
-    first = HEAD_BYTES + header_bytes(file[:HEAD_BYTES])
-    header = parse_header(file[HEAD_BYTES:first], where=where, most_bytes=most_bytes)
-    body = first + header.table_bytes
-    tiles = Tiles(header, file[first:body], len(file), first=body, where=where)
+    return decode_file(*parse_file(file, where=where, most_bytes=most_bytes), file, read_base, before_each)
+
+
+def decode_file(
+    header: Header,
+    tiles: Tiles,
+    file: memoryview,
+    read_base: ReadBase,
+    before_each: Callable[[], None] = _go_on,
+) -> bytearray:
+    """Return the plain bytes of an encoded blob that was parsed.
+
+    Raises:
+        DamagedBlob: Its tiles are not as the format says.
+    """
     plain = bytearray(header.nbytes)
     out = memoryview(plain)
     for tile in tiles.between(0, header.nbytes):
+        before_each()
         part = out[tile.start : tile.start + tile.nbytes]
         if needs_base(tile.codec):
             wanted = base_bytes(tile.run.prediction, tile.nbytes)
@@ -146,6 +179,18 @@ def decode_blob(data: Buffer, read_base: ReadBase, *, where: str, most_bytes: in
         stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
         decode(Stored(tile.codec, stored), tile.run.width, part)
     return plain
+
+
+def parse_file(file: memoryview, *, where: str, most_bytes: int) -> tuple[Header, Tiles]:
+    """Return header and tiles of an encoded blob that is in memory.
+
+    Raises:
+        DamagedBlob: It is not one.
+    """
+    first = HEAD_BYTES + header_bytes(file[:HEAD_BYTES])
+    header = parse_header(file[HEAD_BYTES:first], where=where, most_bytes=most_bytes)
+    body = first + header.table_bytes
+    return header, Tiles(header, file[first:body], len(file), first=body, where=where)
 
 
 def header_bytes(head: Buffer) -> int:

@@ -28,11 +28,11 @@ class Held:
         fd: Its descriptor; `CLOSED` when it was closed.
     """
 
-    __slots__ = ("_device", "_path", "fd")
+    __slots__ = ("_device", "_where", "fd")
 
     def __init__(self, where: Inside) -> None:
         self.fd = CLOSED
-        self._path = str(where)
+        self._where = where
         try:
             self.fd = open_directory(where)
             self._device = os.fstat(self.fd).st_dev
@@ -43,7 +43,7 @@ class Held:
     @property
     def inside(self) -> Inside:
         """The directory, as it is held."""
-        return Inside(self._path, (), self)
+        return Inside(str(self._where), (), self)
 
     def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
         """Return which of these names a directory in this one has; none also if it is gone, or closed to this user.

@@ -114,6 +114,20 @@ def deleted_but_open(device: int) -> list[DeletedFile]:
     return sorted(found, key=lambda file: (-file.nbytes, file.inode))
 
 
+def users_below(folder: str) -> list[Holder]:
+    """Return the other processes that have a file below a directory open or mapped, one entry a process and file."""
+    found: dict[tuple[int, str], Holder] = {}
+    start = folder.rstrip("/") + "/"
+
+    def look_closer(_inode: int | None, target: str) -> bool:
+        return target.startswith(start)
+
+    for pid, hold in _all_holds(look_closer, Scan()):
+        if pid != os.getpid() and hold.target.startswith(start) and (pid, hold.target) not in found:
+            found[pid, hold.target] = Holder(pid=pid, command=command_of(pid), how=hold.how, target=hold.target)
+    return list(found.values())
+
+
 def command_of(pid: int) -> str:
     """Return the command line of a process, shortened; its name in brackets if it shows none; ``?`` if it is gone."""
     text = _read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()

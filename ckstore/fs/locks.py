@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import InUse
 from ckstore.fs.held import Held
 from ckstore.fs.inside import CLOSED, Inside, Where
-from ckstore.fs.peek import at, open_directory
+from ckstore.fs.peek import at, close_quietly, open_directory
 
 if TYPE_CHECKING:
     from ckstore.fs.lock_files import LockFile
@@ -42,15 +42,14 @@ class DirectoryLock:
 
     Attributes:
         fd: Descriptor of the directory, for `openat`-like calls; -1 after release.
-        path: Under which it was locked.
         file: The lock that other hosts see and that goes with this one; None: there is none.
     """
 
-    __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "fd", "file", "path")
+    __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "_where", "fd", "file")
 
-    def __init__(self, path: Where) -> None:
+    def __init__(self, where: Where) -> None:
         self.fd = CLOSED
-        self.path = str(path)
+        self._where = where
         self.file: LockFile | None = None
         self._owner = os.getpid()
         self._thread = get_ident()
@@ -93,6 +92,11 @@ class DirectoryLock:
         except OSError:  # another thread has closed it at this moment
             return False
         return (mine.st_dev, mine.st_ino) == inode
+
+    @property
+    def path(self) -> str:
+        """Under which it was locked."""
+        return str(self._where)
 
     @property
     def inside(self) -> Inside:
@@ -159,6 +163,22 @@ def try_exclusive(path: Where) -> DirectoryLock | None:
         return _lock(path, fcntl.LOCK_EX, 0.0)
     except (InUse, FileNotFoundError, PermissionError):
         return None
+
+
+def is_locked(path: Where) -> bool:
+    """Whether a process has the directory `path` locked at this moment; a plan asks it of thousands."""
+    fd = open_directory(path, flags=os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A child that was forked meanwhile has a copy of the descriptor, and must not keep the lock.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return True
+    finally:
+        close_quietly(fd)
+    return False
 
 
 def _lock(path: Where, kind: int, timeout_s: float) -> DirectoryLock:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ckstore.fs.inside import Inside, Where
-    from ckstore.model.manifest.stored import Encoding
+    from ckstore.model.manifest.stored import Encoding, OldPiece
 
-    Fetch = Callable[[BlobRecord, int, memoryview], None]
+    Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None], int | None]
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(

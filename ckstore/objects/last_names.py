@@ -6,11 +6,11 @@ import os
 import stat
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ckstore.fs import holders, peek
-from ckstore.fs.held import through_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.reports.held import HeldBlob
 from ckstore.objects.layout import BLOBS
@@ -130,14 +130,16 @@ class NameCount:
 
     def add_canonical(self, paths: Iterable[Inside]) -> None:
         """Count the names of blobs in ``blobs/``, and remember each as the one to go to: 256 directories have all."""
-        for path, held in through_parents((path, path) for path in paths):
+        for _, group in groupby(paths, key=lambda path: path.parts[:-1]):
+            by_name = {path.name: path for path in group}
             try:
-                status = peek.find(held)
-            except PermissionError:  # in a directory of another user
+                found = peek.found_in(next(iter(by_name.values())).parent, [*by_name])
+            except PermissionError:  # a directory of another user
                 continue
-            if status is not None and stat.S_ISREG(status.st_mode):
-                self.first[status.st_dev, status.st_ino] = LastName(path.name, path, status)
-                self.add(path.name, path, status)
+            for name, status in found.items():
+                if stat.S_ISREG(status.st_mode):
+                    self.first[status.st_dev, status.st_ino] = LastName(name, by_name[name], status)
+                    self.add(name, by_name[name], status)
 
     def lasts(self) -> list[LastName]:
         """Return the first name of each inode whose names were all counted, in the order of digests."""

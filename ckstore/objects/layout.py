@@ -25,6 +25,8 @@ BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
 MARK = "damaged.json"
 ELSEWHERE = "elsewhere.json"
+SMALL_FILES = (ANNOTATIONS, MARK, ELSEWHERE)
+"""What may come into the directory of a checkpoint after it was saved."""
 # A sweep of hyperparameters can have thousands of runs, and the usual limit is 1,024 descriptors.
 _RUNS_OPEN = 32
 """How many directories of runs are open at once, where many are looked into."""
@@ -244,23 +246,12 @@ class OpenRuns:
         self._open: dict[str, Held | None] = {}
         self._small_files: dict[CheckpointKey, frozenset[str]] = {}
 
-    def is_marked(self, run: str, step: int) -> bool:
-        """Whether a checkpoint is marked as damaged."""
-        return self._has(run, step, MARK)
-
-    def is_annotated(self, run: str, step: int) -> bool:
-        """Whether something was added to a checkpoint."""
-        return self._has(run, step, ANNOTATIONS)
-
-    def is_elsewhere(self, run: str, step: int) -> bool:
-        """Whether bytes of a checkpoint are at a remote alone."""
-        return self._has(run, step, ELSEWHERE)
-
-    def _has(self, run: str, step: int, name: str) -> bool:
+    def small_files(self, run: str, step: int) -> frozenset[str]:
+        """Return which of `SMALL_FILES` a checkpoint has."""
         if (run, step) in self._small_files:
-            return name in self._small_files[run, step]
+            return self._small_files[run, step]
         folder = self._run(run)
-        return folder is not None and bool(folder.having(str(step), (name,)))
+        return frozenset() if folder is None else folder.having(str(step), SMALL_FILES)
 
     def stamp(self, run: str, step: int) -> Stamp | None:
         """Return which checkpoint is at a place; None: no directory, or none with a manifest."""
@@ -270,7 +261,7 @@ class OpenRuns:
     def stamps(self, run: str | None = None, *, in_full: bool = False) -> dict[CheckpointKey, Stamp | None]:
         """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
 
-        With `in_full` it is looked at the same time for what `is_annotated` and the like are going to be asked.
+        With `in_full` it is looked at the same time for what `small_files` is going to be asked.
         """
         found: dict[CheckpointKey, Stamp | None] = {}
         for name in self._layout.runs() if run is None else [run]:
@@ -279,11 +270,7 @@ class OpenRuns:
 
     def _stamps(self, run: str, inodes: Mapping[str, int], *, in_full: bool) -> dict[CheckpointKey, Stamp | None]:
         folder = self._run(run)
-        looked = (
-            {}
-            if folder is None
-            else folder.look_into(inodes, MANIFEST, (ANNOTATIONS, MARK, ELSEWHERE) if in_full else ())
-        )
+        looked = {} if folder is None else folder.look_into(inodes, MANIFEST, SMALL_FILES if in_full else ())
         self._layout.closed(run, inodes.keys() - looked.keys())  # in order to say so
         nothing: tuple[None, frozenset[str]] = None, frozenset()
         if in_full:

@@ -9,6 +9,7 @@ import mmap as _mmap
 import os
 from collections import OrderedDict, defaultdict
 from contextlib import closing
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
@@ -60,8 +61,11 @@ class PieceReader:
         self._open_most = open_blobs
         self._before_each = before_each
         self._open: OrderedDict[int, int | None] = OrderedDict()
-        self._remote = RemotePieces(directory)
         self._decoder: Decoder | None = None
+
+    @cached_property
+    def _remote(self) -> RemotePieces:
+        return RemotePieces(self._directory)
 
     def read(self, part: Part) -> None:
         """Fill the memory of a part with its piece, and check it.
@@ -70,16 +74,17 @@ class PieceReader:
             DamagedBlob: Its bytes are not what its digest says; the message names what it belongs to.
             MissingBlob: Its blob is not there.
         """
-        extent, out, what = part
+        extent, out, what, _ = part
         is_decoded = encoded(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
             memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
-            self._read_elsewhere(part, memory)
+            self._read_elsewhere(part if memory is out else part._replace(old=None), memory)
             if not isinstance(out, memoryview):
                 out.take(memory)
             return
         blob = self._directory.manifest.blobs[extent.blob].digest
+        subject = f"{self._directory.path}: blob {blob} of {what}"
         algorithm = algorithm_of(extent.piece)
         running = algorithm.start()
         try:
@@ -91,7 +96,7 @@ class PieceReader:
                 if is_decoded:
                     self._decode(blob, extent.offset + at, some, what)
                 else:
-                    files.read_into(fd, extent.offset + at, some, f"{self._directory.path}: blob {blob} of {what}")
+                    files.read_into(fd, extent.offset + at, some, subject)
                 if self._verify:
                     running.update(some)
                 at += len(some)
@@ -100,6 +105,11 @@ class PieceReader:
             raise
         if self._verify:
             _compare(self._directory, extent, algorithm.digest_of_parts(running), what)
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes came from remotes so far."""
+        return self._remote.received_bytes
 
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
         """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share.
@@ -167,11 +177,14 @@ class PieceReader:
 
     def _read_elsewhere(self, part: Part, out: memoryview) -> None:
         """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
-        found = ""
+        found, old = "", part.old
         for _ in range(_FETCHES):
             if self._before_each is not None:
                 self._before_each()
-            self._remote.read(part.extent, out)
+            # Once: what came of it, if it is not the piece, is no base of anything.
+            if old is None or not self._remote.advance(part.extent, old, out):
+                self._remote.read(part.extent, out)
+            old = None
             found = algorithm_of(part.extent.piece).digest(out)
             if found == part.extent.piece:
                 return
@@ -209,7 +222,8 @@ class PieceReader:
 
 def encoded(directory: CheckpointDirectory, extent: Extent) -> bool:
     """Whether a piece is decoded, so that no file has its bytes."""
-    return is_encoded(directory, directory.manifest.blobs[extent.blob].digest)
+    manifest = directory.manifest
+    return manifest.encoding is not None and is_encoded(directory, manifest.blobs[extent.blob].digest)
 
 
 def extents_of(manifest: Manifest) -> list[list[Extent]]:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ckstore.model.manifest.manifest import Extent
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A request takes as long as some hundred KiB at the rate of a link; larger runs take memory and gain nothing.
@@ -38,17 +39,24 @@ class Part(NamedTuple):
         extent: Which one.
         out: Where to; it has the piece's length.
         what: What it belongs to, for messages.
+        old: What is there now; None: not known.
     """
 
     extent: Extent
     out: memoryview | Memory
     what: str
+    old: OldPiece | None = None
 
 
 class RemotePieces:
-    """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads."""
+    """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads.
+
+    Attributes:
+        received_bytes: So many came from remotes.
+    """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
+        self.received_bytes = 0
         self._directory = directory
         self._expected: list[tuple[int, int]] = []
         self._blob = -1
@@ -87,6 +95,14 @@ class RemotePieces:
         self._window = start, run
         out[:] = run[: len(out)]
 
+    def advance(self, extent: Extent, old: OldPiece, out: memoryview) -> bool:
+        """Turn an old piece into this one in its place; False: the remote has no difference between the two."""
+        if self._directory.fetch is None:
+            return False
+        came = self._directory.fetch(self._directory.manifest.blobs[extent.blob], extent.offset, out, old)
+        self.received_bytes += came or 0
+        return came is not None
+
     def _run_stop(self, start: int, stop: int) -> int:
         """Return how far one request reads: over the neighbours that are expected."""
         for low, high in self._expected:
@@ -102,4 +118,4 @@ class RemotePieces:
         record = self._directory.manifest.blobs[blob]
         if self._directory.fetch is None:
             raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is at a remote alone")
-        self._directory.fetch(record, offset, into)
+        self.received_bytes += self._directory.fetch(record, offset, into, None) or 0

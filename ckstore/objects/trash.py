@@ -86,13 +86,11 @@ def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
 def in_use(path: Inside) -> bool:
     """Whether a process is in a directory, of a checkpoint or in ``trash/``; also if it is not ours to open."""
     try:
-        lock = locks.try_exclusive(path)
-    except NotADirectoryError:
+        return locks.is_locked(path)
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    if lock is None:
+    except PermissionError:
         return peek.is_directory(path)
-    lock.release()
-    return False
 
 
 def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:

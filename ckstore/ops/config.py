@@ -247,6 +247,28 @@ class StoreConfig:
     What `make_room` drops for a save that would not fit is not bound by it. Default: 3.
     """
 
+    compact_after = _plain(config_file.COMPACT_AFTER)
+    """How old a checkpoint is before it is compacted by itself: ``12h``, ``7d`` or seconds; None: only `Store.compact`.
+
+    A process of its own does it, with a share of one processor, below the priority of the training. A save starts it,
+    every ten minutes at most, and it ends when nothing is left to do. Tags, pins and `compact_keep` hold. It needs
+    ``ckstore[compact]``, as does reading what was compacted. Default: None.
+    """
+
+    compact_share = _plain(config_file.COMPACT_SHARE)
+    """How much of one processor that takes at most. Default: 0.1."""
+
+    compact_keep = _plain(config_file.COMPACT_KEEP)
+    """How many of the newest checkpoints of each run it leaves plain. Default: 3."""
+
+    push_deltas = _plain(config_file.PUSH_DELTAS)
+    """Whether a push to object storage, also that of a mirror, sends differences to what is there.
+
+    For each blob that gets at most half as large, the remote has an encoded form that is decoded with a checkpoint
+    before: a step of reinforcement learning crosses as about a hundredth. Readers need ``ckstore[compact]``, as this
+    side does, and the bases stay there as long as something is decoded with them. Default: False.
+    """
+
     def __init__(self, context: Context) -> None:
         self._context = context
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import files
 from ckstore.model.document import refuse
 from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.settings import parse_config, render_config
+from ckstore.model.times import duration_s
 from ckstore.objects.documents import atomic_file
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ _YEAR_S = 366 * 86400.0
 def _is_number(value: object, least: float, most: float) -> bool:
     # `True` is an `int` to Python, and would pass as one second or one thread.
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_duration(value: object) -> bool:
+    try:
+        return isinstance(value, str | float | int) and duration_s(value, "it") <= _YEAR_S
+    except BadInput:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,16 @@ MIRROR_KEEP = Setting(
 )
 
 
+# Off until asked for: what was compacted needs an extra to be read.
+COMPACT_AFTER: Setting[float | str | None] = Setting(
+    "compact_after", None, "a duration such as '12h', or seconds", _is_duration
+)
+COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", lambda value: _is_number(value, 0.001, 1))
+COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", lambda value: _is_whole(value, 10_000))
+# Off: the mirror is the last copy when a node dies, and plain blobs need nothing but their own bytes (docs/adr/0024).
+PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=lambda value: isinstance(value, bool))
+
+
 def _is_whole(value: object, most: int, least: int = 1) -> bool:
     return isinstance(value, int) and _is_number(value, least, most)
 
@@ -133,9 +151,11 @@ def read_config(layout: Layout) -> dict[str, Any]:
     return read(data, _parse, str(layout.config)).settings
 
 
-def policy_of(layout: Layout, member: Literal["retention", "make_room"]) -> RetentionPolicy | None:
+def policy_of(
+    layout: Layout, member: Literal["retention", "make_room"], config: Mapping[str, Any] | None = None
+) -> RetentionPolicy | None:
     """Return the policy that is applied after each save, or to make room for one; None: there is none."""
-    stored = read_config(layout).get(member)
+    stored = (read_config(layout) if config is None else config).get(member)
     if stored is None:
         return None
     from ckstore.model.settings.retention import RetentionPolicy
@@ -167,12 +187,13 @@ class StoreRules:
 
 def rules_of(layout: Layout) -> StoreRules:
     """Return what the settings say about which checkpoints stay."""
-    return StoreRules(policy_of(layout, RETENTION), policies_by_run(layout), budget_of(layout))
+    config = read_config(layout)  # once: it is asked for after each save
+    return StoreRules(policy_of(layout, RETENTION, config), policies_by_run(layout, config), budget_of(layout, config))
 
 
-def policies_by_run(layout: Layout) -> dict[str, RetentionPolicy]:
+def policies_by_run(layout: Layout, config: Mapping[str, Any] | None = None) -> dict[str, RetentionPolicy]:
     """Return the policies of single runs, by their names or globs."""
-    stored = read_config(layout).get(BY_RUN)
+    stored = (read_config(layout) if config is None else config).get(BY_RUN)
     if stored is None:
         return {}
     from ckstore.model.settings.retention import RetentionPolicy
@@ -183,9 +204,9 @@ def policies_by_run(layout: Layout) -> dict[str, RetentionPolicy]:
     return {glob: RetentionPolicy.from_json(policy, f"{where}: {glob}") for glob, policy in stored.items()}
 
 
-def budget_of(layout: Layout) -> Budget | None:
+def budget_of(layout: Layout, config: Mapping[str, Any] | None = None) -> Budget | None:
     """Return how much all checkpoints may take; None: there is no limit."""
-    stored = read_config(layout).get(BUDGET)
+    stored = (read_config(layout) if config is None else config).get(BUDGET)
     if stored is None:
         return None
     from ckstore.model.settings.retention import Budget
@@ -196,6 +217,14 @@ def budget_of(layout: Layout) -> Budget | None:
 def setting_of(layout: Layout, setting: Setting[T]) -> T:
     """Return the value of one setting."""
     return setting.of(read_config(layout), str(layout.config))
+
+
+def mirror_of(layout: Layout) -> str | None:
+    """Return the remote that is the mirror; None: there is none, or whatever needs a setting says why."""
+    try:
+        return setting_of(layout, MIRROR)
+    except (CkstoreError, OSError):
+        return None
 
 
 def save_checks_or_all(layout: Layout) -> SaveChecks:

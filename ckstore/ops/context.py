@@ -12,21 +12,21 @@ from ckstore.fs import peek
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
-from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import read_annotations
-from ckstore.objects.layout import ELSEWHERE
+from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import THREADS, setting_of
 from ckstore.ops.counting import SaveTotals
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
-from ckstore.ops.notices import Notices
+from ckstore.ops.notices import Notices, warn, way_in
 from ckstore.ops.pace import DutyCycle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
@@ -117,8 +117,9 @@ class Context:
     catalog_is_private: bool = False
     # The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     run: str | None = None
-    # Reads a range of a blob of an open checkpoint that is elsewhere; None: remotes are not reached.
-    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview], None] | None = None
+    # Reads a range of a blob of an open checkpoint that is elsewhere, or turns an older piece into it: None if that
+    # cannot be, else how many bytes came. None: remotes are not reached.
+    fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None], int | None] | None = None
     # Called after a checkpoint is durable here, for the mirror; it raises nothing. None: no mirror is looked for.
     saved: Callable[[], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
@@ -139,6 +140,14 @@ class Context:
             return setting_of(self.layout, THREADS) or DEFAULT_THREADS
         except (CkstoreError, OSError):  # a save reports damaged settings; a load takes the default
             return DEFAULT_THREADS
+
+    def tell_passed_over(self) -> None:
+        """Warn, once for an open store, of each run and checkpoint that this user may not look into."""
+        for path, said in [*self.layout.passed_over.items()]:
+            # A training of days saves thousands of times: each warning comes once for an open store.
+            if path not in self.notices.problems:
+                self.notices.problems[path] = f"passed over: {said}; {way_in(self.layout, path)}"
+                warn(self.notices.problems[path])
 
     def measure(self, new: Amount) -> Need:
         """Compare what a save takes with what is free now."""
@@ -172,15 +181,15 @@ def info_of(
     if tags is None:
         tags = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
     info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable)
-    place = context.layout.checkpoint(manifest.run, manifest.step)
-    damaged = elsewhere = False
     try:
-        damaged, elsewhere = marks.is_marked(place), peek.exists(place / ELSEWHERE)
+        with context.layout.open_runs() as runs:
+            there = runs.small_files(manifest.run, manifest.step)
     except (CkstoreError, OSError) as error:  # a save is acknowledged when this is asked
         context.notices.problems[f"mark of {info.name}"] = (
             f"whether {info.name} is marked as damaged, or is elsewhere, is not known: {error}"
         )
-    return annotated(context, replace(info, damaged=damaged, elsewhere=elsewhere))
+        there = frozenset((ANNOTATIONS,))
+    return with_small_files(context, info, there)
 
 
 def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:
@@ -201,6 +210,18 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
     for tag, target in sorted(layout.tags().items()):
         by_checkpoint.setdefault(target, []).append(tag)
     return {target: tuple(tags) for target, tags in by_checkpoint.items()}
+
+
+def with_small_files(context: Context, info: CheckpointInfo, there: Collection[str]) -> CheckpointInfo:
+    """Return `info` with what was added to the checkpoint since it was saved; `there`: which `SMALL_FILES` it has."""
+    damaged, elsewhere = MARK in there, ELSEWHERE in there
+    if (info.damaged, info.elsewhere) != (damaged, elsewhere):
+        info = replace(info, damaged=damaged, elsewhere=elsewhere)
+    if ANNOTATIONS in there:
+        return annotated(context, info)
+    if context.notices.problems:  # a problem with annotations ends with them
+        context.notices.problems.pop(annotation_problem(info), None)
+    return info
 
 
 def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:

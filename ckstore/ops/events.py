@@ -1,4 +1,7 @@
-"""What happened in a store: notes it, and gives what was noted. It decides nothing."""
+"""What happened in a store: notes it, and gives what was noted.
+
+``events.jsonl`` has a line for each. It is bounded, decides nothing, and may be lost.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,23 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
-from ckstore.model.reports.event import Event
+from ckstore.fs import files
+from ckstore.model.reports.event import Event, parse_line
 from ckstore.model.times import start_of, text_of_time, time_of_text
-from ckstore.objects.documents import journal
+from ckstore.objects.documents.atomic_file import mode_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ckstore.model.names import CheckpointKey
+    from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
 _POLL_S = 0.5
+EVENTS, OLDER = "events.jsonl", "events.jsonl.1"
+# With the older one at most some 40,000 events, which are read in a quarter of a second.
+MOST_BYTES = 4 * 2**20
+_READ_BYTES = 4 * MOST_BYTES  # one that another program made larger is not read into memory
 
 
 def note(
@@ -30,13 +39,14 @@ def note(
     id: str = "",
     nbytes: int | None = None,
     why: str = "",
+    seconds: float | None = None,
 ) -> None:
     """Add an event to the journal, as far as that works; the store is writable by now."""
     if context.readonly:
         return
     now = text_of_time(datetime.now(UTC))
     run, step = key
-    journal.append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid()))
+    _append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid(), seconds))
 
 
 @contextmanager
@@ -52,7 +62,7 @@ def noting_failure(context: Context, key: tuple[str, int | None]) -> Iterator[No
 def events(context: Context, *, since: object = None, run: str | None = None) -> list[Event]:
     """Return what happened, the oldest first; see `ckstore.Store.events`."""
     start = start_of(since, datetime.now(UTC), "since")
-    found = (event for event in journal.read(context.layout) if run in (None, event.run))
+    found = (event for event in _read(context.layout) if run in (None, event.run))
     return [event for event in found if start is None or time_of_text(event.time) >= start]
 
 
@@ -61,10 +71,50 @@ def following(context: Context, *, since: object = None, run: str | None = None)
     since = start_of(since, datetime.now(UTC), "since")
     given = 0
     while True:
-        stamp = journal.stamp(context.layout)
+        before = journal_stamp(context.layout)
         found = events(context, since=since, run=run)
         # By number: lines are only added. After a turn over there may be fewer, and all of them count as new ones do.
         yield from found[given if given <= len(found) else 0 :]
         given = len(found)
-        while journal.stamp(context.layout) == stamp:
+        while journal_stamp(context.layout) == before:
             time.sleep(_POLL_S)
+
+
+def _append(layout: Layout, event: Event) -> None:
+    """Add an event, as far as that works.
+
+    A save that is durable must not fail, nor wait, for a line that decides nothing: so no error is raised.
+    """
+    try:
+        with files.opened_directory(layout.root) as fd:
+            mode = mode_in(fd)
+        root = layout.root
+        files.append_line(root / EVENTS, event.line(), mode=mode, most_bytes=MOST_BYTES, older=root / OLDER)
+    except (OSError, CkstoreError):
+        return
+
+
+def _read(layout: Layout) -> Iterator[Event]:
+    """Yield the events, the oldest first; lines that are torn or not understood are passed over.
+
+    Raises:
+        CkstoreError: A file of them is not a regular one, or huge.
+    """
+    for name in (OLDER, EVENTS):
+        try:
+            data = files.read_file(layout.root / name, most_bytes=_READ_BYTES)
+        except FileNotFoundError:
+            continue
+        for line in data.split(b"\n"):
+            if (event := parse_line(line)) is not None:
+                yield event
+
+
+def journal_stamp(layout: Layout) -> tuple[int, int]:
+    """Return what changes when an event is added: to follow them without reading all."""
+    try:
+        with files.opened_regular(layout.root / EVENTS) as fd:
+            found = os.fstat(fd)
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_ino, found.st_size

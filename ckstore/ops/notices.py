@@ -27,14 +27,6 @@ class Notices:
     run_was_open: bool = False  # the ref that was looked for last names no run, and means the only one, or main
     run_guessed: str = ""  # the run of what was loaded last, if its ref named none; "" else
 
-    def tell_passed_over(self, layout: Layout) -> None:
-        """Warn, once for an open store, of each run and checkpoint that this user may not look into."""
-        for path, said in [*layout.passed_over.items()]:
-            # A training of days saves thousands of times: each warning comes once for an open store.
-            if path not in self.problems:
-                self.problems[path] = f"passed over: {said}; {way_in(layout, path)}"
-                warn(self.problems[path])
-
     def tell_unavailable(self, error: CatalogUnavailable, *, is_private: bool) -> None:
         """Warn, once for an open store, that the directories are read because the catalog cannot be used."""
         # Not where this user cannot open it, or another process replaces it at this moment, or who only reads has none

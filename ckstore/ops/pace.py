@@ -12,6 +12,7 @@ from ckstore.errors import BadInput
 
 Clock = Callable[[], float]
 T = TypeVar("T")
+_STRETCH_S = 0.02
 
 
 class RateLimiter:
@@ -90,6 +91,29 @@ class Budget:
         if not self._done_bytes or spent_s <= 0:
             return 0.0
         return (self._begun_bytes - self._done_bytes + nbytes) * spent_s / self._done_bytes
+
+
+class Share:
+    """Lets the work of a process take a share of one processor: after each stretch it rests for as long as it must.
+
+    Only the processor's time counts: on a busy machine the work does not rest for having waited.
+    """
+
+    def __init__(
+        self, share: float, *, used: Clock = time.process_time, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._share = share
+        self._used, self._sleep = used, sleep
+        self._begun_s = used()
+
+    def rest(self) -> None:
+        """Rest, if the work since the last rest is worth one."""
+        used_s = self._used() - self._begun_s
+        # Short, so that a step of training that meets a stretch is not longer than its own noise.
+        if used_s < _STRETCH_S:
+            return
+        self._sleep(used_s * (1 / self._share - 1))
+        self._begun_s = self._used()
 
 
 class DutyCycle:

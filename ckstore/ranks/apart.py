@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, NoSuchRef, RemoteUnavailable, UnknownOutcome
+from ckstore.errors import CkstoreError, NoSuchRef, ReadOnlyStore, RemoteUnavailable, UnknownOutcome
 from ckstore.fs import files
 from ckstore.model.checkpoint.elsewhere import Elsewhere
 from ckstore.model.manifest.info import CheckpointInfo
@@ -38,7 +38,8 @@ from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.find_there import find_there
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
 from ckstore.remote.pull import give_blobs, is_here
-from ckstore.remote.push import Manner, place_of
+from ckstore.remote.push import Manner
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import reach, source_of
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def list_from_mirror(context: Context, ref: AnyRef) -> None:
         place = find_there(source_of(there), text, run=context.run, hash_prefix=context.layout.hash_prefix)
         if not is_here(context, place):
             list_remote(context, there, [place])
-    except NoSuchRef:
-        return  # the rules of the store say what there is
+    except (NoSuchRef, ReadOnlyStore):
+        return  # what the store lists counts, by its own rules
     except RemoteUnavailable as error:  # what is here may do
         warn(f"{name} was not asked for {ref}: {error.message}")

@@ -11,6 +11,7 @@ from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.objects import THREADS
+from ckstore.remote.source import Removed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -90,7 +91,9 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
             return
         where = f"the manifest of {place.name} at {source.name}"
         try:
-            info = parse_facts(data, where=where, hash_prefix=hash_prefix)
+            info = parse_facts(data, where=where, hash_prefix=hash_prefix, plain=lambda: source.plain(place))
+        except Removed:
+            return
         except CkstoreError as error:
             raise RemoteError(error.message, hint=error.hint) from error
         if (info.run, info.step, info.id) != tuple(place):

@@ -21,6 +21,7 @@ INTENTS = "intents/"
 CONDEMNED = "condemned.json"
 INFO = "remote.json"
 _MANIFEST = "manifest.json"
+_PLAIN = "plain.json"
 _ANNOTATIONS = "annotations.json"
 _DROPPED = "dropped"
 _SUFFIX = ".json"
@@ -48,6 +49,11 @@ class Place(NamedTuple):
     def manifest(self) -> str:
         """The key of its manifest, which is written last."""
         return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_MANIFEST}"
+
+    @property
+    def plain(self) -> str:
+        """The key of its manifest proper, where it is encoded."""
+        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_PLAIN}"
 
     @property
     def annotations(self) -> str:

@@ -19,6 +19,7 @@ from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
 from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.ops.context import Context
 
 
@@ -46,6 +47,10 @@ class StoreSource:
         """See `ckstore.remote.source.Source`."""
         # Of a compacted checkpoint the manifest lies beside what says how it is stored.
         return self._read(place, PLAIN, MANIFEST_MAX_BYTES) or self._read(place, MANIFEST, MANIFEST_MAX_BYTES)
+
+    def plain(self, place: Place) -> bytes:
+        """See `ckstore.remote.source.Source`."""
+        raise RemoteError(f"{place.name} of {self.name} was changed in the middle of a read", hint="read it again")
 
     def annotations(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
@@ -80,22 +85,25 @@ class StoreSource:
                     found[name] = files.read_file(path, most_bytes=PIN_MAX_BYTES)
         return found
 
-    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> bool:
+    def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> None:
+        """Turn nothing: what is read of a directory need not be small."""
+
+    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""
         path = self._layout.checkpoint(*place.key)
         try:
             # Locked for the time of the read, so that it is not taken apart meanwhile (rule L).
             with locks.lock_shared(path) as lock:
                 if id_at(lock.inside) != place.id:
-                    return False
+                    return None
                 if peek.exists(lock.inside / PLAIN):
                     directory = CheckpointDirectory.locked(path, lock, self._layout.hash_prefix)
                     if decoded(directory, digest, offset, into, place.name):
-                        return True
+                        return len(into)
                 with files.opened_regular(lock.inside / BLOBS / digest) as fd:
                     files.read_into(fd, offset, into, f"{path}: blob {digest}")
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            return None
         except (DamagedBlob, InUse) as error:
             raise RemoteError(error.message) from error
-        return True
+        return len(into)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreError, UnknownOutcome
 from ckstore.model.checkpoint.elsewhere import Holder
-from ckstore.model.reports.transfer import TransferPlan
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.elsewhere.clone import list_remote
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Push, end_intents
+from ckstore.remote.push_plan import There
 from ckstore.remote.reach import reach
 from ckstore.remote.source import ObjectSource
 
@@ -67,7 +67,7 @@ class PushedPart:
 def push_part(context: Context, staging: Staging, remote: Remote, manner: Manner) -> PushedPart:
     """Bring the blobs of a sealed part to the remote."""
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
-        push = Push(context, remote, manner, _nothing(remote))
+        push = Push(context, remote, manner, There.nothing(remote))
         part = PushedPart(remote, push.send([directory], is_part=True))
         push.keep_record()
     return part
@@ -81,7 +81,7 @@ def push_whole(context: Context, staging: Staging, remote: Remote, manner: Manne
         CkstoreError: It does not exist.
     """
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
-        push = Push(context, remote, manner, _nothing(remote))
+        push = Push(context, remote, manner, There.nothing(remote))
         try:
             push.send([directory])
         except CkstoreError as error:
@@ -91,10 +91,6 @@ def push_whole(context: Context, staging: Staging, remote: Remote, manner: Manne
             msg = f"whether {name} is at {remote.name} is not known: {error.message}"
             raise UnknownOutcome(msg, hint="save it again: a checkpoint that is there by then stays") from error
         push.keep_record()
-
-
-def _nothing(remote: Remote) -> TransferPlan:
-    return TransferPlan("push", remote.name, (), (), (), 0)
 
 
 def list_step(context: Context, remote: Remote, run: str, step: int) -> None:

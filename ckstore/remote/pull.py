@@ -49,11 +49,12 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
+    from ckstore.model.manifest.stored import Encoding
     from ckstore.objects.publish import IfExists, Outcome
     from ckstore.ops.context import Context
     from ckstore.remote.keys import Place
     from ckstore.remote.push import Manner
-    from ckstore.remote.source import Source
+    from ckstore.remote.source import Found, Source
 
 # One reading may meet a cut connection or a flipped bit; a blob that is wrong so often is wrong at the remote.
 _READS = 3
@@ -71,7 +72,7 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
     new = [place for place in facts if not is_here(context, place)]
     for place in facts:
         found = read_manifest(source, place, context.layout.hash_prefix)
-        for blob in () if found is None else found[0].blobs:
+        for blob in () if found is None else found.manifest.blobs:
             wanted[blob.digest] = blob.nbytes
             if place in new and not peek.exists(context.layout.blob(blob.digest)):
                 missing[blob.digest] = blob.nbytes
@@ -141,18 +142,18 @@ class Pull:
         if found is None:
             msg = f"{place.name} is no longer at {self.source.name}"
             raise RemoteError(msg, hint="it was removed there meanwhile")
-        manifest, manifest_id, data = found
+        manifest, manifest_id = found.manifest, found.id
         self._all_bytes += sum(blob.nbytes for blob in manifest.blobs)
         annotations = self.annotations_of(place)
         if is_here(self.context, place):
             info = info_of(self.context, manifest, manifest_id)
             if info.elsewhere:
                 with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
-                    self._bring_back(place, manifest, info)
+                    self._bring_back(place, manifest, found.encoding, info)
             self._annotate(info, annotations)
             return info_of(self.context, manifest, manifest_id), False
         with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
-            return self._publish(place, manifest, data, annotations), True
+            return self._publish(place, found, annotations), True
 
     def annotations_of(self, place: Place) -> Annotations | None:
         """Return what was said of a checkpoint at the source; None: nothing, or nothing that can be read."""
@@ -178,19 +179,17 @@ class Pull:
             if notes or metrics:
                 add_annotations(self.context.layout, lock, Annotations(metrics, notes))
 
-    def _publish(
-        self, place: Place, manifest: Manifest, data: bytes, annotations: Annotations | None
-    ) -> CheckpointInfo:
-        context = self.context
+    def _publish(self, place: Place, found: Found, annotations: Annotations | None) -> CheckpointInfo:
+        context, manifest = self.context, found.manifest
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         try:
-            self._fill(place, manifest, staging)
+            self._fill(place, manifest, found.encoding, staging)
             if annotations is not None:
                 # Into the staging directory: the one rename shows it together with the state.
                 path = staging.lock.inside / ANNOTATIONS
                 files.create_file(path, seal(annotations.render()), mode=0o600)
-            staging.seal(data)
+            staging.seal(found.data)
             check = partial(check_unprotected, context, place.key, replacing=True)
             if_there = publishing.IfThere(self.if_exists, check)
             outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
@@ -206,13 +205,13 @@ class Pull:
             raise
         return self._follow_up(staging, manifest, place, outcome)
 
-    def _bring_back(self, place: Place, manifest: Manifest, info: CheckpointInfo) -> None:
+    def _bring_back(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
         """Give an evicted checkpoint its blobs again; it stays listed and readable meanwhile."""
         context = self.context
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         try:
-            self._fill(place, manifest, staging)
+            self._fill(place, manifest, encoding, staging)
             give_blobs(context, info, manifest, staging)
         except BaseException as error:
             if not reclaim.is_full(error):
@@ -244,7 +243,7 @@ class Pull:
             reclaim.discard_path(context, outcome.old)
         return info_of(context, manifest, place.id)
 
-    def _fill(self, place: Place, manifest: Manifest, staging: Staging) -> None:
+    def _fill(self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging) -> None:
         # Claimed before the rest is fetched: what the store has must not be freed meanwhile.
         missing = [blob for blob in manifest.blobs if not staging.claim(blob.digest, blob.nbytes)]
         self._check_room(place, missing)
@@ -252,7 +251,12 @@ class Pull:
         missing.sort(key=lambda blob: blob.nbytes, reverse=True)
         fetch = partial(self._fetch, place, staging)
         stopping = self._budget.ending(self.source.close)
-        for_each(fetch, missing, threads=self.manner.threads, say=self._say, stopping=stopping)
+        # What others of the checkpoint are decoded with comes first: then it is here, and comes once.
+        own = {blob.digest for blob in missing}
+        rank = {blob.digest: 0 if encoding is None else len(own & set(encoding.path(blob.digest))) for blob in missing}
+        for level in sorted(set(rank.values())):
+            batch = [blob for blob in missing if rank[blob.digest] == level]
+            for_each(fetch, batch, threads=self.manner.threads, say=self._say, stopping=stopping)
         self._say()
 
     def _check_room(self, place: Place, missing: Sequence[BlobRecord]) -> None:
@@ -268,9 +272,9 @@ class Pull:
         with self._budget.taking(blob.nbytes):
             # Aligned, so that it is written past the page cache as a save writes.
             buffer = aligned_buffer(-(-blob.nbytes // GRAIN_BYTES) * GRAIN_BYTES)[: blob.nbytes]
-            fetch_checked(self.source, place, blob, buffer, budget=self._budget, limiter=self._limiter)
+            came = fetch_checked(self.source, place, blob, buffer, budget=self._budget, limiter=self._limiter)
             staging.put(blob.digest, buffer)
-        self._moved_bytes += blob.nbytes
+        self._moved_bytes += came
         self._moved_count += 1
 
     def _say(self) -> None:
@@ -312,8 +316,8 @@ def fetch_checked(
     *,
     budget: MemoryBudget,
     limiter: RateLimiter | None = None,
-) -> None:
-    """Fill memory with a blob of a checkpoint at a source; when this returns, it has its digest.
+) -> int:
+    """Fill memory with a blob of a checkpoint at a source; when this returns, it has its digest. Return what came.
 
     Raises:
         RemoteError: The blob is missing there, or damaged.
@@ -321,19 +325,20 @@ def fetch_checked(
     algorithm = algorithm_of(blob.digest)
     for attempt in range(_READS):
         budget.sleep(_PAUSE_S * attempt)
-        if limiter is not None:
-            limiter.wait(blob.nbytes)
         try:
-            there = source.read_into(place, blob.digest, 0, buffer)
+            came = source.read_into(place, blob.digest, 0, buffer)
         except RemoteError:
             # A connection that was cut: what has come so far counts for nothing.
             if attempt + 1 == _READS or budget.is_ended:
                 raise
             continue
-        if not there:
+        if came is None:
             msg = f"blob {blob.digest} of {place.name} is missing at {source.name}"
             raise RemoteError(msg, hint=_PUSH_AGAIN)
+        if limiter is not None:
+            # Behind the bytes, whose number is known only now: the next ones wait.
+            limiter.wait(came)
         if algorithm.digest(buffer) == blob.digest:
-            return
+            return came
     msg = f"blob {blob.digest} of {place.name} at {source.name} is damaged: other bytes came {_READS} times"
     raise RemoteError(msg, hint=_PUSH_AGAIN)

@@ -11,37 +11,42 @@ import os
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
-from ckstore.model.reports.transfer import TransferPlan, TransferReport
+from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
 from ckstore.objects.encoded import decoded, is_encoded
 from ckstore.ops.call_threads import for_each
+from ckstore.ops.config_file import PUSH_DELTAS, setting_of
+from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.deltas.encode import delta_of
 from ckstore.remote.documents.condemned import spare
-from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS
-from ckstore.remote.source import ObjectSource
+from ckstore.remote.push_plan import look_there, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
+    from ckstore.remote.deltas.spool import Delta
     from ckstore.remote.objects import Listed, Remote
+    from ckstore.remote.push_plan import There
 
 # Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
 _BATCH = 16
@@ -73,22 +78,6 @@ class Manner:
     clock: Callable[[], float] = field(default=lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
-def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
-    """Say what a push would send now."""
-    check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
-    there = set(ObjectSource(remote.objects, remote.name).places())
-    wanted: dict[str, int] = {}
-    for info in infos:
-        with open_directory(context, info) as directory:
-            wanted.update((blob.digest, blob.nbytes) for blob in directory.manifest.blobs)
-    sizes = _sizes_there(remote, wanted)
-    missing = tuple(
-        (digest, nbytes) for digest, nbytes in sorted(wanted.items()) if nbytes not in sizes.get(digest, ())
-    )
-    new = tuple(info for info in infos if place_of(info) not in there)
-    return TransferPlan("push", remote.name, tuple(infos), new, missing, sum(wanted.values()))
-
-
 def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, manner: Manner) -> TransferReport:
     """Bring checkpoints to a remote, the newest first.
 
@@ -97,8 +86,8 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         RemoteError: The remote did not take something; the push can be repeated, and goes on where it ended.
     """
     begun_s = time.monotonic()
-    plan = plan_push(context, infos, remote)
-    work = Push(context, remote, manner, plan)
+    found = look_there(context, infos, remote)
+    plan, work = found.plan, Push(context, remote, manner, found)
     try:
         work.send_all()
         work.beside()
@@ -119,20 +108,6 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     )
 
 
-def place_of(info: CheckpointInfo) -> Place:
-    """Return where a checkpoint lies at any remote."""
-    return Place(info.run, info.step, info.id)
-
-
-def _sizes_there(remote: Remote, digests: Container[str]) -> dict[str, set[int]]:
-    """Return the sizes that a remote lists for the names of these digests; what else it lists is not kept."""
-    sizes: dict[str, set[int]] = {}
-    for listed in remote.objects.list(keys.BLOBS):
-        if (name := keys.blob_in(listed.key)) is not None and name.digest in digests:
-            sizes.setdefault(name.digest, set()).add(listed.nbytes)
-    return sizes
-
-
 def end_intents(remote: Remote, keys: Sequence[str]) -> None:
     """Remove intents of pushes that have ended; those that stay go stale."""
     with suppress(RemoteError):
@@ -146,11 +121,13 @@ class Push:
         may_exist: Whether the last checkpoint may be at the remote, whatever error was raised.
     """
 
-    def __init__(self, context: Context, remote: Remote, manner: Manner, plan: TransferPlan) -> None:
+    def __init__(self, context: Context, remote: Remote, manner: Manner, there: There) -> None:
         self.may_exist = False
         self.sent_bytes = self.sent_count = 0
         self.warnings: list[str] = []
-        self._context, self._remote, self._manner, self._plan = context, remote, manner, plan
+        self._context, self._remote, self._manner, self._plan = context, remote, manner, there.plan
+        self._there = there
+        self._encodes = setting_of(context.layout, PUSH_DELTAS)
         self._record = record.read_record(context.layout, remote.name)
         self._before = self._record.render()
         self._budget = MemoryBudget()
@@ -159,47 +136,44 @@ class Push:
 
     def send_all(self) -> None:
         """Send what the plan says, in batches."""
-        missing = {digest for digest, _ in self._plan.missing}
-        new = {info.id for info in self._plan.new}
         # Newest first: if the machine dies in the middle, the latest state is the one that is there.
         todo = sorted(self._plan.checkpoints, key=lambda info: info.order, reverse=True)
-        batch: list[CheckpointInfo] = []
-        for info in todo:
-            if info.id in new or self._lacks(info, missing):
-                batch.append(info)
-            if len(batch) == _BATCH:
-                self._send(batch)
-                batch = []
-        self._send(batch)
+        todo = [info for info in todo if info.id in self._there.lacking]
+        # One by one where each is what the next is encoded against.
+        count = 1 if self._encodes else _BATCH
+        for start in range(0, len(todo), count):
+            self._send(todo[start : start + count])
         self._say()
 
-    def _lacks(self, info: CheckpointInfo, missing: set[str]) -> bool:
-        if not missing:
-            return False
-        with open_directory(self._context, info) as directory:
-            return any(blob.digest in missing for blob in directory.manifest.blobs)
-
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
-        if not batch:
-            return
         with ExitStack() as opened:
             # Open until their manifests are there: what is being pushed is not dropped here meanwhile (rule L).
-            self.send([opened.enter_context(open_directory(self._context, info)) for info in batch])
+            directories = [opened.enter_context(open_directory(self._context, info)) for info in batch]
+            delta = self._delta(batch[0], directories[0])
+            if delta is not None:
+                opened.enter_context(delta)
+            self.send(directories, delta)
 
-    def send(self, directories: Sequence[CheckpointDirectory], *, is_part: bool = False) -> list[str]:
+    def send(
+        self, directories: Sequence[CheckpointDirectory], delta: Delta | None = None, *, is_part: bool = False
+    ) -> list[str]:
         """Send what is in directories that stay open; of a part all but its manifest.
 
         Returns:
             The keys of the intents that keep a part; else there are none any more.
         """
         for _ in range(_BEGINNINGS):
-            intents = [self._intent(directory, is_part=is_part) for directory in directories]
+            wanted = _wanted(directories, delta)
+            intents = [self._intent(directory, delta, is_part=is_part) for directory in directories]
             kept: list[str] = []
             try:
-                self._send_under(directories, intents, is_part=is_part)
+                self._send_under(directories, intents, wanted, delta, is_part=is_part)
                 kept = [intent.key for intent in intents] if is_part else []
             except Voided:
                 self.may_exist = False
+                continue
+            except _BaseGone:
+                delta = None
                 continue
             except BaseException:
                 # A Ctrl-C must not wait for an answer below.
@@ -214,32 +188,50 @@ class Push:
         msg = f"the push to {self._remote.name} was overtaken by a pruner {_BEGINNINGS} times"
         raise RemoteError(msg, hint="was this machine asleep? push again")
 
-    def _intent(self, directory: CheckpointDirectory, *, is_part: bool) -> Intent:
+    def _delta(self, info: CheckpointInfo, directory: CheckpointDirectory) -> Delta | None:
+        """Return a checkpoint in the form in which little of it has to be sent; None: as it is here."""
+        there = self._there
+        if not self._encodes or place_of(info) in there.places:
+            return None
+        try:
+            return delta_of(self._context, directory, there.source, there.places, there.sizes)
+        except (CkstoreError, OSError) as error:  # such as no package, no room for it, or a base that is damaged here
+            self.warnings.append(f"{info.name} was sent without differences: {why_of(error)}")
+            return None
+
+    def _intent(self, directory: CheckpointDirectory, delta: Delta | None, *, is_part: bool) -> Intent:
         manifest = directory.manifest
         place = Place(manifest.run, manifest.step, "" if is_part else directory.manifest_id)
-        return Intent.of(place, (blob.digest for blob in manifest.blobs), self._manner.clock)
+        needed = manifest.blobs if delta is None else delta.encoding.files
+        return Intent.of(place, (blob.digest for blob in needed), self._manner.clock)
 
     def _send_under(
-        self, directories: Sequence[CheckpointDirectory], intents: Sequence[Intent], *, is_part: bool
+        self,
+        directories: Sequence[CheckpointDirectory],
+        intents: Sequence[Intent],
+        wanted: Mapping[str, _Wanted],
+        delta: Delta | None,
+        *,
+        is_part: bool,
     ) -> None:
         objects = self._remote.objects
         for intent in intents:
             intent.write(objects)
-        wanted = {blob.digest: (blob, directory) for directory in directories for blob in directory.manifest.blobs}
         # After the intents: a pruner that has not seen them finds its own list changed, or is found in it here.
         condemned = spare(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
         there = self._look(names, wanted)
         lacking = [digest for digest in wanted if digest not in there]
+        if any(wanted[digest].read is None for digest in lacking):
+            raise _BaseGone
         # The largest first, or one thread sends it long after the others have ended.
-        lacking.sort(key=lambda digest: wanted[digest][0].nbytes, reverse=True)
+        lacking.sort(key=lambda digest: wanted[digest].nbytes, reverse=True)
         tags: dict[str, str] = {}
 
         def send(digest: str) -> None:
             for intent in intents:
                 intent.renew(objects, cas=self._remote.cas)
-            blob, directory = wanted[digest]
-            tags[digest] = self._send_blob(directory, blob, keys.blob(names[digest])).tag
+            tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest])).tag
 
         for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)
         there = self._look(names, wanted) if lacking else there
@@ -248,15 +240,14 @@ class Push:
             msg = f"{len(gone)} blobs are not at {self._remote.name} after they were sent, such as {gone[0]}"
             raise RemoteError(msg, hint="does another program remove objects there? push again")
         for directory, intent in () if is_part else zip(directories, intents, strict=True):
-            self._publish(directory, intent)
+            self._publish(directory, intent, delta)
+            self._there.places.add(intent.place)
         for digest, tag in tags.items():
             # Of this push's own write, by its mark: another client may have written the same name since.
             if there[digest].tag == tag:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
 
-    def _look(
-        self, names: Mapping[str, str], wanted: Mapping[str, tuple[BlobRecord, CheckpointDirectory]]
-    ) -> dict[str, Listed]:
+    def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, Listed]:
         """Return the blobs whose current names are there with their sizes."""
         objects = self._remote.objects
         if len(names) <= _ASKED_MOST:
@@ -265,11 +256,11 @@ class Push:
         else:
             by_key = {keys.blob(name): digest for digest, name in names.items()}
             found = {by_key[listed.key]: listed for listed in objects.list(keys.BLOBS) if listed.key in by_key}
-        return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest][0].nbytes}
+        return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
 
-    def _send_blob(self, directory: CheckpointDirectory, blob: BlobRecord, key: str) -> Listed:
+    def _send_blob(self, blob: _Wanted, key: str) -> Listed:
         with self._budget.taking(blob.nbytes):
-            data = _read_checked(directory, blob)
+            data = memoryview(b"") if blob.read is None else blob.read()
             if self._limiter is not None:
                 self._limiter.wait(blob.nbytes)
             written = self._put(key, data)
@@ -292,9 +283,13 @@ class Push:
         msg = f"{key} at {self._remote.name} has another size than was sent, {_SENDS} times"
         raise RemoteError(msg)
 
-    def _publish(self, directory: CheckpointDirectory, intent: Intent) -> None:
+    def _publish(self, directory: CheckpointDirectory, intent: Intent, delta: Delta | None) -> None:
         objects = self._remote.objects
-        data = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
+        if delta is not None:
+            self._put(intent.place.plain, delta.plain)
+            data = delta.text
+        else:
+            data = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
         # After all blobs were seen: from here the checkpoint exists whatever becomes of this process.
         self.may_exist = True
         if self._remote.cas:
@@ -321,6 +316,39 @@ class Push:
     def _say(self) -> None:
         if self._manner.progress is not None:
             self._manner.progress(self.sent_bytes, max(self._plan.missing_bytes, self.sent_bytes))
+
+
+class _BaseGone(Exception):
+    """What a checkpoint was encoded against is no longer at the remote: it is sent as it is."""
+
+
+class _Wanted(NamedTuple):
+    """A file that the remote needs for a checkpoint.
+
+    Attributes:
+        nbytes: Its size.
+        read: Returns its bytes, compared; None: it is not here.
+    """
+
+    nbytes: int
+    read: Callable[[], memoryview] | None
+
+
+def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> dict[str, _Wanted]:
+    found = {
+        blob.digest: _Wanted(blob.nbytes, partial(_read_checked, directory, blob))
+        for directory in directories
+        for blob in directory.manifest.blobs
+    }
+    if delta is None:
+        return found
+    new = delta.spool
+    return {
+        file.digest: _Wanted(file.nbytes, partial(new.get, file.digest))
+        if file.digest in new
+        else found.get(file.digest, _Wanted(file.nbytes, None))
+        for file in delta.encoding.files
+    }
 
 
 def _read_checked(directory: CheckpointDirectory, blob: BlobRecord) -> memoryview:

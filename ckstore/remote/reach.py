@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.fs import files
+from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.ops.open.opening import open_context
+from ckstore.remote.decode import Near, nothing_near
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
@@ -17,6 +20,8 @@ from ckstore.remote.service.entries import check_takes_pushes, entry_named, open
 from ckstore.remote.source import ObjectSource, Source
 
 if TYPE_CHECKING:
+    from ckstore.model.digest import Buffer
+    from ckstore.objects.layout import Layout
     from ckstore.ops.context import Context
 
 
@@ -74,11 +79,23 @@ def _other_store(context: Context, path: Path, name: str, *, writing: bool) -> O
     return OtherStore(name, opened)
 
 
-def source_of(remote: Remote | OtherStore) -> Source:
-    """Return what reads from a remote."""
+def source_of(remote: Remote | OtherStore, near: Near = nothing_near) -> Source:
+    """Return what reads from a remote; it decodes with the blobs that are near."""
     if isinstance(remote, Remote):
-        return ObjectSource(remote.objects, remote.name)
+        return ObjectSource(remote.objects, remote.name, near)
     return StoreSource(remote.name, remote.context)
+
+
+def near(layout: Layout) -> Near:
+    """Return what gives the plain blobs of a store."""
+
+    def read(digest: str) -> Buffer | None:
+        try:
+            return files.read_file(layout.blob(digest), most_bytes=BLOB_MAX_BYTES, is_blob=True)
+        except (OSError, DamagedBlob):  # a base that is not here comes from where the rest comes from
+            return None
+
+    return read
 
 
 def uuid_of(remote: Remote | OtherStore) -> str:

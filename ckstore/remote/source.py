@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
+from ckstore.model.manifest.encoding import HEAD_BYTES, begins_one
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
-from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.remote import keys
+from ckstore.remote.decode import Decoding, Near, nothing_near
 from ckstore.remote.keys import Place
 from ckstore.remote.small_objects import read_tags
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.manifest.stored import Encoding, OldPiece
     from ckstore.remote.objects import Objects
 
 
 _MOST_PLACES = 1_000_000
+
+
+class Removed(Exception):
+    """A checkpoint was removed at a source while it was read."""
 
 
 class Source(Protocol):
@@ -34,6 +42,14 @@ class Source(Protocol):
     def manifest(self, place: Place) -> bytes | None:
         """Return the bytes of a manifest; None if the checkpoint is not there."""
 
+    def plain(self, place: Place) -> bytes:
+        """Return the bytes of the manifest proper of a checkpoint whose `manifest` is an encoding.
+
+        Raises:
+            Removed: The checkpoint was removed since.
+            RemoteError: They are missing.
+        """
+
     def annotations(self, place: Place) -> bytes | None:
         """Return the bytes of what was added to a checkpoint; None: nothing."""
 
@@ -43,8 +59,11 @@ class Source(Protocol):
     def pins(self) -> dict[str, bytes]:
         """Return the bytes of each pin, by its name."""
 
-    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> bool:
-        """Fill memory with the bytes of a blob of a checkpoint; False if it is missing. Nothing is verified."""
+    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
+        """Fill memory with the bytes of a blob of a checkpoint, not verified; return how many came; None: missing."""
+
+    def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
+        """Turn an old piece into one of a blob, in its place; None: there is no difference between the two there."""
 
     def close(self) -> None:
         """End the waits of all threads, and refuse further calls, where there are any to wait for."""
@@ -53,10 +72,12 @@ class Source(Protocol):
 class ObjectSource:
     """A remote on object storage as a source."""
 
-    def __init__(self, objects: Objects, name: str) -> None:
+    def __init__(self, objects: Objects, name: str, near: Near = nothing_near) -> None:
         self.name = name
         self._objects = objects
         self._names: dict[str, str] = {}
+        self._decoding = Decoding(self._read_file, near, name)
+        self._encodings: dict[Place, Encoding | None] = {}
 
     def use(self, digest: str, name: str) -> None:
         """Read a blob by this name of it."""
@@ -81,7 +102,43 @@ class ObjectSource:
 
     def manifest(self, place: Place) -> bytes | None:
         """See `Source`."""
-        return self._objects.get(place.manifest, MANIFEST_MAX_BYTES)
+        data = self._objects.get(place.manifest, MANIFEST_MAX_BYTES)
+        self._note(place, data)
+        return data
+
+    def plain(self, place: Place) -> bytes:
+        """See `Source`."""
+        data = self._objects.get(place.plain, MANIFEST_MAX_BYTES)
+        if data is None:
+            if self._objects.head(place.manifest) is None:
+                raise Removed
+            raise RemoteError(f"{place.plain} is missing at {self.name}", hint="push that checkpoint again")
+        return data
+
+    def encoding(self, place: Place) -> Encoding | None:
+        """Return how the blobs of a checkpoint are stored there; None: as they are, or it is gone.
+
+        Raises:
+            RemoteError: It cannot be read, or a newer ckstore wrote it.
+        """
+        if place not in self._encodings:
+            head = memoryview(bytearray(HEAD_BYTES))
+            # Most are plain, and their manifests are long.
+            is_one = self._objects.read_into(place.manifest, 0, head) and begins_one(bytes(head))
+            self._note(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
+        return self._encodings[place]
+
+    def _note(self, place: Place, data: bytes | None) -> None:
+        if data is None or not begins_one(data[:HEAD_BYTES]):
+            self._encodings[place] = None
+            return
+        try:
+            found = parse_encoding(data, where=f"{place.manifest} at {self.name}")
+        except CkstoreError as error:
+            raise RemoteError(error.message, hint=error.hint) from error
+        if found.checkpoint != place.id:
+            raise RemoteError(f"{place.manifest} at {self.name} is of another checkpoint: {found.checkpoint}")
+        self._encodings[place] = found
 
     def annotations(self, place: Place) -> bytes | None:
         """See `Source`."""
@@ -97,9 +154,20 @@ class ObjectSource:
         read = {name: self._objects.get(key, PIN_MAX_BYTES) for name, key in found.items()}
         return {name: data for name, data in read.items() if data is not None}
 
-    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> bool:
+    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `Source`."""
-        del place
+        encoding = self.encoding(place)
+        if encoding is not None:
+            return self._decoding.read_into(encoding, digest, offset, into)
+        return len(into) if self._read_file(digest, offset, into) else None
+
+    def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
+        """See `Source`."""
+        encoding = self.encoding(place)
+        return None if encoding is None else self._decoding.advance(encoding, digest, offset, into, old)
+
+    def _read_file(self, digest: str, offset: int, into: memoryview) -> bool:
+        """Fill memory with bytes of a blob by its own digest, plain or an encoded form."""
         name = self._names.get(digest, digest)
         if self._objects.read_into(keys.blob(name), offset, into):
             return True
@@ -116,8 +184,24 @@ class ObjectSource:
         return [str(keys.BlobName(digest, number)) for number in numbers]
 
 
-def read_manifest(source: Source, place: Place, hash_prefix: str) -> tuple[Manifest, str, bytes] | None:
-    """Return the manifest of a checkpoint at a source, its id, and its bytes; None if it is not there any more.
+class Found(NamedTuple):
+    """A manifest at a source.
+
+    Attributes:
+        manifest: What it says.
+        id: Its id.
+        data: Its bytes.
+        encoding: How the blobs are stored there; None: as they are.
+    """
+
+    manifest: Manifest
+    id: str
+    data: bytes
+    encoding: Encoding | None
+
+
+def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | None:
+    """Return the manifest of a checkpoint at a source; None if it is not there any more.
 
     It is read by the reader of every manifest, with its bounds, and must be the checkpoint that its place says.
 
@@ -128,8 +212,16 @@ def read_manifest(source: Source, place: Place, hash_prefix: str) -> tuple[Manif
     if data is None:
         return None
     where = f"the manifest of {place.name} at {source.name}"
+    plain: list[bytes] = []
+
+    def beside() -> bytes:
+        plain.append(source.plain(place))
+        return plain[0]
+
     try:
-        manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix)
+        manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix, plain=beside)
+    except Removed:
+        return None
     except DamagedBlob as error:
         raise RemoteError(
             error.message, hint=error.hint or "push that checkpoint again from where it is whole"
@@ -139,4 +231,4 @@ def read_manifest(source: Source, place: Place, hash_prefix: str) -> tuple[Manif
     if (manifest.run, manifest.step, manifest_id) != tuple(place):
         msg = f"{where} says {manifest.name} with id {manifest_id}, wanted id {place.id}"
         raise RemoteError(msg)
-    return manifest, manifest_id, data
+    return Found(replace(manifest, encoding=None), manifest_id, plain[0] if plain else data, manifest.encoding)

@@ -12,14 +12,16 @@ from ckstore.model.sizes import parse_size
 from ckstore.ops.refs.find import AnyRef, text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
+from ckstore.remote import push_plan as planning
 from ckstore.remote.choice import HINT, Choice
 from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.pull import Pull
-from ckstore.remote.push import Manner, place_of
-from ckstore.remote.reach import RemoteLike, reach, source_of
+from ckstore.remote.push import Manner
+from ckstore.remote.push_plan import place_of
+from ckstore.remote.reach import RemoteLike, near, reach, source_of
 
 if TYPE_CHECKING:
     from ckstore.model.reports.evict_report import EvictReport
@@ -52,7 +54,7 @@ def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: 
     infos = Choice(refs, options).of(context)
     there = reach(context, remote)
     if isinstance(there, Remote):
-        return pushing.plan_push(context, infos, there)
+        return planning.plan_push(context, infos, there)
     source = StoreSource(str(context.layout.path), context)
     plan = pulling.plan_pull(there.context, source, [place_of(info) for info in infos])
     return replace(plan, direction="push", remote=there.name)
@@ -84,7 +86,7 @@ def pull(
     """See `ckstore.Store.pull`."""
     how = _manner(options)
     context.check_writable()
-    source = source_of(reach(context, remote))
+    source = source_of(reach(context, remote), near(context.layout))
     return Pull(context, source, how, if_exists).bring(_places(context, source, Choice(refs, options)))
 
 

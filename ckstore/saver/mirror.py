@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
-from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.ops.config_file import mirror_of
 from ckstore.ops.mirrored import FOLDER, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.saver.client.process import reap, start
@@ -31,10 +31,7 @@ def wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = 
         catalog_path: As with `ckstore.Store.open`.
         only_if_behind: Not where the mirror is known to have everything.
     """
-    try:
-        remote = setting_of(context.layout, MIRROR)
-    except (CkstoreError, OSError):  # whatever needs a setting says that they cannot be read
-        return
+    remote = mirror_of(context.layout)
     try:
         if remote is not None and (not only_if_behind or behind(context.layout, remote, infos(context))):
             _start_one(context, catalog_path)
@@ -48,12 +45,17 @@ def _start_one(context: Context, catalog_path: Path | None) -> None:
     if lock is None:
         return
     lock.release()
+    start_beside(ENTRY, context, catalog_path)
+
+
+def start_beside(entry: str, context: Context, catalog_path: Path | None) -> None:
+    """Start a process that works on a store by itself, and outlives this one."""
     reap()
     about = {"path": str(context.layout.path), "catalog_path": None if catalog_path is None else str(catalog_path)}
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
         # What it has to say goes to the store; credentials come with the environment, never in its arguments.
-        start(ENTRY, json.dumps(about), nowhere)
+        start(entry, json.dumps(about), nowhere)
     finally:
         os.close(nowhere)
 

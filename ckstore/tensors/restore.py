@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from ckstore.errors import BadInput
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Node
-from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_key, join, text_of_leaf
+from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_float, decode_key, join, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate
@@ -165,6 +165,8 @@ class _Building:
             return node
         if tag == "leaf":
             return self._leaf(node[1])
+        if tag == "float":  # most of what is plain: learning rates, losses
+            return decode_float(node[1])
         if tag == "enum":
             return objects.member_of(node[1], node[2], path or self._within)
         return find(node[1], path or self._within) if tag == "global" else value_of(node)

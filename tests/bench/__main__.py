@@ -102,6 +102,10 @@ def main(arguments: Sequence[str]) -> int:
         return background.main(arguments[1:])
     if arguments[:1] == ["long"]:
         return long.main(arguments[1:])
+    if arguments[:1] == ["predict"]:
+        from tests.bench import predict
+
+        return predict.main(arguments[1:])
     if arguments[:1] == ["compact"]:
         from tests.bench import compaction  # torch, which the others load in children only
 

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from ckstore import CkstoreWarning, Store
-from tests.bench import histories
+from tests.bench import histories, page
+from tests.bench.compact_peers import PEERS, Peers
 from tests.bench.histories import Parts
 
 GOALS = {
@@ -33,6 +34,8 @@ GOALS = {
 }
 """History and steps between checkpoints -> how many times smaller it should be."""
 _ROUNDS = 5
+_BACKUPS_AT = 10
+_JOINED = ("w+m+v", "14 bytes")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,21 +44,33 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=100, help="the greatest distance between two checkpoints")
     parser.add_argument("--chain", type=int, default=100, help="checkpoints of the chain, one step apart")
     parser.add_argument("--pretrained", type=int, default=histories.PRETRAINED, help="steps before a fine-tune begins")
+    parser.add_argument("--width", type=int, default=histories.WIDTH, help="of the model")
+    parser.add_argument("--batch", type=int, default=histories.BATCH, help="rows of a step")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help="loads that are timed")
+    parser.add_argument("--page", action="store_true", help="put the figures into docs/performance.md")
     parser.add_argument("--out", type=Path, help="a file for the figures")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", CkstoreWarning)
+    histories.WIDTH, histories.BATCH = given.width, given.batch
     rows = []
-    for row in measure(given.steps, given.chain, given.pretrained):
-        rows.append(row)
-        print(_line(row), flush=True)
+    with tempfile.TemporaryDirectory(prefix="ckstore-peers-") as folder:
+        peers = Peers(Path(folder))
+        for row in measure(given.steps, given.chain, given.pretrained, peers, given.rounds):
+            rows.append(row)
+            print(_line(row), flush=True)
+    if given.page:
+        words = f"--steps {given.steps} --chain {given.chain} --pretrained {given.pretrained} --width {given.width}"
+        words += f" --batch {given.batch} --rounds {given.rounds}"
+        _write_page(page.PAGE, rows, f"python -m tests.bench compact {words} --page", peers.missing)
     if given.out is not None:
         given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def measure(steps: int, chain: int, pretrained: int) -> Iterator[dict[str, Any]]:
+def measure(steps: int, chain: int, pretrained: int, peers: Peers, rounds: int) -> Iterator[dict[str, Any]]:
     """Give a row for each history and distance."""
+    pair = partial(_pair, peers, rounds)
     distances = [distance for distance in (1, 10, 100) if distance <= steps]
     training = histories.pretraining()
     early: dict[int, Parts] = {}
@@ -68,52 +83,55 @@ def measure(steps: int, chain: int, pretrained: int) -> Iterator[dict[str, Any]]
     assert model is not None
     for distance in distances:
         for kind in ("w", "m", "v", "ema"):
-            yield _pair(f"{kind} pre-training", distance, early[0][kind], early[distance][kind])
-        yield _pair("w+m+v", distance, *(_joined(early[at], "w", "m", "v") for at in (0, distance)))
+            yield pair(f"{kind} pre-training", distance, early[0][kind], early[distance][kind])
+        yield pair("w+m+v", distance, *(_joined(early[at], "w", "m", "v") for at in (0, distance)))
+    looked_at = [20, *(20 + distance for distance in distances)]
     for rate in ("1e-6", "3e-6", "1e-5"):
-        found = histories.taken(histories.finetuning(model, float(rate)), [20, *(20 + d for d in distances if d <= 10)])
-        for distance in [d for d in distances if d <= 10]:
-            yield _pair(f"bf16 {rate}", distance, found[20]["bf16"], found[20 + distance]["bf16"])
+        found = histories.taken(histories.finetuning(model, float(rate)), looked_at)
+        for distance in distances:
+            yield pair(f"bf16 {rate}", distance, found[20]["bf16"], found[20 + distance]["bf16"])
         if rate == "3e-6":
-            for distance in [d for d in distances if d <= 10]:
+            for distance in distances:
                 states = [_joined(found[at], "w", "m", "v", "bf16") for at in (20, 20 + distance)]
-                yield _pair("14 bytes", distance, *states)
-            lasting = histories.eight_bit(histories.finetuning(model, float(rate)))
-            eight = histories.taken(lasting, [20, *(20 + d for d in distances if d <= 10)])
-            for distance in [d for d in distances if d <= 10]:
-                yield _pair("8-bit moments", distance, eight[20]["8-bit"], eight[20 + distance]["8-bit"])
-    adapters = histories.taken(histories.lora(model), [20, *(20 + d for d in distances if d <= 10)])
-    for distance in [d for d in distances if d <= 10]:
-        yield _pair("LoRA", distance, adapters[20]["lora"], adapters[20 + distance]["lora"])
-    yield _chain(chain, model)
+                yield pair("14 bytes", distance, *states)
+            eight = dict(zip(looked_at, histories.eight_bit(found[at] for at in looked_at), strict=True))
+            for distance in distances:
+                yield pair("8-bit moments", distance, eight[20]["8-bit"], eight[20 + distance]["8-bit"])
+    adapters = histories.taken(histories.lora(model), looked_at)
+    for distance in distances:
+        yield pair("LoRA", distance, adapters[20]["lora"], adapters[20 + distance]["lora"])
+    if chain:
+        yield _chain(chain, model, rounds)
 
 
 def _joined(parts: Parts, *kinds: str) -> dict[str, torch.Tensor]:
     return {f"{kind}.{name}": value for kind in kinds for name, value in parts[kind].items()}
 
 
-def _pair(name: str, distance: int, older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
+def _pair(  # noqa: PLR0917 - the first two are given once
+    peers: Peers, rounds: int, name: str, distance: int, older: dict[str, Any], newer: dict[str, Any]
+) -> dict[str, Any]:
     """Compact the older of two checkpoints, and load it."""
     folder = tempfile.mkdtemp(prefix="ckstore-compact-")
     try:
         with Store.init(f"{folder}/store") as store:
             store.save(older, step=0)
             store.save(newer, step=1)
-            plain_s = _seconds(lambda: store.load(0))
+            plain_s = _seconds(lambda: store.load(0), rounds)
             begun_s = time.process_time()
             report = store.compact(keep_newest=1)
             encode_s = time.process_time() - begun_s
-            decode_s = _seconds(lambda: store.load(0))
+            decode_s = _seconds(lambda: store.load(0), rounds)
             found = store.load(0)
         for key, value in older.items():
             assert torch.equal(value, found[key]), key
-        raw = b"".join(value.contiguous().flatten().view(torch.uint8).numpy().tobytes() for value in older.values())
         return {
             "history": name,
             "distance": distance,
             "plain_bytes": report.plain_bytes,
             "encoded_bytes": report.encoded_bytes,
-            "zstd_bytes": _zstd(raw),
+            # No chunk is equal at any distance, so one tells for all; what is put together of others was kept before.
+            "peers": peers.kept(older, newer, backups=distance == _BACKUPS_AT and name not in _JOINED),
             "times": report.plain_bytes / max(report.encoded_bytes, 1),
             "encode_bytes_s": report.plain_bytes / encode_s,
             "decode_bytes_s": report.plain_bytes / decode_s,
@@ -123,7 +141,7 @@ def _pair(name: str, distance: int, older: dict[str, Any], newer: dict[str, Any]
         shutil.rmtree(folder)
 
 
-def _chain(count: int, model: histories.Model) -> dict[str, Any]:
+def _chain(count: int, model: histories.Model, rounds: int) -> dict[str, Any]:
     folder = tempfile.mkdtemp(prefix="ckstore-compact-")
     try:
         with Store.init(f"{folder}/store") as store:
@@ -137,15 +155,15 @@ def _chain(count: int, model: histories.Model) -> dict[str, Any]:
             encode_s = time.process_time() - begun_s
             after = store.du().disk_bytes
             assert store.verify().ok
-            plain_s = _seconds(lambda: store.load(count - 1))
+            plain_s = _seconds(lambda: store.load(count - 1), rounds)
             looked_at = range(0, count - 3, max(1, count // 16))
-            deepest = max(_seconds(partial(store.load, step)) for step in looked_at)
+            deepest = max(_seconds(partial(store.load, step), rounds) for step in looked_at)
         return {
             "history": f"chain of {count}, bf16 3e-6",
             "distance": 1,
             "plain_bytes": before,
             "encoded_bytes": after,
-            "zstd_bytes": 0,
+            "peers": {},
             "times": before / after,
             "encode_bytes_s": report.plain_bytes / encode_s,
             "decode_bytes_s": before / count / deepest,
@@ -155,28 +173,49 @@ def _chain(count: int, model: histories.Model) -> dict[str, Any]:
         shutil.rmtree(folder)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _seconds(work: Callable[[], object], rounds: int) -> float:
     """Return the processor time of a call, the median of several: others use this machine, too."""
     found = []
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         begun_s = time.process_time()
         work()
         found.append(time.process_time() - begun_s)
     return max(statistics.median(found), 1e-9)
 
 
-def _zstd(data: bytes) -> int:
-    import zstandard
-
-    return len(zstandard.ZstdCompressor(level=3).compress(data))
-
-
 def _line(row: dict[str, Any]) -> str:
     goal = GOALS.get((row["history"], row["distance"]))
     wanted = "" if goal is None else f"  wanted {goal} x: {'yes' if row['times'] >= goal else 'NO'}"
-    zstd = row["zstd_bytes"] and row["plain_bytes"] / row["zstd_bytes"]
+    others = ", ".join(f"{name} {row['plain_bytes'] / max(kept, 1):.2f}" for name, kept in row["peers"].items())
     return (
         f"{row['history']:<26} {row['distance']:>4} {row['plain_bytes']:>12,} -> {row['encoded_bytes']:>12,}"
-        f" {row['times']:>7.2f} x (zstd-3 {zstd:.2f} x)  encode {row['encode_bytes_s'] / 1e9:.2f}"
+        f" {row['times']:>7.2f} x ({others})  encode {row['encode_bytes_s'] / 1e9:.2f}"
         f"  decode {row['decode_bytes_s'] / 1e9:.2f} GB/s a core, load {row['load_times_plain']:.1f} x plain{wanted}"
     )
+
+
+_FIRST, _LAST = "<!-- compaction: written by the command in it -->", "<!-- end of compaction -->"
+
+
+def _write_page(path: Path, rows: Sequence[dict[str, Any]], command: str, missing: Mapping[str, str]) -> None:
+    """Replace the table of bytes in a page."""
+    names = [name for name in PEERS if not missing.get(name)]
+    lines = [
+        f"`{command}`: how many times smaller the older of two checkpoints gets (goals in brackets),",
+        "and what others make of it that have the newer one:",
+        "",
+        f"| history | steps apart | ckstore | {' | '.join(names)} |",
+        f"| --- | --- | --- |{' --- |' * len(names)}",
+    ]
+    for row in rows:
+        goal = GOALS.get((row["history"], row["distance"]))
+        own = f"{row['times']:.3g}" + (f" ({goal})" if goal else "")
+        own = f"**{own}**" if goal and row["times"] < goal else own
+        others = [f"{row['plain_bytes'] / row['peers'][name]:.2f}" if name in row["peers"] else "" for name in names]
+        lines.append(f"| {row['history']} | {row['distance']} | {own} | {' | '.join(others)} |")
+    if absent := ", ".join(name for name in PEERS if missing.get(name)):
+        lines += ["", f"Not installed where it was measured: {absent}."]
+    text = path.read_text(encoding="utf-8")
+    before, _, rest = text.partition(_FIRST)
+    after = rest.partition(_LAST)[2]
+    path.write_text("\n".join([before + _FIRST, "", *lines, "", _LAST + after]), encoding="utf-8")

@@ -22,15 +22,16 @@ from ckstore.errors import CatalogUnavailable
 from tests.catalog.manifests import SOON_S
 from tests.support.filling import prepare
 from tests.support.loopfs import Kind, loop_filesystem
+from tests.support.requirements import representatives
 
 pytestmark = pytest.mark.root
 
 _ROOT = Path(__file__).resolve().parents[2]
-_NOT_MAPPED = pytest.mark.parametrize(
-    "kind, options",
-    [("ext4", ("-m", "0", "-b", "1024")), ("xfs", ("-b", "size=1024")), ("btrfs", ())],
-    ids=["ext4-1k", "xfs-1k", "btrfs"],
-)
+_KINDS: list[tuple[Kind, tuple[str, ...]]] = [
+    *(("ext4", ("-m", "0", "-b", "1024")), ("xfs", ("-b", "size=1024")), ("btrfs", ())),
+]
+_IDS = ["ext4-1k", "xfs-1k", "btrfs"]
+_NOT_MAPPED = pytest.mark.parametrize("kind, options", _KINDS, ids=_IDS)
 _BLOBS = [(f"xxh3-{i:032x}", i) for i in range(300)]
 _STEPPING = """
 import sys
@@ -107,7 +108,7 @@ def mapped_below(place: Path) -> list[str]:
     return [line.split()[-1] for line in lines if line.split()[-1].startswith(str(place))]
 
 
-@pytest.mark.parametrize("block_bytes", [1024, 4096])
+@pytest.mark.parametrize("block_bytes", representatives([1024, 4096], 1024))
 def test_no_number_of_free_blocks_ends_the_process(block_bytes: int, tmp_path: Path) -> None:
     with small_filesystem("ext4", ("-m", "0", "-b", str(block_bytes)), tmp_path) as mount:
         (done,) = run(_STEPPING, mount)
@@ -116,7 +117,7 @@ def test_no_number_of_free_blocks_ends_the_process(block_bytes: int, tmp_path: P
 
 
 @pytest.mark.slow
-@_NOT_MAPPED
+@pytest.mark.parametrize("kind, options", representatives(_KINDS, _KINDS[0]), ids=_IDS)
 def test_a_disk_that_others_fill_meanwhile_does_not_end_the_process(
     kind: Kind, options: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -183,7 +183,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = pytest.mark.property(Histories.TestCase)
-TestHistories.settings = settings(max_examples=max(25, settings().max_examples // 4), stateful_step_count=20)
+TestHistories.settings = settings(max_examples=max(8, settings().max_examples // 4), stateful_step_count=20)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import environment
-from tests.support.requirements import require_program
+from tests.support.requirements import representatives, require_program
 from tests.support.terminal import Terminal
 
 PROMPT = "READY> "
@@ -45,7 +45,7 @@ LINES = [
 ONLY_IN_BASH = [("ckstore log --run=s\t", ["log", "--run=sweep-7"])]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", representatives(["bash", "zsh", "fish"], "bash"))
 def test_a_ref_with_a_run_completes_at_a_terminal(shell: str, saved: Path, tmp_path: Path) -> None:
     program = require_program(shell)
     command, env = _prepared(shell, str(program), tmp_path)

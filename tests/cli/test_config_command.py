@@ -31,6 +31,8 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "shared  as its filesystem is",
         "threads  as the machine has use for",
         "mirror  off: checkpoints are here alone",
+        "push-deltas  off",
+        "compact  off: ckstore compact does it",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
@@ -48,6 +50,10 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "mirror_age_s": 600,
         "mirror_bytes_s": None,
         "mirror_keep": 3,
+        "push_deltas": False,
+        "compact_after": None,
+        "compact_share": 0.1,
+        "compact_keep": 3,
         "retention_by_run": {},
     }
 
@@ -57,6 +63,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "retention", *rules, "--store", path)
     run("config", "make-room", "--keep-every", "1000", "--store", path)
     run("config", "read-back", "--on", "--store", path)
+    run("config", "push-deltas", "--on", "--store", path)
     run("config", "grace", "--time", "90m", "--store", path)
     run("config", "shared", "--on", "--store", path)
     run("config", "threads", "--count", "8", "--store", path)
@@ -73,14 +80,17 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "shared  on: other hosts use the store",
         "threads  8",
         "mirror  off: checkpoints are here alone",
+        "push-deltas  on",
+        "compact  off: ckstore compact does it",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
         assert (store.config.retention, store.config.make_room) == (kept, RetentionPolicy(keep_every=1000))
         assert store.config.read_back
+        assert store.config.push_deltas
         assert store.config.threads == 8
         assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.25, 5400, True)
-    for setting in ("retention", "make-room", "read-back", "recheck", "grace", "shared"):
+    for setting in ("retention", "make-room", "read-back", "recheck", "grace", "shared", "push-deltas"):
         run("config", setting, "--off", "--store", path)
     with Store.open(path) as store:
         assert (store.config.retention, store.config.make_room, store.config.read_back, store.config.recheck_share) == (
@@ -129,6 +139,11 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["threads", "--on", "--count", "3"], "threads has a --count, or is --auto"),
         (["threads", "--count", "0"], "threads must be a whole number from 1 to 256"),
         (["grace", "--count", "3"], "only threads has a --count"),
+        (["compact"], "compact has options, or --off"),
+        (["compact", "--on"], "compact has options, or --off"),
+        (["compact", "--time", "soon"], "compact_after must be a duration such as '12h', or seconds, got"),
+        (["compact", "--share", "0"], "compact_share must be a number from 0.001 to 1"),
+        (["compact", "--keep-last", "3", "--share", "0.5"], "compact has no rules"),
         (["colour", "--on"], "is not one of"),
     ],
 )
@@ -190,3 +205,27 @@ def test_the_mirror_is_named_bounded_and_turned_off(run: Run, path: Path, tmp_pa
         assert run("config", *wrong, "--store", path).exit_code == 2
     run("config", "mirror", "--off", "--store", path)
     assert Store.open(path).config.mirror is None
+
+
+def test_a_mistaken_prune_is_undone_a_run_at_a_time(run: Run, path: Path) -> None:
+    run("config", "undo", "--on", "--store", path)
+    with Store.open(path) as store:
+        for step in (1, 2, 3):
+            store.save({"w": list(range(step, step + 99))}, step=step, run="pruned")
+    asked = ("prune", "--keep-last", "1", "--run", "pruned", "--store", path)
+
+    assert "it can be brought back for 24 hours" in run(*asked, "--dry-run").stderr
+    assert "nothing is unused" not in run(*asked).stdout
+    back = run("undo", "--run", "pruned", "--store", path).stdout
+
+    assert back == "brought back pruned@2\nbrought back pruned@1\n"
+    assert run("undo", "--run", "pruned", "--store", path).exit_code == 4
+    assert run("undo", "--run", "pruned", "--last", "--store", path).exit_code == 2
+
+
+def test_compaction_by_itself_is_set_and_taken_back(run: Run, path: Path) -> None:
+    said = run("config", "compact", "--time", "12h", "--share", "0.25", "--count", "2", "--store", path)
+
+    assert said.stdout.splitlines()[-1] == "compact  --time 12h --share 0.25 --count 2"
+    said = run("config", "compact", "--off", "--store", path)
+    assert said.stdout.splitlines()[-1] == "compact  off: ckstore compact does it"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import StoreNotFound, UnsafePlace
 from ckstore_cli._place import find_store, place_for_new
+from tests.support.examples import examples
 from tests.support.requirements import require_root
 from tests.support.users import common_folder, users
 
@@ -116,7 +117,7 @@ def test_to_name_a_store_of_another_user_is_consent(foreign: Path) -> None:
 
 
 @given(before=st.lists(st.sampled_from(["", "relative", "/elsewhere", "~"]), max_size=3), after=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(8))
 def test_a_store_of_another_user_that_is_listed_as_safe_is_taken(before: list[str], after: bool, foreign: Path) -> None:
     for entry in (str(foreign), f"{foreign}/", f"{foreign.parent}/x/../.ckstore", "*"):
         listed = ":".join([*before, entry, *(["/other"] if after else [])])

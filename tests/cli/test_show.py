@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckstore import Store
@@ -48,7 +49,7 @@ def test_everything_about_a_checkpoint_is_shown(run: Run, saved: Path) -> None:
     assert (directory / "manifest.json").is_file()
 
 
-def test_json_has_the_keys_of_log_and_five_more(run: Run, saved: Path) -> None:
+def test_json_has_the_keys_of_log_and_seven_more(run: Run, saved: Path) -> None:
     shown = json.loads(run("show", "best", "--json", "--store", saved).stdout)
     logged = json.loads(run("log", "-n", 4, "--json", "--store", saved).stdout.splitlines()[3])
 
@@ -56,8 +57,23 @@ def test_json_has_the_keys_of_log_and_five_more(run: Run, saved: Path) -> None:
     assert (shown.pop("reused_share"), shown.pop("file_count")) == (1.0, 0)
     assert time_of_text(shown.pop("oldest_reading")) <= datetime.now(UTC)
     assert shown.pop("notes") == []
+    assert (shown.pop("kept_bytes") > 0, shown.pop("saved_bytes")) == (True, 0)
     assert shown == logged
     assert directory == saved / "checkpoints" / "main" / "200"
+
+
+def test_a_compacted_checkpoint_says_what_is_kept_and_saved(run: Run, tmp_path: Path) -> None:
+    with Store.init(tmp_path / "s") as store:
+        weight = np.random.default_rng(0).standard_normal(100_000).astype("<f4")
+        for step in range(3):
+            weight[step] += 1
+            store.save({"w": weight}, step=step)
+        store.compact(keep_newest=1)
+
+    assert "saved by compaction" in labels(run("show", "main@0", "--store", tmp_path / "s").stdout)["kept"]
+    assert "kept" not in labels(run("show", "main@2", "--store", tmp_path / "s").stdout)
+    shown = json.loads(run("show", "main@0", "--json", "--store", tmp_path / "s").stdout)
+    assert shown["kept_bytes"] + shown["saved_bytes"] == 400_000
 
 
 def test_a_checkpoint_that_holds_no_bytes_has_no_share(run: Run, saved: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_dry_run_of_prune_changes_nothing_and_its_json_is_that_of_the_real_r
 
 
 def test_on_a_terminal_the_reasons_are_wrapped_and_none_is_lost(run: Run, path: Path) -> None:
-    words = ["prune", "--keep-last", "2", "--keep-best", "loss", "--dry-run", "--store", path]
+    words = ["prune", "--keep-last", "2", "--keep-best", "loss", "--dry-run", "--now", "--store", path]
 
     status, shown = on_terminal(*words, columns=60, env={"NO_COLOR": "1"})
 
@@ -266,4 +266,4 @@ def test_gc_ends_a_process_with_status_7(path: Path) -> None:
     with Store.open(path) as store:
         blob = max((directory_of(store, 200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     with holding("read", blob):
-        assert process("gc", "--keep-last", "3", "--store", path).returncode == 7
+        assert process("gc", "--keep-last", "3", "--now", "--store", path).returncode == 7

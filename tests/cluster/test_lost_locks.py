@@ -54,7 +54,7 @@ class Lost(NamedTuple):
 
 _ACTS = {
     "publish": Lost(lambda store: store.save(state(2), step=2), (two_renames, "gaps")),
-    "replace": Lost(lambda store: store.save(state(2), step=1, if_exists="replace"), (publish, "_existing_to_keep")),
+    "replace": Lost(lambda store: store.save(state(2), step=1, if_exists="replace"), (publish, "existing_to_keep")),
     "replace-by-renames": Lost(
         lambda store: store.save(state(2), step=1, if_exists="replace"), (two_renames, "_forget_begun"), exchange=False
     ),

@@ -27,7 +27,7 @@ from tests.support.stores import check_blobs, check_links
 
 _FAILS = ("", "fsync", "close", "stale twice", "stale")
 _SEED = int(os.environ.get("CKSTORE_CRASH_SEED", "28"))
-_DRAWN = 3
+_DRAWN = 1
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning"),

@@ -240,7 +240,7 @@ def test_a_save_whose_lock_was_lost_publishes_nothing(
 ) -> None:
     _, (one, two) = rivals
     one.save(state(1), step=1)
-    look = publish._existing_to_keep
+    look = publish.existing_to_keep
 
     def looking(*given: Any) -> Any:
         """The server forgets the locks, and the other host takes this one for a moment."""
@@ -250,12 +250,12 @@ def test_a_save_whose_lock_was_lost_publishes_nothing(
         store_locks.lock_run(two._context.layout, "main", exclusive=True, timeout_s=0.0).release()
         return look(*given)
 
-    monkeypatch.setattr(publish, "_existing_to_keep", looking)
+    monkeypatch.setattr(publish, "existing_to_keep", looking)
     with pytest.raises(InUse, match="was lost"):
         one.save(state(2), step=1, if_exists="replace")
 
     assert np.array_equal(two.load(1)["w"], state(1)["w"])
-    monkeypatch.setattr(publish, "_existing_to_keep", look)
+    monkeypatch.setattr(publish, "existing_to_keep", look)
     one.save(state(2), step=1, if_exists="replace")
 
 

@@ -168,7 +168,7 @@ def test_a_header_that_does_not_fit_is_refused(change: Callable[[dict[str, Any]]
     with pytest.raises(DamagedBlob):
         decode_all(_with_header(data, change), reader(base))
 
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.property

@@ -122,7 +122,7 @@ def test_a_frame_that_claims_another_size_is_refused_before_anything_is_allocate
     with pytest.raises(DamagedBlob, match="wanted 1024"):
         decode(Stored(Codec.PLANES, data), 2, memoryview(bytearray(2048)))
 
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 5
 
 
 def test_a_small_frame_of_many_bytes_is_refused() -> None:

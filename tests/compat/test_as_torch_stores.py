@@ -234,6 +234,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
         yield group
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("case", ["reshard", "reshard_uneven", "save_in_other_orders"])
 def test_ranks_load_what_ranks_saved_cut_in_another_way(pair: Group, kept: Storage, case: str) -> None:
     assert pair.run(case, kind=kept.kind, place=str(kept.place)) == [[], []]

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.root]
 _HISTORIES = 4
 _WANTED = 70
 _WANTED_OF_A_HISTORY = 280
-_SHORT = (("deduplicated_save", "xfs"), ("gc", "ext4"), ("history 0", "ext4"))
-_SHORT_IMAGES = 6
+_SHORT = (("deduplicated_save", "xfs"), ("gc", "ext4"))
+_SHORT_IMAGES = 4
 _NAMES = [*CHANGING, *(f"history {number}" for number in range(_HISTORIES))]
 _LONG = [(scenario, kind) for scenario in _NAMES for kind in KINDS]
 

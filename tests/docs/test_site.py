@@ -159,6 +159,7 @@ def test_another_build_at_another_place_gives_the_same_bytes(site: Path, copy: P
     assert digests(copy / "again") == digests(site)
 
 
+@pytest.mark.whole  # what the build of this repository says is looked at in the others
 def test_what_leads_nowhere_fails_the_build(copy: Path) -> None:
     page = copy / "docs" / "tutorial.md"
     broken = "[a](how-to/nothing.md) [b](protocol.md#nothing) [c](../NOTHING.md) [d](#nothing)"

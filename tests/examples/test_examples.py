@@ -22,13 +22,15 @@ STEPS = {
     "accelerate_loop.py": [0, 1, 2],
     "lightning_run.py": [8, 16, 24],
     "deepspeed_run.py": [2, 4, 6],
+    "rollout.py": [0, 1, 2, 3],
 }
 ON_TWO_RANKS = ("ddp.py", "fsdp2.py")
 
 
-# plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py; those on two
-# ranks are run, killed and compared in tests/integrations/test_killed_trainings.py.
-HERE = [name for name in STEPS if name not in ("plain_loop.py", "deepspeed_run.py")]
+# plain_loop.py has a test of its own here, deepspeed_run.py one in tests/integrations/test_deepspeed.py, rollout.py in
+# tests/remote/test_rollout.py; those on two ranks are run, killed and compared in
+# tests/integrations/test_killed_trainings.py.
+HERE = [name for name in STEPS if name not in ("plain_loop.py", "deepspeed_run.py", "rollout.py")]
 
 
 def run(warm: Path, name: str, folder: Path) -> str:

@@ -37,7 +37,7 @@ from tests.support.descriptors import open_below
 from tests.support.own_processes import own_processes
 
 _SCENARIOS = SCENARIOS | signals.SIGNALLED
-_CHILD_TIMEOUT_S = 60.0
+_CHILD_TIMEOUT_S = 240.0
 _LOG_LINES = 12
 CALLS_OF_A_RACE = Family.MUTATING | Family.OPEN | Family.LOCK
 

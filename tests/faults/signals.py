@@ -28,7 +28,7 @@ from tests.faults.states import state
 Handler = Literal["save", "raise", "exit"]
 HANDLERS: tuple[Handler, ...] = ("save", "raise", "exit")
 
-_DEADLOCK_S = 10
+_DEADLOCK_S = 45
 _LOOKS = 2_000
 _LOOK_PAUSE_S = 0.005
 _STATUS = 3
@@ -166,7 +166,7 @@ def _left_open(before: dict[str, str]) -> list[str]:
 
 def _going_on(act: Any) -> list[str]:
     """Do the act again, save something else, and collect; return what is wrong with that."""
-    signal.alarm(6 * _DEADLOCK_S)
+    signal.alarm(2 * _DEADLOCK_S)
     wrong = []
     again = act.attempt()
     if again is not None:

@@ -310,7 +310,7 @@ states: st.SearchStrategy[Any] = st.recursive(
 
 
 @pytest.mark.property
-@settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(state=states)
 def test_the_reader_gets_any_state(store: ckstore.Store, state: Any) -> None:
     info = store.save(state)

@@ -44,7 +44,7 @@ def direct_writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(nbytes=st.integers(0, 3 * MIB) | st.sampled_from([MIB - 1, MIB, MIB + 1, 2 * MIB, 2 * MIB + GRAIN_BYTES]))
 def test_what_was_given_is_there(journaled_tmp_path: Path, nbytes: int) -> None:
     data, path = filled(nbytes), journaled_tmp_path / f"blob-{nbytes}"

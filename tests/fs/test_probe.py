@@ -19,7 +19,7 @@ from ckstore.fs.inside import Inside
 from ckstore.objects.layout import Layout
 from tests.support.crashing import run_and_kill
 from tests.support.loopfs import loop_filesystem
-from tests.support.requirements import require, require_root
+from tests.support.requirements import CRASH_FULL, require, require_root
 
 
 @contextmanager
@@ -182,12 +182,13 @@ def test_a_full_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert not any("recovery" in note for note in store.warnings)
 
 
+@pytest.mark.crash
 def test_a_death_during_the_trial_leaves_nothing_behind(tmp_path: Path) -> None:
     layout = made(tmp_path / "store")
     before = everything(layout.path)
     at, died = 0, True
     while died:
-        at += 1
+        at += 1 if CRASH_FULL else 3
         for before_it in (True, False):
             died = run_and_kill(lambda: probe.try_links(layout.staging, layout.linked), at=at, before=before_it)
             Store(layout.path)

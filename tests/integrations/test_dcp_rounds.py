@@ -20,7 +20,7 @@ from tests.support.gloo import Group
 
 CASES = Path(__file__).with_name("dcp_cases.py")
 LONG = os.environ.get("CKSTORE_CRASH") == "full"
-ROUNDS, RANKS = (200, 8) if LONG else (8, 2)
+ROUNDS, RANKS = (200, 8) if LONG else (6, 2)
 DEAD_EVERY = 10 if LONG else ROUNDS
 """After a death all processes start again, which takes seconds."""
 WAITS_S = 60
@@ -28,6 +28,7 @@ WAITS_S = 60
 
 
 @pytest.mark.crash
+@pytest.mark.whole  # rounds without a process group are in tests/ranks, and each fault alone in test_dcp
 @pytest.mark.timeout(7200 if LONG else 300)
 def test_each_round_is_complete_or_absent_with_the_rank_named(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")

@@ -32,6 +32,7 @@ from ckstore.fs.new_tree import NewTree
 from ckstore.integrations.fsspec import CkstoreFileSystem
 from tests.support.damage import flip
 from tests.support.descriptors import open_below
+from tests.support.examples import examples
 from tests.support.look import directory_of, files_of
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,7 @@ def write(fs: Any, url: str, data: bytes = b"data") -> None:
         file.write(data)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     files=st.dictionaries(PATHS, st.binary(max_size=200), min_size=1, max_size=5),
     links=st.dictionaries(

@@ -71,6 +71,7 @@ def program(
     )
 
 
+@pytest.mark.whole  # on two processes in test_killed_trainings
 def test_a_run_that_was_killed_in_a_save_goes_on_bit_for_bit(tmp_path: Path, trained: Path, warm: Path) -> None:
     store = Store.init(tmp_path / "store")
     killed = program(warm, store.path, tmp_path / "out", kill_at=4)

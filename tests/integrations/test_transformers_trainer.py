@@ -12,7 +12,7 @@ import torch
 from ckstore import CannotLoad, Store
 from tests.integrations.marks import TRAINS
 from tests.support.docblocks import blocks
-from tests.support.requirements import require_transformers
+from tests.support.requirements import representatives, require_transformers
 from tests.support.states import assert_same
 from tests.support.stores import disk_bytes
 from tests.support.trees import look
@@ -65,7 +65,7 @@ def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("frozen", [False, True], ids=["full", "frozen"])
+@pytest.mark.parametrize("frozen", representatives([False, True], True), ids=["full", "frozen"])
 def test_a_run_of_the_trainer_comes_back_and_goes_on_bit_for_bit(tmp_path: Path, frozen: bool) -> None:
     source = tmp_path / "trained"
     whole = trainer(source, frozen=frozen)

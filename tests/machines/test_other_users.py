@@ -14,6 +14,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.fs import owner
+from tests.support.requirements import representatives
 from tests.support.stores import check_blobs, references_of_manifests
 from tests.support.users import User, common_folder, users
 from tests.support.warm_python import WarmPython
@@ -241,7 +242,9 @@ tell(said, [str(one.message) for one in warned if one.category is CkstoreWarning
 """
 
 
-@pytest.mark.parametrize("close", CLOSED, ids=lambda close: close.__name__.strip("_"))
+@pytest.mark.parametrize(
+    "close", representatives(CLOSED, _checkpoint, _run, _manifest), ids=lambda close: close.__name__.strip("_")
+)
 def test_a_checkpoint_that_is_closed_to_a_user_stops_no_other_one(
     place: Path, do: Do, close: Callable[[Path], None]
 ) -> None:

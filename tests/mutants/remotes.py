@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 _PUSH, _PULL = "tests/remote/test_push.py", "tests/remote/test_pull.py"
 _PRUNE, _ORDER = "tests/remote/test_prune.py", "tests/remote/test_order.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
+_DELTAS = "tests/remote/test_deltas.py"
 _SERVICE, _LIES = "tests/hostile/remotes/test_service.py", "tests/hostile/remotes/test_lies.py"
 
 REMOTES = [
@@ -234,7 +235,7 @@ REMOTES = [
         "what was seen counts for that version alone",
         "other-version-believed",
         "_OfObjects._is_known",
-        "        if seen is None or not seen.is_still(listed):\n",
+        "        if seen is None or not seen.is_still(self._current(digest)):\n",
         "        if seen is None:\n",
         f"{_LIES}::test_a_service_that_checks_bodies_and_then_lists_less_keeps_nothing_from_being_here",
         "assert",
@@ -252,8 +253,9 @@ REMOTES = [
         "nothing is let go that the remote does not list",
         "evicted-though-unlisted",
         "_OfObjects.lacks",
-        "            if listed is None or listed.nbytes != blob.nbytes:\n",
-        "            if listed is None:\n                continue\n            if listed.nbytes != blob.nbytes:\n",
+        "                if listed is None or listed.nbytes != file.nbytes:\n",
+        "                if listed is None:\n                    continue\n"
+        "                if listed.nbytes != file.nbytes:\n",
         f"{_EVICT}::test_nothing_goes_that_is_not_at_the_remote[missing]",
         "assert",
     ),
@@ -319,5 +321,32 @@ REMOTES = [
         "    if _used_by_pid != -1:\n",
         f"{_ENGINE}::test_a_forked_child_is_refused",
         "",
+    ),
+    Mutant(
+        "what is decoded with a base keeps it at the remote",
+        "base-pruned",
+        "Survey._read",
+        "            files = found.manifest.blobs if found.encoding is None else found.encoding.files\n",
+        "            files = found.manifest.blobs\n",
+        f"{_DELTAS}::test_a_prune_keeps_what_something_is_decoded_with",
+        "assert",
+    ),
+    Mutant(
+        "a difference is applied only to the piece that it was made against",
+        "advanced-unchecked",
+        "Decoding.advance",
+        "        if form is None or algorithm_of(old.piece).digest(into) != old.piece:\n",
+        "        if form is None:\n",
+        f"{_DELTAS}::test_memory_that_is_not_what_it_was_is_left_alone",
+        "assert",
+    ),
+    Mutant(
+        "an eviction wants all that a blob is decoded with",
+        "evicted-without-base",
+        "attest._files_of",
+        "    if encoding is None:\n",
+        "    if encoding is None or encoding.encoded:\n",
+        f"{_DELTAS}::test_an_evicted_checkpoint_reads_through_its_differences",
+        "assert",
     ),
 ]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.tracing import Request, trace
+from tests.mutants.compacting import COMPACTING
 from tests.mutants.deciding import DECIDING
 from tests.mutants.devices import DEVICES
 from tests.mutants.durability import DURABILITY
@@ -34,7 +35,21 @@ from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability-mutants.md"
-LISTS = (DURABILITY, SHARING, PLACES, DECIDING, INDEX, LOADING, UNCHANGED, MACHINES, VALUES, RANKS, DEVICES, REMOTES)
+LISTS = (
+    DURABILITY,
+    SHARING,
+    PLACES,
+    DECIDING,
+    INDEX,
+    LOADING,
+    UNCHANGED,
+    MACHINES,
+    VALUES,
+    RANKS,
+    DEVICES,
+    REMOTES,
+    COMPACTING,
+)
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 
 _TIMEOUT_S = 900.0

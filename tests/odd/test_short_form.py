@@ -28,7 +28,7 @@ SENSITIVE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", representatives(SENSITIVE, "optimized", "read-only"))
+@pytest.mark.parametrize("name", representatives(SENSITIVE, "read-only"))
 def test_the_suite_is_green_under(name: str) -> None:
     if name == "read-only":
         probe = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount", "true"]

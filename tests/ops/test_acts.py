@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from ckstore.errors import InUse
 from ckstore.fs import locks
 from ckstore.objects import publish
 from tests.support.meanwhile import elsewhere
+from tests.support.requirements import representatives
 from tests.support.stores import check_store
 
 _ROOT = Path(__file__).parents[2]
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 240.0
 
 STATE = {"w": np.arange(300_000, dtype=np.float32)}
 
@@ -205,10 +206,12 @@ STATE = {f"w{i}": np.arange(400_000, dtype=np.float32) + i for i in range(8)}
 """
 
 
-def run_program(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_program(
+    folder: Path, text: str, *options: str, words: Sequence[str] = (), python: Path | str = sys.executable
+) -> subprocess.CompletedProcess[str]:
     """Run a program that has a store; a deadlock ends in `subprocess.TimeoutExpired`."""
     return subprocess.run(
-        [sys.executable, *options, "-c", PROGRAM + text],
+        [python, *options, "-c", PROGRAM + text, *words],
         cwd=folder,
         env={
             "PYTHONPATH": f"{_ROOT}:{_ROOT}/migrations",
@@ -239,7 +242,9 @@ HELD = {
 
 @pytest.mark.skipif(not hasattr(__import__("threading"), "_shutdown_locks_lock"), reason="Python 3.13 has none of them")
 @pytest.mark.parametrize("lock", HELD)
-def test_a_handler_saves_while_its_thread_holds_a_lock_of_the_interpreter(tmp_path: Path, lock: str) -> None:
+def test_a_handler_saves_while_its_thread_holds_a_lock_of_the_interpreter(
+    warm: Path, tmp_path: Path, lock: str
+) -> None:
     text = f"""
 import concurrent.futures.thread
 signal.signal(signal.SIGUSR1, lambda *_: print(store.save(STATE, step=1).name))
@@ -247,12 +252,12 @@ with {HELD[lock]}:
     signal.raise_signal(signal.SIGUSR1)
 store.verify()
 """
-    done = run_program(tmp_path, text)
+    done = run_program(tmp_path, text, python=warm / "python")
 
     assert (done.stdout, done.stderr) == ("main@1\n", "")
 
 
-def test_what_is_freed_or_finalized_in_an_act_cannot_save_and_outside_one_can(tmp_path: Path) -> None:
+def test_what_is_freed_or_finalized_in_an_act_cannot_save_and_outside_one_can(warm: Path, tmp_path: Path) -> None:
     text = """
 class Saving:
     def __init__(self, step):
@@ -282,7 +287,7 @@ class Stateful:
 Saving(1)
 store.save({**STATE, "object": Stateful()}, step=5)
 """
-    done = run_program(tmp_path, text)
+    done = run_program(tmp_path, text, python=warm / "python")
 
     lines = ["del 1", "callback 11", "del refused True", "callback refused True"]
     assert (sorted(done.stdout.splitlines()), done.stderr) == (sorted(lines), "")
@@ -352,7 +357,7 @@ begun.wait()
     assert len(steps) >= 2 if daemon else len(steps) == 6
 
 
-def test_a_handler_saves_while_other_threads_save(tmp_path: Path) -> None:
+def test_a_handler_saves_while_other_threads_save(warm: Path, tmp_path: Path) -> None:
     text = """
 saved = []
 
@@ -377,13 +382,14 @@ while any(thread.is_alive() for thread in threads):
 os.kill(os.getpid(), signal.SIGUSR1)
 print(saved == list(range(len(saved))) and len(saved) > 0)
 """
-    done = run_program(tmp_path, text)
+    done = run_program(tmp_path, text, python=warm / "python")
 
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
     assert {info.run for info in opened(tmp_path).checkpoints()} == {"a", "b", "handler"}
 
 
-def test_a_child_that_is_forked_while_another_thread_saves_can_save(tmp_path: Path) -> None:
+@pytest.mark.parametrize("children", representatives([5, 20], 5))
+def test_a_child_that_is_forked_while_another_thread_saves_can_save(warm: Path, tmp_path: Path, children: int) -> None:
     text = """
 done = threading.Event()
 
@@ -396,12 +402,12 @@ def go_on():
 store.save(STATE)  # a module that another thread is importing is never imported in a child
 thread = threading.Thread(target=go_on)
 thread.start()
-for step in range(20):
+for step in range(int(sys.argv[1])):
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            signal.alarm(20)  # a deadlock ends the child
+            signal.alarm(120)  # a deadlock ends the child
             store.save({**STATE, "n": step}, step=step, run="child")
             status = 0
         finally:
@@ -410,18 +416,20 @@ for step in range(20):
 done.set()
 thread.join()
 """
-    done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning")
+    done = run_program(
+        tmp_path, text, "-W", "ignore::DeprecationWarning", words=[str(children)], python=warm / "python"
+    )
 
-    assert done.stdout.split() == ["0"] * 20
+    assert done.stdout.split() == ["0"] * children
     other = [line for line in done.stderr.splitlines() if "was open in the parent process at the fork" not in line]
     assert other == []
     store = opened(tmp_path)
-    assert [info.step for info in store.checkpoints("child")] == list(range(20))
+    assert [info.step for info in store.checkpoints("child")] == list(range(children))
     assert store.latest("parent") is not None
 
 
 @pytest.mark.parametrize("room", ["manifest_cache", "counting"])
-def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_had(tmp_path: Path, room: str) -> None:
+def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_had(warm: Path, tmp_path: Path, room: str) -> None:
     text = f"""
 from ckstore.ops import {room} as room
 store.save(STATE, step=0)
@@ -430,27 +438,27 @@ held, done = threading.Event(), threading.Event()
 def hold():
     with room._mutex:
         held.set()
-        done.wait(60)
+        done.wait(240)
 
 thread = threading.Thread(target=hold)
 thread.start()
 held.wait(60)
 child = os.fork()
 if child == 0:
-    signal.alarm(20)  # a deadlock ends the child
+    signal.alarm(120)  # a deadlock ends the child
     store.save(STATE, step=1)
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 done.set()
 thread.join()
 """
-    done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning")
+    done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning", python=warm / "python")
 
     assert (done.stdout, done.stderr) == ("0\n", "")
     assert [info.step for info in opened(tmp_path).checkpoints()] == [0, 1]
 
 
-def test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent(tmp_path: Path) -> None:
+def test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent(warm: Path, tmp_path: Path) -> None:
     text = """
 from ckstore.ops.save import write
 from tests.support.look import directory_of, files_of, leaves_of
@@ -461,7 +469,7 @@ def handler(*_):
     if child:
         children.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         return
-    signal.alarm(20)
+    signal.alarm(120)
     try:
         store.save(STATE, step=9)
     except InUse:
@@ -472,7 +480,7 @@ original = write._records
 write._records = lambda *args: (signal.raise_signal(signal.SIGUSR1), original(*args))[1]
 print(store.save(STATE, step=1).step, *children)
 """
-    done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning")
+    done = run_program(tmp_path, text, "-W", "ignore::DeprecationWarning", python=warm / "python")
 
     assert (done.stdout.split(), done.stderr) == (["1", "7"], "")
     assert [info.step for info in opened(tmp_path).checkpoints()] == [1]

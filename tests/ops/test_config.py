@@ -23,6 +23,10 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "mirror_age_s": (600.0, 60.0),
     "mirror_bytes_s": (None, 1024),
     "mirror_keep": (3, 5),
+    "push_deltas": (False, True),
+    "compact_after": (None, "12h"),
+    "compact_share": (0.1, 0.5),
+    "compact_keep": (3, 1),
 }
 ELSEWHERE = {"mirror"}  # it names a remote: tests/remote/test_mirror.py
 

@@ -13,7 +13,7 @@ import pytest
 
 from ckstore import BadInput, CkstoreError, RetentionPolicy, Store
 from ckstore.model.reports.event import LINE_MOST_BYTES, Event, parse_line
-from ckstore.objects.documents import journal
+from ckstore.ops import events
 from tests.support.damage import flip
 from tests.support.look import directory_of
 
@@ -107,14 +107,14 @@ def test_neither_a_pipe_nor_a_symlink_in_its_place_stops_or_leads_a_save(store: 
 def test_lines_of_several_threads_are_whole_and_the_log_is_bounded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(events, "MOST_BYTES", 20_000)
     event = Event("2026-11-21T09:30:00.000000Z", "failed", "main", why="x" * 5000)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: journal.append(store._context.layout, event), range(200)))
+        list(pool.map(lambda _: events._append(store._context.layout, event), range(200)))
 
-    size = sum((store.path / name).stat().st_size for name in (journal.EVENTS, journal.OLDER))
+    size = sum((store.path / name).stat().st_size for name in (events.EVENTS, events.OLDER))
     assert size <= 2 * (20_000 + 4 * LINE_MOST_BYTES)
-    lines = (store.path / journal.OLDER).read_bytes().splitlines()
+    lines = (store.path / events.OLDER).read_bytes().splitlines()
     assert all(json.loads(line)["event"] == "failed" for line in lines)
 
 

@@ -18,7 +18,7 @@ from ckstore.tensors.allocation import allocate
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 120.0
 
-NBYTES = 256 * 2**20
+NBYTES = 128 * 2**20
 
 PROGRAM = """
 import json, resource
@@ -26,7 +26,7 @@ import torch
 from ckstore import Store
 from ckstore.errors import CkstoreError
 
-NBYTES = 256 * 2**20
+NBYTES = 128 * 2**20
 store = Store.open("store")
 store.load(0)
 
@@ -48,7 +48,7 @@ ACTS = {
 }
 with open("/proc/self/statm") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (now + NBYTES // 4, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_AS, (now + NBYTES // 2, resource.RLIM_INFINITY))
 said = {}
 for name, act in ACTS.items():
     try:

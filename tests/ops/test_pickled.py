@@ -104,6 +104,7 @@ def test_a_forked_child_opens_nothing_again_that_was_closed(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.whole  # what it is given is pickled above, and read
 def test_a_spawned_worker_of_a_data_loader_reads_from_an_open_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, spawned_loader.__file__, str(tmp_path / "s")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

@@ -13,7 +13,6 @@ import os
 import sqlite3
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from ckstore.fs import files, holders
 from ckstore.fs.host import own_folders
 from tests.support.catalog_rows import forge_stamps
 from tests.support.holding import holding
-from tests.support.requirements import require_fuse, require_root
+from tests.support.requirements import representatives, require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links, references_of_manifests
 
@@ -55,15 +54,16 @@ def state(*seeds: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Host:
-    """One host: where it has the store, its cache, and the `catalog_path` that it gives."""
+    """One host: its Python, where it has the store, its cache, and the `catalog_path` that it gives."""
 
+    python: Path
     store: Path
     cache: Path
     catalog: Path | None
 
     def start(self, code: str, *words: str) -> subprocess.Popen[str]:
         """Begin to run code with the store open as `store`, and `words` as ``sys.argv[3:]``."""
-        command = [sys.executable, "-c", _PRELUDE + code, str(self.store), str(self.catalog or ""), *words]
+        command = [str(self.python), "-c", _PRELUDE + code, str(self.store), str(self.catalog or ""), *words]
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.cache)}
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
@@ -92,8 +92,13 @@ class Host:
 Hosts = tuple[Host, Host]
 
 
-@pytest.fixture(params=["fuse", "elsewhere"])
-def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hosts]:
+KINDS = ("fuse", "elsewhere")
+on_fuse = pytest.mark.parametrize("hosts", representatives(KINDS, "fuse"), indirect=True)
+elsewhere = pytest.mark.parametrize("hosts", representatives(KINDS, "elsewhere"), indirect=True)
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest, warm: Path, tmp_path: Path) -> Iterator[Hosts]:
     """Two hosts that share one store, which is made by the first to come; afterwards its links and blobs are right."""
     kind: Literal["fuse", "elsewhere"] = request.param
     real = tmp_path / "real"
@@ -107,7 +112,7 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hosts]:
         hosts = []
         for name, place in zip(("one", "two"), places, strict=True):
             cache = tmp_path / f"cache {name}"
-            hosts.append(Host(place / "store", cache, None if kind == "fuse" else cache / "its.db"))
+            hosts.append(Host(warm / "python", place / "store", cache, None if kind == "fuse" else cache / "its.db"))
         yield hosts[0], hosts[1]
     check_links(real / "store")
     check_blobs(real / "store")
@@ -118,6 +123,7 @@ def blob_bytes(host: Host) -> int:
     return sum(path.stat().st_size for path in (host.store / "blobs").rglob("xxh3-*"))
 
 
+@on_fuse
 def test_each_host_has_its_own_catalog_and_sees_what_the_other_did(hosts: Hosts) -> None:
     one, two = hosts
 
@@ -137,6 +143,7 @@ def test_each_host_has_its_own_catalog_and_sees_what_the_other_did(hosts: Hosts)
     assert not list(one.store.glob("catalog.db*"))
 
 
+@elsewhere
 def test_an_open_store_sees_what_another_host_does(hosts: Hosts) -> None:
     one, two = hosts
     two.do("store.save(state(1), step=1)")
@@ -149,6 +156,7 @@ def test_an_open_store_sees_what_another_host_does(hosts: Hosts) -> None:
     assert store.save(state(3)).step == 3
 
 
+@on_fuse
 def test_hosts_that_save_at_the_same_time_share_equal_bytes_and_see_both_runs(hosts: Hosts) -> None:
     code = "for step in range(6): store.save(state(step, 9), step=step, run=sys.argv[3])"
     with ExitStack() as running:
@@ -161,6 +169,7 @@ def test_hosts_that_save_at_the_same_time_share_equal_bytes_and_see_both_runs(ho
     assert blob_bytes(hosts[1]) == 7 * MIB
 
 
+@elsewhere
 def test_several_processes_of_a_host_may_make_a_store_with_one_catalog(hosts: Hosts) -> None:
     one, _ = hosts
     code = "store.save(state(1), run=sys.argv[3])"
@@ -171,6 +180,7 @@ def test_several_processes_of_a_host_may_make_a_store_with_one_catalog(hosts: Ho
     assert len(one.do("print(json.dumps(names()))")) == 3
 
 
+@on_fuse
 def test_nothing_is_freed_at_once_unless_the_user_says_that_no_other_host_is_at_work(hosts: Hosts) -> None:
     one, two = hosts
     one.do("store.save(state(1, 9), step=1); store.save(state(2, 9), step=2)")
@@ -197,6 +207,7 @@ def test_nothing_is_freed_at_once_unless_the_user_says_that_no_other_host_is_at_
     assert two.do("print(json.dumps([store.verify().ok, names()]))") == [True, ["main@3"]]
 
 
+@elsewhere
 def test_an_exclusive_gc_frees_what_this_host_never_heard_of(hosts: Hosts) -> None:
     one, two = hosts
     store = one.open() if one.do("print(json.dumps(names()))") == [] else None
@@ -208,6 +219,7 @@ def test_an_exclusive_gc_frees_what_this_host_never_heard_of(hosts: Hosts) -> No
     assert two.do("print(json.dumps([store.verify().ok, names()]))") == [True, ["main@2"]]
 
 
+@elsewhere
 def test_an_exclusive_gc_believes_no_row_of_a_checkpoint_that_it_did_not_look_at(hosts: Hosts) -> None:
     """An inode number is used again: the catalog takes the directory of another host's save for the one it knew."""
     one, two = hosts
@@ -221,6 +233,7 @@ def test_an_exclusive_gc_believes_no_row_of_a_checkpoint_that_it_did_not_look_at
     assert np.array_equal(store.load(1)["w2"], state(2)["w2"])
 
 
+@elsewhere
 def test_a_checkpoint_that_another_host_replaced_is_seen_even_where_its_directory_has_the_old_number(
     hosts: Hosts,
 ) -> None:
@@ -232,6 +245,7 @@ def test_a_checkpoint_that_another_host_replaced_is_seen_even_where_its_director
     assert np.array_equal(one.open().load(1)["w2"], state(2)["w2"])
 
 
+@on_fuse
 def test_opening_leaves_the_saves_of_other_hosts_and_what_they_dropped(hosts: Hosts) -> None:
     one, two = hosts
     one.do("store.save(state(1), step=1); store.save(state(2), step=2); store.delete(1)")
@@ -256,6 +270,7 @@ staging.lock.release()
     assert os.listdir(one.store / "staging") == os.listdir(one.store / "trash") == []
 
 
+@on_fuse
 def test_retention_drops_and_says_once_that_the_bytes_stay(hosts: Hosts) -> None:
     one, _ = hosts
     one.do("store.config.retention = RetentionPolicy(keep_last=1)")
@@ -271,6 +286,7 @@ def test_retention_drops_and_says_once_that_the_bytes_stay(hosts: Hosts) -> None
     assert store.gc(exclusive=True).freed_bytes == 3 * MIB
 
 
+@elsewhere
 def test_a_failed_save_leaves_what_it_wrote_and_the_next_uses_it(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = hosts
     one.do("pass")
@@ -291,6 +307,8 @@ def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.crossed
+@pytest.mark.parametrize("hosts", KINDS, indirect=True)
 @pytest.mark.parametrize("how", ["read", "mapped_shared", "opath"])
 def test_an_exclusive_gc_keeps_what_a_process_of_this_host_has_open(how: str, hosts: Hosts) -> None:
     one, _ = hosts
@@ -307,6 +325,7 @@ def test_an_exclusive_gc_keeps_what_a_process_of_this_host_has_open(how: str, ho
     assert store.gc(exclusive=True).freed_bytes == MIB
 
 
+@elsewhere
 def test_a_save_that_does_not_fit_drops_nothing_and_names_the_exclusive_gc(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,6 +343,7 @@ def test_a_save_that_does_not_fit_drops_nothing_and_names_the_exclusive_gc(
     assert [info.step for info in store.checkpoints()] == [2]
 
 
+@on_fuse
 def test_a_host_that_only_reads_needs_no_catalog_and_makes_none(hosts: Hosts) -> None:
     one, two = hosts
     one.do("store.save(state(1), step=1)")
@@ -369,13 +389,13 @@ def test_init_and_doctor_say_what_a_shared_filesystem_means(tmp_path: Path) -> N
     assert str(tmp_path / ".home/.cache/ckstore") in found["catalog"].found
 
 
-def test_the_command_line_frees_only_with_exclusive(tmp_path: Path) -> None:
+def test_the_command_line_frees_only_with_exclusive(warm: Path, tmp_path: Path) -> None:
     require_root()
     require_fuse()
     (tmp_path / "real").mkdir()
 
     def ckstore(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ckstore_cli", *words, "--store", str(tmp_path / "shared/store")]
+        command = [str(warm / "ckstore"), *words, "--store", str(tmp_path / "shared/store")]
         return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=120)
 
     with shared_folder(tmp_path / "real", tmp_path / "shared") as shared:

@@ -77,6 +77,17 @@ def test_the_wheel_holds_three_packages_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or "tests/" in name]
 
 
+def test_the_wheel_asks_for_no_more_than_the_core_needs(wheel: Path) -> None:
+    """What comes of it is tried in an environment of its own in `make crash`."""
+    with zipfile.ZipFile(wheel) as archive:
+        lines = archive.read(f"ckstore-{project_version()}.dist-info/METADATA").decode().splitlines()
+        programs = archive.read(f"ckstore-{project_version()}.dist-info/entry_points.txt").decode()
+    wanted = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist") and "extra ==" not in line]
+
+    assert {re.split(r"[^\w-]", each)[0] for each in wanted} == {"click", "xxhash", "sqlite-utils", "safetensors"}
+    assert "ckstore = ckstore_cli.app:main" in programs
+
+
 def test_the_wheel_holds_every_source_file(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {
@@ -89,6 +100,7 @@ def test_the_wheel_holds_every_source_file(wheel: Path) -> None:
     assert sources <= names
 
 
+@pytest.mark.whole
 def test_installing_adds_exactly_three_importable_names(installed: Path, tmp_path: Path) -> None:
     script = (
         "import importlib.metadata as m, json;"
@@ -99,6 +111,7 @@ def test_installing_adds_exactly_three_importable_names(installed: Path, tmp_pat
     assert {name for name in added if not name.endswith(".dist-info")} == TOP_LEVEL
 
 
+@pytest.mark.whole
 def test_the_core_needs_neither_torch_nor_numpy(installed: Path, tmp_path: Path) -> None:
     listed = run(installed / "bin" / "python", "-m", "pip", "list", "--format=json", cwd=tmp_path)
     names = {entry["name"].lower() for entry in json.loads(listed)}
@@ -107,6 +120,7 @@ def test_the_core_needs_neither_torch_nor_numpy(installed: Path, tmp_path: Path)
     assert not {"torch", "numpy", "rich", "pytest"} & names
 
 
+@pytest.mark.whole
 def test_the_library_is_imported_without_any_extra(installed: Path, tmp_path: Path) -> None:
     script = "import ckstore, ckstore_cli, ckstore_migrations; print(ckstore.__file__)"
     where = run(installed / "bin" / "python", "-c", script, cwd=tmp_path).strip()
@@ -114,12 +128,14 @@ def test_the_library_is_imported_without_any_extra(installed: Path, tmp_path: Pa
     assert Path(where).is_relative_to(installed.resolve())
 
 
+@pytest.mark.whole
 def test_the_command_tells_its_version(installed: Path, tmp_path: Path) -> None:
     told = run(installed / "bin" / "ckstore", "--version", cwd=tmp_path)
 
     assert project_version() in told
 
 
+@pytest.mark.whole
 def test_the_command_tells_its_help(installed: Path, tmp_path: Path) -> None:
     told = run(installed / "bin" / "ckstore", "--help", cwd=tmp_path)
 

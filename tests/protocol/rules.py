@@ -35,7 +35,7 @@ class Rules:
     reconcile: bool = True  # C Catalog.reconcile: rows are made equal to the directory, not added to
     forget_unused: bool = True  # C rows.forget: only where there is still no use
     relist_lost: bool = True  # C relist.list_blobs: a catalog that is rebuilt learns of all blobs
-    relist_boot: bool = True  # C relist.list_blobs_after_boot: after a power cut names may be back
+    relist_boot: bool = True  # C relist.list_blobs: after a power cut names may be back
     heal: bool = True  # Staging.claim: a blob without its size is a miss and is replaced
     exchange: bool = True  # publish: an old checkpoint and its successor change places in one step
     run_locks: bool = (

@@ -14,7 +14,7 @@ from tests.protocol.graces import GraceModel, GraceRules
 from tests.protocol.test_one_blob import resolved
 from tests.protocol.two_renames import Mode, ReplaceModel, ReplaceRules
 from tests.support.coverage import covered
-from tests.support.requirements import CRASH_FULL
+from tests.support.requirements import CRASH_FULL, representatives
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
 
@@ -25,6 +25,7 @@ _ALIVE = "the staging of the live saver A was taken away"
 _LOST = "K was acknowledged, and nothing is there"
 
 
+@pytest.mark.crossed
 @pytest.mark.parametrize("mode", ["", "ordered", "weak"], ids=["no crash", "ordered", "weak"])
 @pytest.mark.parametrize("rules", [ReplaceRules(), _ALONE], ids=["locks of the cluster", "locks of the host"])
 def test_what_hosts_replace_and_drop_is_there_or_gone(
@@ -71,7 +72,11 @@ _UNSYNCED: list[tuple[str, Mode, str]] = [
 ]
 
 
-@pytest.mark.parametrize("lacking, mode, problem", _UNSYNCED, ids=[lacking for lacking, _, _ in _UNSYNCED])
+@pytest.mark.parametrize(
+    "lacking, mode, problem",
+    representatives(_UNSYNCED, _UNSYNCED[0], _UNSYNCED[1], _UNSYNCED[4]),
+    ids=[lacking for lacking, _, _ in _UNSYNCED],
+)
 def test_without_an_fsync_a_server_that_crashes_loses_one_or_brings_it_back(
     lacking: str, mode: Mode, problem: str
 ) -> None:

@@ -17,7 +17,7 @@ from ckstore.integrations import dcp
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.saver import mirror as mirroring
 
-mirroring.start = lambda *_: None  # type: ignore[assignment]  # a process that mirrors would outlive the test
+vars(mirroring)["start"] = lambda *_: None  # a process that mirrors would outlive the test
 
 MIB = 2**20
 
@@ -68,5 +68,5 @@ def die(folder: str, mirror: str, step: int, rank: int, key: str) -> CheckpointI
             os.kill(os.getpid(), signal.SIGKILL)
         return real(objects, name, data)
 
-    ServiceObjects.put = put  # type: ignore[method-assign]
+    ServiceObjects.put = put  # type: ignore[method-assign,assignment]
     return save(folder, mirror, step)

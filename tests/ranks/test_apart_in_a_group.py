@@ -75,6 +75,7 @@ def test_two_nodes_save_and_load_from_their_disks_new_nodes_fetch_and_a_dead_one
 
 
 @pytest.mark.crash
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [1, 4])
 def test_another_number_of_nodes_fetches_what_each_rank_needs(
     size: int, proxy: Proxy, service: Service, tmp_path: Path
@@ -96,6 +97,7 @@ _DEATHS = [
 
 
 @pytest.mark.crash
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("rank, key", _DEATHS)
 def test_a_node_that_is_killed_leaves_nothing_partial_and_a_new_start_saves(
     rank: int, key: str, proxy: Proxy, service: Service, tmp_path: Path

@@ -14,7 +14,7 @@ from typing import Any
 from ckstore import CkstoreError, Store
 from ckstore.remote import intents, keys
 from ckstore.remote.keys import Place
-from ckstore.remote.push import place_of
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
 from tests.remote import laws

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ckstore import Store
 from ckstore.remote.keys import Place
-from ckstore.remote.push import place_of
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
+from ckstore.remote.source import ObjectSource
 from tests.remote import laws
 from tests.remote.laws import REMOTE, Faults
 from tests.support.s3_proxy import Proxy
@@ -25,12 +26,14 @@ _LIVE = 12
 
 
 def run_rounds(
-    folder: Path, direct: Target, proxied: Target, proxy: Proxy, *, rounds: int, seed: int, kills: bool
+    folder: Path, direct: Target, proxied: Target, proxy: Proxy, *, rounds: int, seed: int, kills: bool, deltas: bool
 ) -> dict[str, int]:
     """Push, evict, drop and prune through a proxy that fails; return what was tried."""
     drawn = random.Random(seed)
     store = Store.init(folder / "store", chunk_bytes=2**20)
+    store.config.push_deltas = deltas
     store.remotes.add(REMOTE, proxied.address, endpoint=proxied.endpoint)
+    x = bytearray(drawn.randbytes(20_000))
     abilities = store.remotes.get(REMOTE).abilities
     objects, far = ServiceObjects(direct, abilities), ServiceObjects(proxied, abilities)
     faults = Faults(proxy, random.Random(seed), _FAULTY)
@@ -59,7 +62,9 @@ def run_rounds(
         return laws.acknowledged(acts[what])
 
     for step in range(rounds):
-        states[step] = {"x": drawn.randbytes(2000), "y": bytes([step % _STEPS]) * 3000}
+        for at in drawn.sample(range(len(x)), 100):
+            x[at] = (x[at] + 1) % 256
+        states[step] = {"x": bytes(x), "y": bytes([step % _STEPS]) * 3000}
         info = store.save(states[step], step=step)
         if attempt("push", step):
             acknowledged[step] = place_of(info)
@@ -90,7 +95,15 @@ def run_rounds(
     for step in states:
         _reads(store, step, states)
         _reads(other, step, states)
-    return {"rounds": rounds, "kills": faults.kills, "deaths": faults.deaths, "faults": faults.failed, "refused": lost}
+    encoded = sum(ObjectSource(objects, REMOTE).encoding(place) is not None for place in acknowledged.values())
+    return {
+        "rounds": rounds,
+        "encoded": encoded,
+        "kills": faults.kills,
+        "deaths": faults.deaths,
+        "faults": faults.failed,
+        "refused": lost,
+    }
 
 
 def _reads(store: Store, step: int, states: dict[int, dict[str, bytes]]) -> None:

@@ -32,12 +32,15 @@ def test_faults_and_kills_lose_nothing(
     rounds, seed = 50 if CRASH_FULL else 8, lane_seed() + part
     direct, proxied = service.target("run"), service.target("run", proxy.port)
 
-    counts = run_rounds(tmp_path, direct, proxied, proxy, rounds=rounds, seed=seed, kills=True)
+    deltas = part % 2 == 0
+    counts = run_rounds(tmp_path, direct, proxied, proxy, rounds=rounds, seed=seed, kills=True, deltas=deltas)
 
     with capsys.disabled():
         print("\n" + covered("remotes", f"rounds, part {part}", seed=seed, **counts))
     assert counts["kills"]
     assert counts["deaths"]
+    # Of eight rounds none may have found a base.
+    assert bool(counts["encoded"]) == deltas or not CRASH_FULL
 
 
 @pytest.mark.crash
@@ -59,6 +62,5 @@ def test_two_pushers_and_a_pruner_lose_nothing(
 @pytest.mark.timeout(600)
 def test_faults_before_a_real_service_lose_nothing(tmp_path: Path, ceph: Service) -> None:
     with faulty_proxy(ceph.port) as proxy:
-        run_rounds(
-            tmp_path, ceph.target("rounds"), ceph.target("rounds", proxy.port), proxy, rounds=15, seed=7, kills=False
-        )
+        direct, proxied = ceph.target("rounds"), ceph.target("rounds", proxy.port)
+        run_rounds(tmp_path, direct, proxied, proxy, rounds=15, seed=7, kills=False, deltas=True)

@@ -19,6 +19,7 @@ from ckstore.saver.client.client import Client
 from ckstore.saver.client.keeper import SaverKeeper
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.saver.test_save_async import is_state, state_of
+from tests.support.requirements import representatives
 
 
 def test_a_call_that_is_interrupted_after_its_save_was_begun_leaves_the_copy_to_it(
@@ -74,7 +75,7 @@ def test_a_copy_that_is_interrupted_has_ended_in_both_threads(monkeypatch: pytes
     assert ended == [1]
 
 
-@pytest.mark.parametrize("lacking", ["descriptors", "threads"])
+@pytest.mark.parametrize("lacking", representatives(["descriptors", "threads"], "threads"))
 def test_saves_whose_saver_cannot_be_replaced_end_with_the_cause(
     store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:

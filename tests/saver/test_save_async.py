@@ -28,7 +28,7 @@ from ckstore_cli.app import app
 from tests.cli.test_command_line_page import keys, section
 from tests.faults.shim import Family, Fault, environment
 from tests.saver.conftest import DEADLINE_S, wait_for
-from tests.support.requirements import CRASH_FULL
+from tests.support.requirements import CRASH_FULL, representatives
 from tests.support.stores import check_store
 
 ROUNDS = 500 if CRASH_FULL else 8
@@ -240,7 +240,7 @@ def test_a_saver_that_dies_again_is_told_with_its_signal(store: Store, strike: A
     assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
 
 
-@pytest.mark.parametrize("what", ["stop", "full", "kill"])
+@pytest.mark.parametrize("what", representatives(["stop", "full", "kill"], "kill"))
 def test_what_a_saver_may_have_published_before_it_died_is_not_said_to_have_failed(
     store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -282,7 +282,7 @@ def test_a_saver_that_takes_the_place_of_another_knows_what_each_save_goes_on_fr
     assert [info.parent for info in infos] == [None, infos[0].id, infos[1].id, infos[0].id, infos[3].id]
 
 
-@pytest.mark.parametrize("what, times", [("stop", 1), ("kill", 2)])
+@pytest.mark.parametrize("what, times", representatives([("stop", 1), ("kill", 2)], ("kill", 2)))
 def test_saves_that_a_lost_saver_had_not_begun_are_made_by_another_in_their_order(
     store: Store, strike: Any, what: str, times: int
 ) -> None:

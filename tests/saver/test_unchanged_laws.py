@@ -19,6 +19,7 @@ from ckstore.model.manifest.manifest import Description, LeafRecord
 from ckstore.model.saver.messages import Order
 from ckstore.saver.client.unchanged import Bases, SnapshotPlan, UnchangedNames
 from tests.saver.conftest import DEADLINE_S
+from tests.support.examples import examples
 from tests.support.stores import check_store
 
 MIB = 2**20
@@ -162,13 +163,13 @@ def carried_out(acts: Iterable[tuple[Any, ...]], on_device: str = "") -> Trainer
 
 
 @given(st.lists(st.one_of(CALLS, CALLS, CHANGES, ENDS, ENDS, OTHERS), min_size=5, max_size=20))
-@settings(max_examples=300)
+@settings(max_examples=examples(120))
 def test_what_is_kept_by_true_words_is_in_the_checkpoint_as_it_is_in_the_trainer(acts: list[Any]) -> None:
     carried_out(acts)
 
 
 @given(st.lists(st.one_of(CALLS, CALLS, CHANGES, ENDS, ENDS, OTHERS), min_size=5, max_size=20))
-@settings(max_examples=300)
+@settings(max_examples=examples(120))
 def test_what_is_kept_by_fingerprints_is_in_the_checkpoint_as_it_is_in_the_trainer(acts: list[Any]) -> None:
     carried_out(acts, on_device="ab")
 
@@ -240,7 +241,7 @@ def test_a_checkpoint_is_what_was_given_or_a_compared_difference_fails_it(
 
     @example([([("a", 0.0), ("a", 0.999999)], {"a"})])  # whichever chunk of it is compared differs
     @given(ROUNDS)
-    @settings(max_examples=10)
+    @settings(max_examples=examples(5))
     def law(rounds: list[Any]) -> None:
         run = f"run-{next(runs)}"
         state = {name: np.zeros(size, np.float32) for name, size in SIZES.items()}

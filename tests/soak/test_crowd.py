@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,12 @@ from tests.soak.actors import KEEP_LAST, MIB, same
 from tests.support.requirements import SOAK_S
 from tests.support.stores import check_store
 
-pytestmark = [pytest.mark.soak, pytest.mark.root]
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.root,
+    # The crowd of test_kills does the same and more; `make soak` has both.
+    *([] if "CKSTORE_SOAK_S" in os.environ else [pytest.mark.whole]),
+]
 
 _ROOT = Path(__file__).parents[2]
 _CROWD = ("saver", "saver", "collector", "reader")

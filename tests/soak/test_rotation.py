@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.endurance]
 
 MIB = 2**20
 KEPT = 3
-SAVES, SAVED_BYTES, DISK_MIB = (1000, 64 * MIB, 512) if CRASH_FULL else (100, 4 * MIB, 64)
+SAVES, SAVED_BYTES, DISK_MIB = (1000, 64 * MIB, 512) if CRASH_FULL else (40, 4 * MIB, 64)
 
 
 @dataclass

@@ -6,9 +6,10 @@ import os
 
 from tests.support.requirements import CRASH_FULL
 
-_LONG = CRASH_FULL or os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE")
+_TIMES = 40 if CRASH_FULL or _PROFILE == "nightly" else 2 if _PROFILE == "mutants" else 1
 
 
 def examples(short: int) -> int:
-    """Return `short`, and twenty times as many where ``CKSTORE_CRASH=full`` or the nightly profile asks for them."""
-    return short * 20 if _LONG else short
+    """Return `short`, and forty times as many where ``CKSTORE_CRASH=full`` or the nightly profile asks for them."""
+    return short * _TIMES

@@ -15,7 +15,7 @@ def representatives_of(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     In a diagonal each value of each parameter occurs, and as few combinations as that takes.
     """
     there = [item for item in items if item.get_closest_marker("whole") is None]
-    kept = {item for item in there if item.get_closest_marker("crossed") is None}
+    kept = {item for item in there if item.get_closest_marker("crossed") is None or not hasattr(item, "callspec")}
     matrices: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in there:
         if item not in kept:

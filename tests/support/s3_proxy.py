@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -37,6 +39,8 @@ FAULTS: tuple[Fault, ...] = (
 
 _STALL_S = 3600.0
 _DELAY_S = 0.2
+_MOMENT_S = 0.5
+"""Until who made a request waits for its answer."""
 
 
 @dataclass
@@ -71,6 +75,25 @@ class Proxy:
     def always(self, fault: Fault, of: str = "") -> None:
         """Let each request whose line contains `of` go wrong in this way."""
         self.fault = lambda line: fault if of in line else ""
+
+    def interrupt(self, fault: Fault, of: str = "") -> list[float]:
+        """As `always`, and have Ctrl-C come a moment after the first such request; return where its time is noted."""
+        asked: list[float] = []
+        first = iter([True])
+
+        def ask() -> None:
+            asked.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def found(line: str) -> Fault:
+            if of not in line:
+                return ""
+            if next(first, False):
+                threading.Timer(_MOMENT_S, ask).start()
+            return fault
+
+        self.fault = found
+        return asked
 
     def die(self, seconds: float) -> None:
         """Break every connection off, and refuse new ones for so long, as a service that is killed and starts again."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import builtins
 import importlib
 import os
 import runpy
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,8 +91,15 @@ def _become(words: list[str], descriptors: list[int]) -> None:
         sys.argv = [program, *arguments]
         sys.path[0] = str(Path(sys.executable).parent)
         sys.exit(main())
+    if arguments[:1] == ["-uc"]:
+        arguments[:1] = ["-u", "-c"]
     while arguments[:1] in (["-u"], ["-W"]):
-        del arguments[: 1 if arguments[0] == "-u" else 2]
+        if arguments[0] == "-W":  # an action, and perhaps a category, as in ignore::DeprecationWarning
+            action, _, category = arguments.pop(1).partition("::")
+            warnings.simplefilter(action, getattr(builtins, category or "Warning"))  # type: ignore[arg-type]
+        else:
+            sys.stdout = open(1, "w", closefd=False, buffering=1)  # noqa: SIM115
+        del arguments[0]
     kind, *arguments = arguments
     if kind == "-m":
         sys.argv = [*arguments]

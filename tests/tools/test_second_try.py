@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.requirements import representatives
+
 ROOT = Path(__file__).resolve().parents[2]
 
 ONCE = """
@@ -109,7 +111,7 @@ def test_what_the_machine_ended_once_passes_the_run_and_is_named_with_its_first_
     assert "UTC, commit " in report
 
 
-@pytest.mark.parametrize("test", [LATE, LATE_THEN_SKIPS])
+@pytest.mark.parametrize("test", representatives([LATE, LATE_THEN_SKIPS], LATE))
 def test_what_does_not_pass_the_second_time_fails_the_run(tmp_path: Path, test: str) -> None:
     status, output, report = tried(tmp_path, PASSES, LATE_ONCE, test)
 
@@ -133,9 +135,9 @@ def test_a_run_that_passes_writes_no_report_and_names_the_one_that_is_there(tmp_
 @pytest.mark.parametrize(
     "tests, arguments, wanted",
     [
-        pytest.param([ASSERTS_ONCE], (), 1, id="an assertion"),
+        pytest.param([ASSERTS_ONCE], (), 1, id="an assertion", marks=pytest.mark.whole),
         pytest.param([RAISES_ONCE], (), 1, id="another exception", marks=pytest.mark.whole),
-        pytest.param([LATE_THEN_ASSERTS], (), 1, id="a deadline and then an assertion"),
+        pytest.param([LATE_THEN_ASSERTS], (), 1, id="a deadline and then an assertion", marks=pytest.mark.whole),
         pytest.param([LATE_ONCE, ASSERTS_ONCE], (), 1, id="a deadline beside an assertion"),
         pytest.param(["raise ValueError('no tests here')\n"], (), 2, id="uncollected", marks=pytest.mark.whole),
         pytest.param([CRASHES_ONCE, PASSES], ("-n", "1", "-x"), 1, id="stopped early", marks=pytest.mark.whole),

@@ -64,6 +64,16 @@ def test_what_is_to_be_done_at_exit_is_done_and_threads_are_waited_for(warm: Pat
     assert ended(warm / "python", "-c", code) == (0, "thread\nat exit\n", "")
 
 
+@pytest.mark.parametrize("words", [("-uc",), ("-u", "-c")])
+def test_what_is_not_to_be_buffered_is_told_at_once(warm: Path, words: tuple[str, ...]) -> None:
+    started = subprocess.Popen(
+        [warm / "python", *words, "print('told'); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "told\n"
+
+
 def test_ckstore_is_the_command(warm: Path, tmp_path: Path) -> None:
     assert ended(warm / "ckstore", "init", tmp_path / "store")[0] == 0
     status, out, err = ended(warm / "python", "-m", "ckstore_cli", "log", "--store", tmp_path / "nowhere")

@@ -294,15 +294,13 @@ _RANK = textwrap.dedent("""
         report = restore(Store.open(f"{folder}/store", readonly=True), model=model)
         print(torch.rand(3).tolist() if act == "load" else report.inexact)
     dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)
 """)
 
 
-def ranks(folder: Path, world: int, act: str) -> list[str]:
+def ranks(python: Path, folder: Path, world: int, act: str) -> list[str]:
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", _RANK, str(folder), str(rank), str(world), act], stdout=subprocess.PIPE, text=True
+            [str(python), "-c", _RANK, str(folder), str(rank), str(world), act], stdout=subprocess.PIPE, text=True
         )
         for rank in range(world)
     ]
@@ -312,12 +310,13 @@ def ranks(folder: Path, world: int, act: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_none(tmp_path: Path) -> None:
-    drawn = ranks(tmp_path, 2, "save")
+def test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_none(warm: Path, tmp_path: Path) -> None:
+    python = warm / "python"
+    drawn = ranks(python, tmp_path, 2, "save")
 
     assert drawn[0] != drawn[1]
-    assert ranks(tmp_path, 2, "load") == drawn
-    (alone,) = ranks(tmp_path, 1, "report")
+    assert ranks(python, tmp_path, 2, "load") == drawn
+    (alone,) = ranks(python, tmp_path, 1, "report")
     assert alone == "('the checkpoint was saved by 2 processes, and now there is 1',)"
 
 

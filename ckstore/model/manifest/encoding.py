@@ -17,25 +17,36 @@ if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
 
 ENCODED = "encoded-1"
+HEAD_BYTES = 128
+"""Enough of a ``manifest.json`` to tell an encoding by, with any digest; every manifest is longer."""
 PATH_MOST = 8
 """Encoded blobs one behind the other: a load of the deepest takes as many times as long as one of the first."""
 
 
 def render(encoding: Encoding, algorithm: Algorithm) -> bytes:
     """Return the ``manifest.json`` of a compacted checkpoint."""
-    members = {
+    members: dict[str, Any] = {
         "checkpoint": encoding.checkpoint,
-        "encoded": [
-            [digest, form.nbytes, form.file, list(form.bases)] for digest, form in sorted(encoding.encoded.items())
-        ],
+        "encoded": _items(encoding.encoded),
         "files": [list(file) for file in encoding.files],
         "format": "ckstore-manifest",
         "place": encoding.place,
         "requires": [ENCODED],
         "version": MANIFEST_VERSION,
     }
+    if encoding.links:
+        members["links"] = _items(encoding.links)
     body = canonical_text(members).encode("ascii")
     return b'{"digest":"' + algorithm.digest(body).encode("ascii") + b'","manifest":' + body + b"}\n"
+
+
+def _items(forms: Mapping[str, EncodedBlob]) -> list[list[Any]]:
+    return [[digest, form.nbytes, form.file, list(form.bases)] for digest, form in sorted(forms.items())]
+
+
+def begins_one(head: bytes) -> bool:
+    """Whether a ``manifest.json`` with these first `HEAD_BYTES` is an encoding: `checkpoint` is its first member."""
+    return b'"manifest":{"checkpoint":"' in head
 
 
 def is_encoding(members: Mapping[str, Any]) -> bool:
@@ -69,7 +80,8 @@ def parse(members: Mapping[str, Any], where: str) -> Encoding:
         if digest in encoded or digest in plain:
             refuse(where, "encoded", "each blob once, and in one form", digest)
         encoded[digest] = form
-    found = Encoding(checkpoint, files, encoded, place)
+    links = dict(_encoded(item, len(files), where) for item in _array({"links": [], **members}, "links", where))
+    found = Encoding(checkpoint, files, encoded, place, links)
     _check_paths(found, plain, where)
     return found
 

@@ -157,6 +157,14 @@ class Manifest:
         return self.blobs if self.encoding is None else self.encoding.files
 
     @property
+    def kept_bytes(self) -> int:
+        """Sizes of the files that its blobs are in, plain or encoded, each once."""
+        if self.encoding is None:
+            return sum(blob.nbytes for blob in self.blobs)
+        sizes = dict(self.encoding.files)
+        return sum(sizes[name] for name in {self.encoding.file_of(blob.digest) for blob in self.blobs})
+
+    @property
     def places(self) -> list[int | None]:
         """For each blob the index of its file in `stored`; None: it is encoded."""
         if self.encoding is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 BLOB_MAX_BYTES = 2**31  # chunks have at most 1 GiB, and a pack little more than its pieces
@@ -30,6 +30,20 @@ class EncodedBlob(NamedTuple):
     bases: tuple[str, ...]
 
 
+class OldPiece(NamedTuple):
+    """What is in memory where a piece of a newer checkpoint is to be: one as long, of an older one.
+
+    Attributes:
+        piece: Its digest, by which it is checked.
+        blob: Digest of the blob in which it lies.
+        offset: Where in it.
+    """
+
+    piece: str
+    blob: str
+    offset: int
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """How the blobs of a checkpoint are stored.
@@ -39,12 +53,14 @@ class Encoding:
         files: Every blob in the directory, plain or an encoded form, by the digest of its own bytes.
         encoded: Digest of a plain blob -> its encoded form.
         place: Of the checkpoint in the chain of its run.
+        links: As `encoded`, with bases that need not be there; at a remote alone.
     """
 
     checkpoint: str
     files: tuple[BlobRecord, ...]
     encoded: Mapping[str, EncodedBlob]
     place: int = 0
+    links: Mapping[str, EncodedBlob] = field(default_factory=dict)
 
     def path(self, digest: str) -> list[str]:
         """Return the plain digests of all that a blob is decoded with, itself first, each once."""

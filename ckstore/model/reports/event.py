@@ -42,6 +42,7 @@ class Event:
             ``healed``, ``mirrored``, ``renamed``.
         run, step, id: Of which checkpoint; empty, None and empty where it is of none.
         nbytes: Bytes that a save added, that were freed, or that were sent.
+        seconds: How long a save took.
         why: By which rule, the reason of a failure, or to which remote.
         pid, uid: Of the process that did it.
     """
@@ -55,6 +56,7 @@ class Event:
     why: str = ""
     pid: int = 0
     uid: int = 0
+    seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -74,11 +76,21 @@ class Event:
 
     def __str__(self) -> str:
         size = "" if self.nbytes is None else size_text(self.nbytes)
-        words = [self.time[:19].replace("T", " "), self.event, self.name, size, self.why]
+        took = "" if self.seconds is None else f"{self.seconds:.1f} s"
+        words = [self.time[:19].replace("T", " "), self.event, self.name, size, took, self.why]
         return printable("  ".join(word for word in words if word))
 
 
-_TYPES: dict[str, type] = {"run": str, "id": str, "why": str, "step": int, "nbytes": int, "pid": int, "uid": int}
+_TYPES: dict[str, type] = {
+    "run": str,
+    "id": str,
+    "why": str,
+    "step": int,
+    "nbytes": int,
+    "pid": int,
+    "uid": int,
+    "seconds": float,
+}
 
 
 def parse_line(line: bytes) -> Event | None:
@@ -97,4 +109,5 @@ def parse_line(line: bytes) -> Event | None:
 
 
 def _fits(value: object, kind: type) -> bool:
-    return type(value) is kind and not (isinstance(value, int) and abs(value) > SAFE_INT)
+    # NaN and infinity, which Python reads, are no JSON.
+    return type(value) is kind and abs(value if isinstance(value, int | float) else 0) <= SAFE_INT

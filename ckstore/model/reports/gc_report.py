@@ -250,7 +250,8 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield printable(f"{kept} {_sizes(blobs)}: {reason}")
     linked = list(map(str, report.linked_elsewhere))
     yield from first_of(linked) if table is None else linked
-    if not (report.freed_count or report.held or report.linked_elsewhere):
+    # Of what waits the line below says when it goes; that nothing else is unused is no news then.
+    if not (report.freed_count or report.held or report.linked_elsewhere or report.waiting):
         yield printable(report.explanation)
     if report.waiting:
         nbytes = sum(one.nbytes for one in report.waiting)

@@ -34,6 +34,7 @@ SaverState = Literal[
     "committing",
     "just committed",
     "closing",
+    "compacting",
     "mirroring",
     "waiting",
 ]

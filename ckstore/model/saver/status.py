@@ -23,7 +23,7 @@ class SaverStatus:
         trainer: The process that it was started by; that may have ended.
         store: Directory of its store.
         state: starting, idle, staging, hashing, writing, syncing, committing, just committed or closing; that of the
-            process that mirrors is mirroring, waiting (until it tries again) or idle.
+            process that mirrors is mirroring, waiting (until it tries again) or idle, of one that compacts compacting.
         run, step: Of the save that it is at, or was at last; a step of None: the next one.
         done_bytes, total_bytes: How much of that it has dealt with.
         since: When it last said so, in seconds since 1970.

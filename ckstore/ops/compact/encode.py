@@ -15,6 +15,8 @@ from ckstore.model.manifest.stored import Encoding
 from ckstore.objects.encoded import Decoder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.staging import Staging
     from ckstore.ops.compact.match import Segment
@@ -24,9 +26,14 @@ _KEPT_BYTES = 160 * 2**20
 
 
 class BlobSource:
-    """Whole plain blobs of open checkpoints, each compared with its digest; a few stay in memory. Not for threads."""
+    """Whole plain blobs of open checkpoints, each compared with its digest; a few stay in memory. Not for threads.
 
-    def __init__(self) -> None:
+    Args:
+        before_each: Called before each tile that is encoded or decoded again.
+    """
+
+    def __init__(self, before_each: Callable[[], None]) -> None:
+        self.before_each = before_each
         self._decoders: dict[str, Decoder] = {}
         self._sizes: dict[str, int] = {}
         self._kept: OrderedDict[str, bytearray] = OrderedDict()
@@ -92,7 +99,7 @@ def header_of(blob: BlobRecord, segments: list[Segment]) -> Header:
 
 def encode(source: BlobSource, blob: BlobRecord, header: Header) -> bytes:
     """Return the file of a blob in encoded form."""
-    return container.encode_blob(source.read(blob.digest), header, source.part)
+    return container.encode_blob(source.read(blob.digest), header, source.part, before_each=source.before_each)
 
 
 def stage(source: BlobSource, staging: Staging, blob: BlobRecord, data: bytes) -> BlobRecord:
@@ -106,7 +113,9 @@ def stage(source: BlobSource, staging: Staging, blob: BlobRecord, data: bytes) -
     # From the disk, not from memory: the plain bytes go because of it.
     back = direct.read_range(staging.path_of(digest), 0, len(data) + 1)
     try:
-        plain = container.decode_blob(back, source.part, where=f"blob {digest}", most_bytes=BLOB_MAX_BYTES)
+        plain = container.decode_blob(
+            back, source.part, where=f"blob {digest}", most_bytes=BLOB_MAX_BYTES, before_each=source.before_each
+        )
     except DamagedBlob as error:
         raise SaveFailed(f"blob {digest} cannot be decoded after it was written: {error.message}") from error
     if algorithm_of(blob.digest).digest(plain) != blob.digest:

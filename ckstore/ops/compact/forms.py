@@ -11,6 +11,8 @@ from ckstore.model.manifest.stored import EncodedBlob, Encoding
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ckstore.model.manifest.manifest import Manifest
+
 # A load reads and decodes the whole path: with more than this a dense tensor takes longer than it saves.
 PATH_TIMES = 2
 
@@ -56,8 +58,12 @@ class Forms:
             self._encoded.pop(digest, None)
             self._plain.pop(digest, None)
 
-    def adopt(self, encoding: Encoding) -> None:
-        """Settle what a compacted checkpoint has as it has it, unless it is settled."""
+    def adopt(self, manifest: Manifest) -> None:
+        """Settle what a checkpoint has as it has it, unless it is settled."""
+        encoding = manifest.encoding
+        if encoding is None:
+            self.keep_plain(manifest.blobs)
+            return
         for digest, form in encoding.encoded.items():
             if not self.is_settled(digest):
                 self._encoded[digest] = Form(form.nbytes, encoding.files[form.file], form.bases)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import peek
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
+from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
@@ -30,8 +31,20 @@ KEEP_NEWEST = 3
 GROUP = 64
 
 
+class _Rest(NamedTuple):
+    """What stays plain: so many of the newest, and what is younger."""
+
+    keep_newest: int
+    created_before: datetime | None
+
+
 def plan(
-    context: Context, refs: Iterable[AnyRef], run: str | None, *, keep_newest: int = KEEP_NEWEST
+    context: Context,
+    refs: Iterable[AnyRef],
+    run: str | None,
+    *,
+    keep_newest: int = KEEP_NEWEST,
+    created_before: datetime | None = None,
 ) -> CompactionPlan:
     """Say which checkpoints are to be encoded, against which, and why the others are not.
 
@@ -40,6 +53,7 @@ def plan(
         refs: Only these; none: all.
         run: Only this one; None: each by itself.
         keep_newest: So many of the newest of a run stay plain.
+        created_before: Those that are younger stay plain, too.
 
     Raises:
         NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
@@ -56,7 +70,7 @@ def plan(
     pinned = pins_by_checkpoint(context, datetime.now(UTC))
     entries: list[CompactionEntry] = []
     for of_run in by_run.values():
-        entries += _plan_run(context, of_run, chosen, pinned, keep_newest)
+        entries += _plan_run(context, of_run, chosen, pinned, _Rest(keep_newest, created_before))
     return CompactionPlan(tuple(entries))
 
 
@@ -65,7 +79,7 @@ def _plan_run(
     of_run: Sequence[CheckpointInfo],
     chosen: Collection[CheckpointKey],
     pinned: Collection[CheckpointKey],
-    keep_newest: int,
+    rest: _Rest,
 ) -> list[CompactionEntry]:
     """Return the entries of a run, the newest first; `of_run` has the oldest first."""
     problems, places, compacted = [], [], []
@@ -89,13 +103,13 @@ def _plan_run(
     for i, info in enumerate(of_run):
         newer = [j for j in whole if j > i]
         base = next((j for j in newer if places[j] >= wanted_base(places[i])), newer[-1] if newer else None)
-        reason = _why_not(info, problems[i], chosen, len(newer), keep_newest)
+        reason = _why_not(info, problems[i], chosen, len(newer), rest)
         if not reason and not compacted[i]:
             reason = _why_plain(info, pinned)
         if not reason and base is None:
             reason = "there is no newer one"
         name = "" if reason or base is None else of_run[base].name
-        shares = not problems[i] and len(newer) < keep_newest and not _why_plain(info, pinned)
+        shares = not problems[i] and len(newer) < rest.keep_newest and not _why_plain(info, pinned)
         entries.append(CompactionEntry(info, places[i], name, reason, shares))
     return entries[::-1]
 
@@ -106,12 +120,14 @@ def wanted_base(place: int) -> int:
 
 
 def _why_not(
-    info: CheckpointInfo, problem: str, chosen: Collection[CheckpointKey], newer_count: int, keep_newest: int
+    info: CheckpointInfo, problem: str, chosen: Collection[CheckpointKey], newer_count: int, rest: _Rest
 ) -> str:
     if problem:
         return problem
-    if newer_count < keep_newest:
-        return f"it is one of the newest {keep_newest}"
+    if newer_count < rest.keep_newest:
+        return f"it is one of the newest {rest.keep_newest}"
+    if rest.created_before is not None and time_of_text(info.created) >= rest.created_before:
+        return f"it was saved after {text_of_time(rest.created_before)}"
     return "it was not asked for" if chosen and info.key not in chosen else ""
 
 

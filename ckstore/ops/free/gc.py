@@ -34,8 +34,7 @@ from ckstore.objects.shared import grace as graces
 from ckstore.ops import events
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.free import reclaim, retain
-from ckstore.ops.free.external_links import linked_elsewhere
-from ckstore.ops.free.gc_plan import differences, plan_gc
+from ckstore.ops.free.gc_plan import differences, linked_elsewhere, plan_gc
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
@@ -157,7 +156,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
         )
     if report.freed_count:
         events.note(context, "freed", nbytes=report.freed_bytes, why=counted(report.freed_count, "blob"))
-    context.notices.tell_passed_over(context.layout)
+    context.tell_passed_over()
     if settle:  # before the reserve is filled again, which takes what was freed
         grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes)
         report = replace(report, filesystem_freed_bytes=grown_bytes, catalog_bytes=catalog_bytes(context))

@@ -15,7 +15,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.index import proposal, reconcile
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
-from ckstore.ops.index.scan_blobs import list_blobs_after_boot
+from ckstore.ops.index.scan_blobs import list_blobs, note_listed
 
 Look = Literal["all", "names", "counts"]
 
@@ -78,7 +78,10 @@ def _reconcile(context: Context, look: Look) -> list[str]:
         reconcile_all(context, sorted(stale))
     elif (tags := context.layout.tags()) != known.tags:
         context.catalog.replace_tags(tags, timeout_s=TIMEOUT_S)
-    list_blobs_after_boot(context, known.blobs_listed, timeout_s=TIMEOUT_S)
+    # Where the kernel does not say which start this is, it is done once, as after one start.
+    if known.blobs_listed != machine.boot_id():
+        list_blobs(context, timeout_s=TIMEOUT_S)
+        note_listed(context, timeout_s=TIMEOUT_S)
     return notes
 
 

@@ -13,7 +13,7 @@ from ckstore.fs import files
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns
-from ckstore.ops.context import Context, annotated, annotation_problem
+from ckstore.ops.context import Context, with_small_files
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import file_stamp
 
@@ -70,15 +70,9 @@ def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 
 def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple[str, ...]) -> CheckpointInfo:
     """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
-    damaged = runs.is_marked(info.run, info.step)
-    elsewhere = runs.is_elsewhere(info.run, info.step)
-    if (info.durable, info.tags, info.damaged, info.elsewhere) != (context.durable, tags, damaged, elsewhere):
-        info = replace(info, durable=context.durable, tags=tags, damaged=damaged, elsewhere=elsewhere)
-    if runs.is_annotated(info.run, info.step):
-        return annotated(context, info)
-    if context.notices.problems:  # a problem with annotations ends with them
-        context.notices.problems.pop(annotation_problem(info), None)
-    return info
+    if (info.durable, info.tags) != (context.durable, tags):
+        info = replace(info, durable=context.durable, tags=tags)
+    return with_small_files(context, info, runs.small_files(info.run, info.step))
 
 
 def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 CANDIDATES_BATCH = 5000  # blobs that are entered in one transaction
 
 
-def list_blobs_after_boot(context: Context, listed: str, *, timeout_s: float) -> None:
-    """Have gc look at every blob without a use, if that was not done since the machine started."""
-    # `listed`: at which start of the machine it was done last; empty: at none. `timeout_s`: for the locks of the
-    # catalog. Raises CatalogUnavailable, InUse: the catalog cannot be used; it is done by the next opener.
-    if listed != machine.boot_id():  # unknown: then it is done once, as after one start
-        list_blobs(context, timeout_s=timeout_s)
-        note_listed(context, timeout_s=timeout_s)
-
-
 def note_listed(context: Context, *, timeout_s: float) -> None:
     """Take note that every blob was looked at since the machine started."""
     # Raises CatalogUnavailable, InUse: the catalog cannot be used; it is done by the next opener.

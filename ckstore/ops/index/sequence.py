@@ -35,7 +35,7 @@ def next_sequence(context: Context) -> int:
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
     # Before the save publishes: another thread of this process must not take the same number.
     context.known.greatest_sequence.raise_to(sequence)
-    context.notices.tell_passed_over(context.layout)
+    context.tell_passed_over()
     if known.looked:
         context.known.directories.judged(runs, known.torn)  # last: another thread may rely on it
     return sequence

@@ -53,7 +53,7 @@ def recover(context: Context) -> list[str]:
     create.remove_leftovers(layout)
     for note in said:
         warn(note)
-    context.notices.tell_passed_over(context.layout)
+    context.tell_passed_over()
     return said + notes
 
 

@@ -16,7 +16,7 @@ from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
 from ckstore.ops.read.stored_file import loadable
-from ckstore.ops.read.unchanged import HeldExtents, unchanged
+from ckstore.ops.read.unchanged import HeldExtents, old_pieces, unchanged
 from ckstore.ops.refs.find import AnyRef, open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf
 from ckstore.tensors.targets.advice import Load, advice
@@ -60,6 +60,7 @@ class LoadReport:
             float32``; they were left as they were.
         cast: Names that were converted -> from what to what: ``float32 to bfloat16``.
         read_bytes: Bytes that were read from the store; with `since` no more than what differs.
+        received_bytes: Bytes that came from a remote for it: of encoded blobs fewer than were read.
     """
 
     info: CheckpointInfo
@@ -68,6 +69,7 @@ class LoadReport:
     not_loaded: Mapping[str, str] = field(default_factory=dict)
     cast: Mapping[str, str] = field(default_factory=dict)
     read_bytes: int = 0
+    received_bytes: int = 0
     _loaded: Loaded | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -208,7 +210,9 @@ def _load_into_open(
         plan.undo()
         raise
     # Straight into the target's memory, the largest share of a model: no second copy of it is ever in memory.
-    read_storages(directory, plan.direct, verify=request.verify, skip=skip, tally=tally)
+    # A remote may have the difference to what is there now, which is checked before it is relied on.
+    old = {} if before is None or plan.new_bytes else old_pieces(before.manifest, manifest, before.names)
+    read_storages(directory, plan.direct, verify=request.verify, skip=skip, old=old, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
     stream_storages(directory, streamed, plan.fill_part, verify=request.verify, skip=skip, tally=tally)
     for storage in sorted(whole - skip.keys()):
@@ -218,7 +222,8 @@ def _load_into_open(
     plan.finish(memories.__getitem__)
     report = _report(directory, _as_written(plan.differences, manifest))
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
-    return replace(report, read_bytes=tally.done_bytes, _loaded=Loaded(manifest, request.select, request.rename, names))
+    loaded = Loaded(manifest, request.select, request.rename, names)
+    return replace(report, read_bytes=tally.done_bytes, received_bytes=tally.received_bytes, _loaded=loaded)
 
 
 def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int:

@@ -144,6 +144,17 @@ class OpenCheckpoint:
         where = self._directory.path
         return where.path if isinstance(where, Inside) else Path(where)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Sizes of the files with its blobs, plain or encoded; other checkpoints may share them."""
+        return self._directory.manifest.kept_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """By how much compaction made these files smaller; 0: nothing of it is encoded."""
+        manifest = self._directory.manifest
+        return sum(blob.nbytes for blob in manifest.blobs) - manifest.kept_bytes
+
     def files(self) -> list[FileSummary]:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
         return BriefList(summaries(self._directory.manifest))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Extent, LeafKind
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.read.unchanged import HeldExtents
+    from ckstore.ops.read.unchanged import HeldExtents, OldPieces
     from ckstore.tensors.device.feed import DeviceMemory
 
 # In the page cache a load is a copy and a hash: more threads than cores push each other's bytes out (docs/adr/0007).
@@ -84,12 +84,13 @@ def read_storages(
     *,
     verify: bool,  # check the bytes
     skip: HeldExtents | None = None,  # what the memories have already
+    old: OldPieces | None = None,  # what else they have
     tally: Tally | None = None,  # counts what was read, and says so
 ) -> None:
     """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads."""
     # Raises DamagedBlob: some bytes are damaged or missing; the memories hold an unknown part.
     with _filling(into.values()):
-        _read_storages(directory, into, verify=verify, skip=skip, tally=tally)
+        _read_storages(directory, into, verify=verify, skip=skip, old=old or {}, tally=tally)
 
 
 @contextmanager
@@ -114,6 +115,7 @@ def _read_storages(
     *,
     verify: bool,
     skip: HeldExtents | None,
+    old: OldPieces,
     tally: Tally | None,
 ) -> None:
     names = names_of(directory)
@@ -133,7 +135,8 @@ def _read_storages(
         for extent in record.extents:
             # Bytes that the target has from the checkpoint before are not read at all (`since=`).
             if at not in has:
-                parts.append(Part(extent, out[at : at + extent.length], names.name(storage)))
+                there = old.get(storage, {}).get(at)
+                parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
             at += extent.length
     _read_parts(directory, parts, verify=verify, tally=tally)
 
@@ -144,6 +147,7 @@ class Tally:
     def __init__(self, all_bytes: int, progress: Progress | None) -> None:
         self.done_bytes = 0  # read and, if asked, checked
         self.all_bytes = all_bytes  # to be read
+        self.received_bytes = 0  # from remotes
         self._progress = progress
         self._mutex = threading.Lock()
 
@@ -152,6 +156,11 @@ class Tally:
         with self._mutex:
             # Under a lock: `+=` is a read and a write, between which another thread may come.
             self.done_bytes += nbytes
+
+    def receive(self, nbytes: int) -> None:
+        """Count bytes that came from remotes; any thread may."""
+        with self._mutex:
+            self.received_bytes += nbytes
 
     def end(self) -> None:
         """Say once that all is done, where it was not said while it was read."""
@@ -178,6 +187,8 @@ def _read_parts(
                 pieces.read(part)
                 if tally is not None:
                     tally.add(len(part.out))
+            if tally is not None:
+                tally.receive(pieces.received_bytes)
 
     def decode_stripe(stripe: list[Part]) -> None:
         with PieceReader(directory, verify=False) as pieces:
@@ -213,7 +224,7 @@ def _is_striped(directory: CheckpointDirectory, of_blob: Sequence[Part]) -> bool
 
 def _stripes(part: Part, threads: int) -> Iterator[list[Part]]:
     """Cut a piece into as many parts as there are threads; their digest is compared when all are there."""
-    extent, out, what = part
+    extent, out, what, _ = part
     if not isinstance(out, memoryview):
         return
     # At tiles: one that lies in two stripes would be decoded twice.

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+from ckstore.model.manifest.stored import OldPiece
 
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from ckstore.model.manifest.manifest import Extent, LeafRecord, Manifest
 
 HeldExtents = dict[int, frozenset[int]]
 """Storage of the newer checkpoint -> the first bytes of those of its extents that the older one has there, too."""
+OldPieces = dict[int, dict[int, OldPiece]]
+"""Storage of the newer checkpoint -> the first bytes of its other extents -> what the older one has there, as long."""
 
 
 def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> HeldExtents:
     """Return which bytes of `after` a target that was loaded from `before` has already."""
+    found: HeldExtents = {}
+    for storage, pairs in _pairs(before, after, loaded):
+        same = frozenset(at for at, old, new in pairs if old.piece == new.piece)
+        if same:
+            found[storage] = same
+    return found
+
+
+def old_pieces(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> OldPieces:
+    """Return what a target that was loaded from `before` has where `after` has something else."""
+    return {
+        storage: {
+            at: OldPiece(old.piece, before.blobs[old.blob].digest, old.offset)
+            for at, old, new in pairs
+            if old.piece != new.piece
+        }
+        for storage, pairs in _pairs(before, after, loaded)
+    }
+
+
+def _pairs(
+    before: Manifest, after: Manifest, loaded: Collection[str] | None
+) -> Iterator[tuple[int, list[tuple[int, Extent, Extent]]]]:
+    """Give for storages of `after` where extents of one length begin at the same byte in both, with these two."""
     # A storage counts if all its leaves were together in one storage of `before`, under the same names and laid out the
     # same: then a target of these leaves holds that storage's bytes at the same places. `before`: the manifest of the
     # checkpoint that was loaded. `after`: that of the one to be loaded. `loaded`: names of the leaves of `before` that
@@ -24,17 +53,17 @@ def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None 
     by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
     for leaf in after.leaves:
         by_storage[leaf.storage].append(leaf)
-    found: HeldExtents = {}
     for storage, leaves in by_storage.items():
         old_storage = _old_storage(old, leaves)
         # Pieces of tiles are not in row-major order, so equal pieces do not mean equal places.
         if old_storage is None or before.storages[old_storage].tiling or after.storages[storage].tiling:  # read whole
             continue
-        before_pieces = dict(_places(before, old_storage))
-        same = frozenset(at for at, piece in _places(after, storage) if before_pieces.get(at) == piece)
-        if same:
-            found[storage] = same
-    return found
+        there = _places(before, old_storage)
+        places = _places(after, storage).items()
+        yield (
+            storage,
+            [(at, there[at], new) for at, new in places if at in there and there[at].length == new.length],
+        )
 
 
 def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int | None:
@@ -48,10 +77,7 @@ def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int
     return storage if as_before else None
 
 
-def _places(manifest: Manifest, storage: int) -> list[tuple[int, tuple[str, int]]]:
-    """Return where in a storage each of its pieces begins, and which piece it is."""
-    places, at = [], 0
-    for extent in manifest.storages[storage].extents:
-        places.append((at, (extent.piece, extent.length)))
-        at += extent.length
-    return places
+def _places(manifest: Manifest, storage: int) -> dict[int, Extent]:
+    """Return the pieces of a storage by where they begin."""
+    extents = manifest.storages[storage].extents
+    return dict(zip(accumulate((extent.length for extent in extents), initial=0), extents, strict=False))

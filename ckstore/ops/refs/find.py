@@ -42,9 +42,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
 
         return newest_valid(context, str(parsed))
     if parsed.kind == "best":
-        from ckstore.ops.refs.best import best
-
-        return best(context, parsed)
+        return _best(context, parsed)
     if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
         return latest
     # From refs/ and not from the catalog, which may not have heard of a tag yet.
@@ -169,6 +167,28 @@ def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo 
         return find(context, "latest-valid" if run is None else f"{run}@latest-valid")
     except NoSuchRef:
         return None
+
+
+def _best(context: Context, ref: Ref) -> CheckpointInfo:
+    """Return the checkpoint that a ref by a metric names.
+
+    Raises:
+        NoSuchRef: No checkpoint has a number for that metric.
+    """
+    listed = {info.name: info for info in infos(context)}
+    read: set[str] = set()
+    while True:
+        found = resolve(ref, list(listed.values()), {})
+        if found.name in read:
+            return found
+        read.add(found.name)
+        try:
+            # Rule D: a row that says another number makes no checkpoint the best.
+            listed[found.name] = sure(context, found)
+        except DamagedBlob:  # loading it says so
+            return found
+        except (FileNotFoundError, NotADirectoryError):  # it went since it was listed
+            del listed[found.name]
 
 
 def best_by(context: Context, metric: str, run: str | None, mode: Literal["min", "max"]) -> CheckpointInfo | None:

@@ -82,7 +82,7 @@ def infos_at(
     found = in_order(context, found)
     tags = tags_by_checkpoint(context.layout)
     found = found[-newest if newest else 0 :]
-    context.notices.tell_passed_over(context.layout)
+    context.tell_passed_over()
     return [as_it_is(context, runs, info, tags.get(info.key, ())) for info in found]
 
 

@@ -21,7 +21,7 @@ from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
+from ckstore.ops.config_file import MIRROR, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.mirrored import status_of
@@ -222,6 +222,8 @@ def _hashes(context: Context) -> Findings:
 
 
 def _mirror(context: Context) -> Findings:
+    if setting_of(context.layout, MIRROR) is None:  # then nothing needs a list of all checkpoints
+        return
     status = status_of(context, infos(context))
     if status is not None:
         yield contents.check_mirror(status)

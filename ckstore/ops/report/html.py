@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from importlib import resources
+from statistics import median
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from ckstore.model.reports.event import Event
+    from ckstore.model.reports.held import Holder
+    from ckstore.model.saver.status import SaverStatus
     from ckstore.ops.context import Context
     from ckstore.ops.report.page import ChangeMap, Page
 
@@ -26,9 +31,9 @@ _ROWS_SHOWN = 500
 """A table of all checkpoints of a large store would be most of the page; the newest are those looked for."""
 
 
-def report(context: Context, path: Path | None) -> HtmlReport:
+def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -> HtmlReport:
     """Return the report of a store, and write it if a path is given; see `ckstore.Store.report`."""
-    made = HtmlReport(render(page(context)))
+    made = HtmlReport(render(page(context, savers)))
     if path is not None:
         try:
             replace_text(path, made.html)
@@ -47,6 +52,8 @@ def render(page: Page) -> str:
         _rules(page),
         *(_map(one) for one in page.maps),
         _largest(page),
+        _durations(page.durations),
+        _processes(page.holders, page.savers),
         _health(page),
         _waiting(page),
         _happened(page),
@@ -137,6 +144,7 @@ def _charts(page: Page) -> str:
         ("metric", "A metric over the steps"),
         ("bytes", "New and reused bytes of each save"),
         ("growth", "Growth of the store"),
+        *((("durations", "How long each save took"),) if page.durations else ()),
     )
     chooser = '<label for="choose">Metric <select id="choose"></select></label>'
     figures = "".join(
@@ -201,6 +209,30 @@ def _largest(page: Page) -> str:
     rows = [(name, size_text(nbytes), of) for of, name, nbytes in page.largest]
     head = ("Name", "Size", "Checkpoint")
     return _section("Largest tensors", _table("Of the newest checkpoint of each run", head, rows, " > "))
+
+
+def _durations(timed: Sequence[Event]) -> str:
+    if not timed:
+        return ""
+    by_run: dict[str, list[float]] = {}
+    for event in timed:
+        by_run.setdefault(event.run, []).append(event.seconds or 0.0)
+    rows = [(run, len(seconds), f"{median(seconds):.2f} s", f"{max(seconds):.2f} s") for run, seconds in by_run.items()]
+    head = ("Run", "Saves", "Median", "Longest")
+    return _section("Save durations", _table(f"Of the newest {counted(len(timed), 'save')}", head, rows, " >>>"))
+
+
+def _processes(holders: Sequence[Holder], savers: Sequence[SaverStatus]) -> str:
+    files = Counter((holder.pid, holder.command) for holder in holders)
+    parts = []
+    if savers:
+        rows = [(one.pid, one.trainer, one.state, one.save, one.done) for one in savers]
+        head = ("Process", "Trainer", "State", "Save", "Done")
+        parts.append(_table("Who saves in the background", head, rows))
+    if files:
+        held = [(pid, command, count) for (pid, command), count in files.most_common()]
+        parts.append(_table("Who has files of the store open", ("Process", "Command", "Files"), held, "  >"))
+    return _section("Processes", *parts) if parts else ""
 
 
 def _health(page: Page) -> str:

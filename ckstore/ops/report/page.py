@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput, CkstoreError
+from ckstore.fs import holders
 from ckstore.model.times import time_of_text
 from ckstore.ops.events import events
 from ckstore.ops.free.retain import plan_retention
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.event import Event
     from ckstore.model.reports.gc_report import Waiting
+    from ckstore.model.reports.held import Holder
     from ckstore.model.reports.usage import Usage
+    from ckstore.model.saver.status import SaverStatus
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.ops.context import Context
 
@@ -36,6 +39,7 @@ _MAP_RUNS = 6
 _MAP_ROWS = 30
 _LARGEST = 20
 _EVENTS = 60
+_DURATIONS = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,9 @@ class Page:
     health: Sequence[DoctorFinding]
     happened: Sequence[Event]
     waiting: Sequence[Waiting]
+    durations: Sequence[Event]
+    holders: Sequence[Holder]
+    savers: Sequence[SaverStatus]
     problems: Sequence[str] = field(default=())
 
     def data(self) -> dict[str, Any]:
@@ -80,6 +87,10 @@ class Page:
         by_id = {info.id: index for index, info in enumerate(self.infos)}
         return {
             "runs": [one.run for one in self.usage.runs],
+            "durations": [
+                {"run": one.run, "time": round(time_of_text(one.time).timestamp(), 3), "seconds": one.seconds}
+                for one in self.durations
+            ],
             "checkpoints": [
                 {
                     "run": info.run,
@@ -100,11 +111,13 @@ class Page:
         }
 
 
-def page(context: Context) -> Page:
-    """Look at a store for a report."""
+def page(context: Context, savers: Sequence[SaverStatus] = ()) -> Page:
+    """Look at a store for a report; `savers` are those that save to it in the background."""
     listed = infos(context)
     used = usage(context)
     problems: list[str] = []
+    journal = events(context)
+    runs = {one.run for one in used.runs}
     return Page(
         root=str(context.layout.root),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -115,8 +128,11 @@ def page(context: Context) -> Page:
         maps=_maps(context, listed, [one.run for one in used.runs][:_MAP_RUNS], problems),
         largest=_largest(context, listed, problems),
         health=examine_all(context).findings,
-        happened=events(context)[-_EVENTS:][::-1],
+        happened=journal[-_EVENTS:][::-1],
         waiting=waiting(context),
+        durations=[one for one in journal if one.seconds is not None and one.run in runs][-_DURATIONS:],
+        holders=holders.users_below(str(context.layout.root)),
+        savers=savers,
         problems=problems,
     )
 

@@ -111,11 +111,6 @@ class DeviceChunks:
         return fingerprints(self._chunks)
 
 
-def device_chunks(context: Context, run: str, sources: Sequence[ByteSource]) -> DeviceChunks | None:
-    """Return what is on devices; None: nothing, so that no torch is needed."""
-    return DeviceChunks(context, run, sources) if any(source.on_device for source in sources) else None
-
-
 def _cuts(source: DeviceSource, chunk_bytes: int) -> Iterable[tuple[int, int]]:
     step = chunk_bytes if source.nbytes >= PACK_BELOW_BYTES else max(source.nbytes, 1)
     for start in range(0, source.nbytes, step):

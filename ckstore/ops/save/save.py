@@ -249,9 +249,8 @@ def save_staged(
     info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
     context.totals.saved(info)
     if outcome.existing is None:
-        events.note(
-            context, "saved" if outcome.old is None else "replaced", info.key, id=info.id, nbytes=info.new_bytes
-        )
+        kind, took_s = "saved" if outcome.old is None else "replaced", round(sum(laps.seconds.values()), 3)
+        events.note(context, kind, info.key, id=info.id, nbytes=info.new_bytes, seconds=took_s)
         if context.saved is not None:
             context.saved()
     return info

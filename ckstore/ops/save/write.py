@@ -20,7 +20,6 @@ from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.save.on_device import device_chunks
 from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource, state_changed
 
@@ -99,7 +98,11 @@ def store_sources(
     # compared byte by byte before it is used.
     # For BLAKE3 equal digests do prove equal bytes, so a second reading of every hit would only cost time.
     compare = compare and not context.algorithm.collision_resistant
-    devices = device_chunks(context, recheck.run, sources)
+    devices: DeviceChunks | None = None
+    if any(source.on_device for source in sources):
+        from ckstore.ops.save.on_device import DeviceChunks  # of the others no torch is needed
+
+        devices = DeviceChunks(context, recheck.run, sources)
     writer = _ChunkWriter(context, staging, recheck, devices, compare=compare)
     small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
     try:

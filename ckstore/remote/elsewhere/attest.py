@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys, record
 from ckstore.remote.budget import MemoryBudget
@@ -21,7 +22,7 @@ from ckstore.remote.source import ObjectSource, Source, read_manifest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.manifest.stored import Encoding
     from ckstore.ops.context import Context
     from ckstore.remote.keys import Place
     from ckstore.remote.objects import Listed
@@ -91,29 +92,41 @@ class _OfObjects(_Reader):
             return f"{name} does not have it"
         unknown = []
         for blob in blobs:
-            current = str(self._condemned.name(blob.digest))
-            listed = self._listed.get(keys.blob(current))
-            if listed is None or listed.nbytes != blob.nbytes:
-                return f"{name} does not have blob {blob.digest}"
-            self._source.use(blob.digest, current)
-            if not self._is_known(blob.digest, listed):
+            # Of one that is encoded there, all that it is decoded with.
+            files = _files_of(blob, there.encoding)
+            for file in files:
+                current = str(self._condemned.name(file.digest))
+                listed = self._listed.get(keys.blob(current))
+                if listed is None or listed.nbytes != file.nbytes:
+                    return f"{name} does not have blob {file.digest}"
+                self._source.use(file.digest, current)
+            if not all(self._is_known(file.digest) for file in files):
                 unknown.append(blob)
         if unknown and read:
             self.read_back(self._source, place, unknown)
-            for blob in unknown:
-                listed = self._listed[keys.blob(str(self._condemned.name(blob.digest)))]
-                self._record.blobs[blob.digest] = record.seen(listed, "read")
+            for file in {file for blob in unknown for file in _files_of(blob, there.encoding)}:
+                self._record.blobs[file.digest] = record.seen(self._current(file.digest), "read")
         return ""
 
-    def _is_known(self, digest: str, listed: Listed) -> bool:
+    def _current(self, digest: str) -> Listed:
+        return self._listed[keys.blob(str(self._condemned.name(digest)))]
+
+    def _is_known(self, digest: str) -> bool:
         seen = self._record.blobs.get(digest)
-        if seen is None or not seen.is_still(listed):
+        if seen is None or not seen.is_still(self._current(digest)):
             return False
         return seen.how == "read" or self._remote.checks_bodies
 
     def keep(self) -> None:
         if not self._context.readonly:
             record.write_record(self._context.layout, self._remote.name, self._record)
+
+
+def _files_of(blob: BlobRecord, encoding: Encoding | None) -> list[BlobRecord]:
+    if encoding is None:
+        return [blob]
+    sizes = dict(encoding.files)
+    return [BlobRecord(file, sizes[file]) for file in map(encoding.file_of, encoding.path(blob.digest))]
 
 
 class _OfStore(_Reader):

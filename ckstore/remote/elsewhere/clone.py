@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.remote.keys import Place
     from ckstore.remote.objects import Remote
+    from ckstore.remote.source import Found
 
 
 # Read side by side, since each answer takes its time; kept until they are published.
@@ -82,7 +83,7 @@ def list_remote(
     unlisted: list[str] = []
     waiting = [place for place in (source.places() if places is None else places) if not is_here(context, place)]
     for start in range(0, len(waiting), _BATCH):
-        read: dict[Place, tuple[tuple[Manifest, str, bytes], Annotations | None]] = {}
+        read: dict[Place, tuple[Found, Annotations | None]] = {}
 
         def look(place: Place, read: dict[Place, Any] = read) -> None:
             try:
@@ -98,9 +99,9 @@ def list_remote(
         batch = waiting[start : start + _BATCH]
         for_each(look, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
         for place in sorted(read):
-            (manifest, manifest_id, data), annotations = read[place]
-            if publish_manifest(context, manifest, data, annotations, document):
-                infos.append(CheckpointInfo.of(manifest, manifest_id))
+            found, annotations = read[place]
+            if publish_manifest(context, found.manifest, found.data, annotations, document):
+                infos.append(CheckpointInfo.of(found.manifest, found.id))
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")

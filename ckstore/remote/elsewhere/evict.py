@@ -32,7 +32,8 @@ from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.open.create import read_settings
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote.elsewhere.attest import Attest, attest_of
-from ckstore.remote.push import Manner, place_of
+from ckstore.remote.push import Manner
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import OtherStore, uuid_of
 
 if TYPE_CHECKING:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BytesElsewhere, CkstoreError, RemoteError
 from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.remote.keys import Place
-from ckstore.remote.reach import reach, source_of, uuid_of
+from ckstore.remote.reach import near, reach, source_of, uuid_of
 
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.elsewhere import Holder
     from ckstore.model.manifest.manifest import BlobRecord
+    from ckstore.model.manifest.stored import OldPiece
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
     from ckstore.remote.source import Source
@@ -26,8 +27,12 @@ class Through:
         self._sources: dict[Holder, Source] = {}
         self._mutex = threading.Lock()
 
-    def __call__(self, directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview) -> None:
-        """Fill memory with a range of a blob of an open checkpoint.
+    def __call__(
+        self, directory: CheckpointDirectory, blob: BlobRecord, offset: int, into: memoryview, old: OldPiece | None
+    ) -> int | None:
+        """Fill memory with a range of a blob of an open checkpoint; return how many bytes came.
+
+        With `old`, which is what is in that memory, only the difference is read; None: there is none.
 
         Raises:
             BytesElsewhere: No remote that should have it does, or none can be reached.
@@ -38,11 +43,18 @@ class Through:
         problems = []
         for holder in () if document is None else document.remotes:
             try:
-                if self._source(holder).read_into(place, blob.digest, offset, into):
-                    return
+                source = self._source(holder)
+                if old is not None:
+                    came = source.advance(place, blob.digest, offset, into, old)
+                else:
+                    came = source.read_into(place, blob.digest, offset, into)
+                if came is not None:
+                    return came
                 problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:
                 problems.append(f"{holder.name}: {error.message}")
+        if old is not None:
+            return None
         msg = f"blob {blob.digest} of {manifest.name} is elsewhere, and was not fetched: {'; '.join(problems)}"
         raise BytesElsewhere(msg, hint="is the remote there? ckstore push from a store that has it brings it back")
 
@@ -54,5 +66,5 @@ class Through:
                 if uuid_of(remote) != holder.uuid:
                     msg = f"another remote has the name {holder.name}: its uuid is not {holder.uuid}"
                     raise RemoteError(msg)
-                self._sources[holder] = source_of(remote)
+                self._sources[holder] = source_of(remote, near(self._context.layout))
             return self._sources[holder]

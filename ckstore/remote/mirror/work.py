@@ -12,7 +12,7 @@ from ckstore.ops.mirrored import add_mirrored, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import transfer
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import place_of
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import reach, source_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,9 @@ from ckstore.errors import CkstoreError, RemoteError
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_version, parse_object, refuse
-from ckstore.model.manifest.parse import parse_facts
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import is_run
 from ckstore.model.seal import MEMBER, seal
 from ckstore.remote.documents.reading import read_document
@@ -109,13 +111,23 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
     if not isinstance(manifest, str) or not manifest.isascii() or not isinstance(run, str) or not is_run(run):
         raise RemoteError(f"{where} says that its manifest follows, and has none that can be written")
     data = manifest.encode("ascii")
+    wanted = None
+    if isinstance(step, int) and isinstance(manifest_id, str) and is_digest(manifest_id):
+        wanted = Place(run, step, manifest_id)
+
+    def plain() -> bytes:
+        found = None if wanted is None else objects.get(wanted.plain, MANIFEST_MAX_BYTES)
+        if found is None:
+            raise RemoteError(f"{where} says that an encoded checkpoint follows, and its manifest is missing")
+        return found
+
     try:
-        info = parse_facts(data, where=where, hash_prefix=hash_prefix)
+        info = CheckpointInfo.of(*parse_manifest(data, where=where, hash_prefix=hash_prefix, plain=plain))
     except CkstoreError as error:
         raise RemoteError(error.message, hint=error.hint) from error
-    if (info.run, info.step, info.id) != (run, step, manifest_id):
-        raise RemoteError(f"{where} says {run}@{step}, and its manifest says {info.name}")
     place = Place(info.run, info.step, info.id)
+    if place != wanted:
+        raise RemoteError(f"{where} says {run}@{step}, and its manifest says {info.name}")
     missing = objects.head(place.dropped) is None and objects.head(place.manifest) is None
     if missing:
         objects.put(place.manifest, data)

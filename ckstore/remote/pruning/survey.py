@@ -70,7 +70,8 @@ class Survey:
     def _read(self, source: ObjectSource, place: Place) -> None:
         found = read_manifest(source, place, self.hash_prefix)
         if found is not None:
-            self._blobs_of[place] = tuple(blob.digest for blob in found[0].blobs)
+            files = found.manifest.blobs if found.encoding is None else found.encoding.files
+            self._blobs_of[place] = tuple(file.digest for file in files)
 
     def _records(self) -> list[IntentRecord]:
         listed = [one for one in self.remote.objects.list(keys.INTENTS) if is_intent(one.key)]

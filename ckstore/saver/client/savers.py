@@ -23,6 +23,14 @@ _TRIES = 3
 _CMDLINE_BYTES = 256 * 1024
 
 
+def savers_seen(store: str) -> tuple[SaverStatus, ...]:
+    """As `savers_of`; none where the processes of this host cannot be listed."""
+    try:
+        return savers_of(store)
+    except CkstoreError:
+        return ()
+
+
 def savers_of(store: str) -> tuple[SaverStatus, ...]:
     """Return the savers of the store at this path that this user may look at, by process."""
     try:

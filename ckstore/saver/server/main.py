@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError, SaveFailed, UnknownOutcome
 from ckstore.fs.inside import NotInStore
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
 from ckstore.ops.os_errors import describe_os_error, unsafe
-from ckstore.saver.mirror import wake
+from ckstore.saver import compactor, mirror
 from ckstore.saver.server.inbox import Inbox
 from ckstore.saver.server.job import carry_out
 from ckstore.saver.server.report import Reporter
@@ -77,10 +77,15 @@ def _open(opening: Open, reporter: Reporter) -> Context:
     except (OSError, MemoryError) as error:
         raise _as_error(error, "opening the store") from error
     context.watch = reporter
-    context.saved = partial(wake, context, catalog_path)
+    context.saved = partial(_saved, context, catalog_path)
     for note in notes:
         print(note, file=sys.stderr)  # noqa: T201 - the trainer has it as the last lines of its saver
     return context
+
+
+def _saved(context: Context, catalog_path: Path | None) -> None:
+    mirror.wake(context, catalog_path)
+    compactor.wake(context, catalog_path)
 
 
 def _serve_one(context: Context, order: Order, descriptors: list[int], reporter: Reporter) -> bool:

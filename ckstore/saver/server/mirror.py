@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import peek
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
-from ckstore.objects.documents import journal
+from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
 from ckstore.ops.os_errors import why_of
 from ckstore.remote.mirror.work import Mirror
@@ -40,21 +40,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 def main(about: str) -> None:
     """Mirror the store that `about` names, until nothing is left to do."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # these end the trainer
-        signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):  # forbidden in a sandbox
-        os.nice(_NICE)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    from ckstore.ops.open.opening import open_context
-
-    asked = json.loads(about)
-    catalog_path = None if asked["catalog_path"] is None else Path(asked["catalog_path"])
-    context, _ = open_context(Path(asked["path"]), readonly=False, recover=False, catalog_path=catalog_path)
-    with Page(asked["path"]) as page:
+    context = begin(about)
+    with Page(str(context.layout.path)) as page:
         mirror = Mirror(context, page.begin, page.progress)
         while True:
             lock = lock_mirror(context)
@@ -67,12 +54,26 @@ def main(about: str) -> None:
                 return
 
 
+def begin(about: str) -> Context:
+    """Become a process that works beside a training and outlives it; open the store that `about` names."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):  # forbidden in a sandbox
+        os.nice(_NICE)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    from ckstore.ops.open.opening import open_context
+
+    asked = json.loads(about)
+    catalog_path = None if asked["catalog_path"] is None else Path(asked["catalog_path"])
+    return open_context(Path(asked["path"]), readonly=False, recover=False, catalog_path=catalog_path)[0]
+
+
 def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGER_S) -> None:
     """Push until nothing is left for a while, or the store has no mirror any more."""
     pause_s = _FIRST_PAUSE_S
     done_at = time.monotonic()
     while _is_there(context):
-        stamp = journal.stamp(context.layout)
+        stamp = journal_stamp(context.layout)
         try:
             name = mirror.name
             if name is None:
@@ -97,7 +98,7 @@ def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGE
 def _wait_for_change(context: Context, stamp: tuple[int, int], until: float) -> None:
     """Wait for the next event in the journal: asking for its size costs less than listing the checkpoints."""
     while time.monotonic() < until and _is_there(context):
-        if journal.stamp(context.layout) != stamp:
+        if journal_stamp(context.layout) != stamp:
             return
         time.sleep(_LOOK_S)
 
@@ -118,7 +119,12 @@ class Page:
     def __init__(self, store: str) -> None:
         self._page = open_memory(STATUS_NAME)
         os.ftruncate(self._page, STATUS_BYTES)
-        self._about: dict[str, object] = {"store": store, "trainer": os.getppid(), "run": "", "step": None}
+        self._about: dict[str, object] = {
+            "store": store,
+            "trainer": os.getppid(),
+            "run": "",
+            "step": None,
+        }
         self._bytes = {"done_bytes": 0, "total_bytes": 0}
         self.at("starting")
 

@@ -45,7 +45,7 @@ def contents_of(store: Path, info: bytes) -> Contents:
         if manifest is None:
             continue
         folder = f"checkpoints/{path.parent.name}/{path.name}/{digest_in(manifest)}"
-        for name in ("manifest.json", "annotations.json"):
+        for name in ("manifest.json", "plain.json", "annotations.json"):
             data = _file(path / name)
             if data is not None:
                 found[f"{folder}/{name}"] = data
@@ -61,8 +61,9 @@ def contents_of(store: Path, info: bytes) -> Contents:
 
 
 def digest_in(manifest: bytes) -> str:
-    """Return what a manifest says that its digest is, if it has the usual frame."""
-    found = manifest[:200].partition(b'{"digest":"')[2].partition(b'"')[0].decode("ascii", "replace")
+    """Return what a manifest says that its id is, if it has the usual frame."""
+    mark = b'"manifest":{"checkpoint":"' if b'"manifest":{"checkpoint":"' in manifest[:200] else b'{"digest":"'
+    found = manifest[:300].partition(mark)[2].partition(b'"')[0].decode("ascii", "replace")
     return found or digest(manifest)
 
 

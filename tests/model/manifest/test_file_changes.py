@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from ckstore import Store
 from ckstore.model.manifest.files import FileChange
@@ -28,7 +28,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.mark.property
-@settings(max_examples=30)
 @given(one=trees(), other=trees())
 def test_a_diff_lists_exactly_the_paths_that_differ(one: Tree, other: Tree, shared: Store) -> None:
     with tempfile.TemporaryDirectory() as folder:

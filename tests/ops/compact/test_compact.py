@@ -16,9 +16,10 @@ import torch
 
 import ckstore
 from ckstore import Store
+from ckstore.codecs import container
 from ckstore.fs import direct
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.ops.compact import encode
+from ckstore.ops.compact import encode, settle
 from tests.format import reader
 
 STEPS = 12
@@ -469,6 +470,22 @@ def test_what_the_disk_does_not_give_back_is_not_relied_on(store: Store, monkeyp
     assert store.gc().freed_count == 0
 
 
+def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = saved(store, 4)
+
+    def wrong(source: Any, blob: Any, header: Any) -> bytes:
+        plain = bytearray(source.read(blob.digest))
+        plain[0] ^= 1
+        return container.encode_blob(plain, header, source.part)
+
+    monkeypatch.setattr(settle, "encode", wrong)
+    report = store.compact()
+
+    assert [skipped.info.step for skipped in report.skipped] == [0]
+    assert "does not decode to" in report.skipped[0].reason
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
+
+
 def test_nothing_is_encoded_against_a_damaged_base(store: Store) -> None:
     states = saved(store, 6)
     for path in (store.path / "checkpoints/main/5/blobs").iterdir():
@@ -532,3 +549,20 @@ def test_without_zstandard_it_is_said_what_to_install(store: Store, monkeypatch:
         store.load(0)
 
     assert "pip install 'ckstore[compact]'" in str(found.value)
+
+
+def test_a_copy_finds_its_master_by_itself_and_takes_nothing(store: Store) -> None:
+    for step in range(2):
+        generator = torch.Generator().manual_seed(step)
+        masters = [torch.randn(600_000, generator=generator) for _ in range(2)]
+        copies = {"a": masters[1].to(torch.float16), "b": masters[0].to(torch.bfloat16)}
+        store.save({"optimizer": dict(enumerate(masters)), "model": copies}, step=step)
+    store.compact(keep_newest=1)
+
+    with store.open_checkpoint(0) as opened:
+        manifest = opened._directory.manifest
+        assert manifest.encoding is not None
+        sizes = dict(manifest.encoding.files)
+        halves = [blob.digest for blob in manifest.blobs if blob.nbytes == 1_200_000]
+        assert [sizes[manifest.encoding.file_of(digest)] < 1000 for digest in halves] == [True, True]
+    assert torch.equal(store.load(0)["model"]["a"], store.load(0)["optimizer"][1].to(torch.float16))

@@ -25,7 +25,7 @@ def damage(store: Store, step: int) -> None:
         blob.unlink()
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(st.integers(0, 30), min_size=1, max_size=14, unique=True),
     damaged=st.sets(st.integers(0, 30), max_size=6),

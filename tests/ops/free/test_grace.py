@@ -31,7 +31,7 @@ from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.refs import listing
 from tests.support.crashing import KILLED, run_and_kill
 from tests.support.descriptors import open_below
-from tests.support.requirements import require_fuse, require_root
+from tests.support.requirements import representatives, require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
 
@@ -441,10 +441,13 @@ def read_mapped(store: Store, ref: str, seed: int) -> None:
     assert np.array_equal(store.load(ref, mmap=True)["w"], state(seed)["w"])
 
 
-@pytest.mark.parametrize("lacks", ["", "exchange"])
+@pytest.mark.parametrize("lacks", representatives(["", "exchange"]))
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_hosts_that_rotate_free_what_they_drop(lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two mounts that know nothing of each other's locks; each saves its own run, and the other reads and maps it."""
+    """Two mounts that know nothing of each other's locks; each saves its own run, and the other reads and maps it.
+
+    In `make crash`; the rules one by one are above.
+    """
     require_root()
     require_fuse()
     (tmp_path / "real").mkdir()

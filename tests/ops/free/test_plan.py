@@ -72,7 +72,7 @@ def inodes(root: Path) -> Counter[str]:
     return Counter({path.stat().st_ino: path.name.partition(".")[0] for path in root.rglob("xxh3-*")}.values())
 
 
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     saved=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=4),
     gone=st.sets(st.integers(0, 3)),

@@ -458,7 +458,7 @@ def test_a_step_that_is_saved_again_while_it_is_dropped_stays_in_the_catalog(
 @pytest.mark.crash
 @pytest.mark.slow
 def test_a_kill_at_any_change_of_a_save_with_retention_loses_nothing_that_is_to_stay(tmp_path: Any) -> None:
-    for at in range(1, 200, 1 if CRASH_FULL else 6):
+    for at in range(1, 200, 1 if CRASH_FULL else 13):
         root = tmp_path / f"store-{at}"
         store = Store.init(root, chunk_bytes=MIB)
         fill(store, range(3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 import sys
 import time
@@ -277,3 +278,39 @@ def test_a_kill_at_any_change_leaves_it_in_trash_or_whole_in_its_place(kept: Sto
             opened.undelete("main@1")
         assert opened.verify(quick=True).ok
     assert at > 3
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_is_done_what_comes_back_is_bit_equal_until_it_was_purged_and_never_after(
+    kept: Store, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    there: dict[str, dict[str, bytes]] = {}
+    waiting: dict[str, dict[str, bytes]] = {}
+    for step in range(60):
+        act = draw.choice(["save", "save", "delete", "delete", "undelete", "undelete", "purge", "wait"])
+        if act == "save":
+            save(kept, step, run=draw.choice("ab"), seed=draw.randrange(4))
+            newest = max(kept.checkpoints(), key=lambda info: info.sequence)
+            there[newest.name] = files_of(kept, newest.name)
+        elif act == "delete" and there:
+            name = draw.choice(sorted(there))
+            kept.delete(name)
+            waiting[name] = there.pop(name)
+        elif act == "undelete" and waiting:
+            name = draw.choice(sorted(waiting))
+            kept.undelete(name)
+            there[name] = waiting.pop(name)
+        elif act == "purge":
+            kept.gc(now=True)
+            waiting.clear()
+        elif act == "wait":
+            with monkeypatch.context() as later:
+                pass_time(later, DAY_S + 60)
+                kept.gc()
+            waiting.clear()
+        kept.gc()
+
+        assert {one.ref for one in kept.dropped()} == waiting.keys()
+        assert {info.name: files_of(kept, info.name) for info in kept.checkpoints()} == there
+    assert kept.verify().ok

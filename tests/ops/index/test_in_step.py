@@ -118,7 +118,7 @@ def there(store: Store) -> dict[tuple[str, int], Stamp]:
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-@settings(max_examples=examples(14), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(7), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     happenings=st.lists(
         st.tuples(st.sampled_from(HAPPENINGS), st.sampled_from(RUNS), st.integers(0, 3)), min_size=1, max_size=8
@@ -153,7 +153,7 @@ def test_a_ref_names_what_it_names_among_all(
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     before=st.lists(st.tuples(st.sampled_from(RUNS), st.integers(0, 3)), max_size=4, unique=True),
     happened=st.lists(

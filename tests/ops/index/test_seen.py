@@ -133,7 +133,7 @@ def change_here(
     return inode
 
 
-@settings(max_examples=examples(14), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(7), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     changes=st.lists(
         st.tuples(st.sampled_from(("main", "side")), st.sampled_from(NAMES), st.sampled_from(CHANGES + HERE)),

@@ -113,7 +113,7 @@ FATES = st.sampled_from(["right", "right", "rotten", "written", "short", "gone"]
 
 
 @pytest.mark.property
-@settings(max_examples=100 if CRASH_FULL else 12)
+@settings(max_examples=100 if CRASH_FULL else 6)
 @given(fates=st.lists(FATES, min_size=12, max_size=12), keeps_times=st.booleans())
 def test_whatever_the_files_of_a_blob_are_each_name_is_right_if_any_was(fates: list[str], keeps_times: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -55,7 +55,7 @@ def straight(diff: Diff) -> tuple[Any, ...]:
 
 
 @pytest.mark.property
-@settings(max_examples=examples(14))
+@settings(max_examples=examples(7))
 @given(one=STATES, other=STATES)
 def test_a_diff_with_itself_is_empty_and_the_other_way_round_it_is_the_mirror(one: Any, other: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:

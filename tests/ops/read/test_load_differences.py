@@ -192,7 +192,7 @@ def module_of(spec: Spec, value: int) -> torch.nn.Module:
 
 
 @pytest.mark.property
-@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pair=pairs(), strict=st.booleans(), cast=st.booleans())
 def test_any_two_modules_fit_or_the_target_is_untouched_and_never_worse_than_torch(
     pair: tuple[Spec, Spec], strict: bool, cast: bool, store: Store

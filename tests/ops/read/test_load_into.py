@@ -687,7 +687,7 @@ def most_kib():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 store = Store.open(sys.argv[1])
-target = {"w": torch.ones(96 * 2**20, dtype=torch.bfloat16)}
+target = {"w": torch.ones(48 * 2**20, dtype=torch.bfloat16)}
 store.load_into({"small": torch.zeros(1, dtype=torch.bfloat16)}, 2, cast=True)
 before = most_kib()
 store.load_into(target, 1, cast=True)
@@ -698,7 +698,7 @@ assert not target["w"].any()
 
 @pytest.mark.slow
 def test_a_cast_takes_no_second_state_in_memory(store: Store) -> None:
-    store.save({"w": torch.zeros(96 * 2**20)}, step=1)  # 384 MiB, of which one piece is stored
+    store.save({"w": torch.zeros(48 * 2**20)}, step=1)  # 192 MiB, of which one piece is stored
     store.save({"small": torch.zeros(1)}, step=2)
 
     done = subprocess.run(

@@ -27,7 +27,7 @@ def filled(kind: str, value: int, nbytes: int) -> Any:
 leaves = st.tuples(st.sampled_from(["torch", "numpy"]), st.integers(0, 2), st.sampled_from(SIZES))
 
 
-@settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(described=st.lists(leaves, min_size=2, max_size=8), verify=st.booleans())
 @example(described=[("torch", 0, size) for size in SIZES for _ in range(3)], verify=False)
 @example(described=[("numpy", 0, size) for size in SIZES for _ in range(3)], verify=True)

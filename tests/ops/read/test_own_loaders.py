@@ -69,7 +69,7 @@ def load_by_torch(module: nn.Module, state: Any, *, strict: bool) -> Any:
 
 
 @pytest.mark.property
-@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(75), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pair=pairs(), strict=st.booleans())
 @example(pair=(["lstm", "quantized"], ["lstm", "quantized"]), strict=False)
 @example(pair=(["old norm", "checkpointed"], ["norm", "checkpointed"]), strict=True)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ckstore import BadInput, Store
 from tests.support.damage import MIB, blobs_by_size, flip
+from tests.support.examples import examples
 from tests.support.requirements import CRASH_FULL
 
 NAMES = ("a", "b", "c")
@@ -42,7 +43,7 @@ def state_of(drawn: dict[str, tuple[int, int]]) -> dict[str, Any]:
 
 
 @pytest.mark.property
-@settings(max_examples=40)
+@settings(max_examples=examples(12))
 @given(drawn=STATES, changes=st.lists(CHANGES, min_size=1, max_size=3))
 def test_the_target_is_as_after_a_whole_load(drawn: dict[str, tuple[int, int]], changes: list[dict[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -123,6 +123,7 @@ TROUBLES = [
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+@pytest.mark.crossed
 @pytest.mark.parametrize("how", ["same handle", "opened again", "for reading"])
 @pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.__name__)
 def test_what_is_there_is_said_at_once(full: Store, trouble: Callable[[Store], list[int]], how: str) -> None:

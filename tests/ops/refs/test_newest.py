@@ -47,7 +47,7 @@ def in_trouble(store: Store, trouble: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the catalog:ckstore.CkstoreWarning")
-@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.lists(st.sampled_from(RUNS), min_size=2, max_size=8),
     trouble=st.sampled_from(TROUBLES),

@@ -53,7 +53,7 @@ def total(usage: Usage) -> int:
 
 
 @pytest.mark.property
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(6))
 @given(saves=SAVES, pick=st.integers(0, 10))
 def test_unique_and_shared_are_the_disk_and_dropping_frees_what_was_said(saves: Any, pick: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +82,7 @@ def test_unique_and_shared_are_the_disk_and_dropping_frees_what_was_said(saves: 
 
 
 @pytest.mark.property
-@settings(max_examples=examples(6))
+@settings(max_examples=examples(3))
 @given(saves=SAVES)
 def test_dropping_all_of_a_run_frees_what_it_holds_alone(saves: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def named_bytes(store: Store, ref: str) -> int:
 
 
 @pytest.mark.property
-@settings(max_examples=examples(10))
+@settings(max_examples=examples(5))
 @given(saves=SAVES)
 def test_the_catalog_and_the_directories_say_the_same(saves: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -36,7 +36,7 @@ def no_save_waits_for_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckstore.ops.free.reclaim._CATALOG_TIMEOUT_S", 0.01)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(10))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(5))
 @given(acts=st.lists(ACTS, min_size=2, max_size=10))
 @example(
     acts=[

@@ -64,7 +64,7 @@ def test_an_empty_store_is_sound(store: Store) -> None:
 
 
 @pytest.mark.property
-@settings(max_examples=examples(16))
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_any_changed_byte_is_found_whatever_the_time_says(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -93,14 +93,29 @@
       { label: "without sharing", value: sized, ...line(3) }];
     draw("growth", { series, axes: [axis({}), axis(bytes)] }, table);
   };
+  const durations = () => {
+    const { runs, table } = byRun(data.durations, (one) => one.time, (one) => one.seconds);
+    const series = runs.map((run) => ({ label: run, value: numeric, ...line(data.runs.indexOf(run)) }));
+    draw("durations", { series: [{}, ...series], axes: [axis({}), axis({ label: "seconds" })] }, table);
+  };
   const names = [...new Set(all.flatMap((one) => Object.keys(one.metrics)))].sort();
   for (const name of names) choose.add(new Option(name, name));
   const charts = [steps, written, growth];
+  if (data.durations.length) charts.push(durations);
   if (names.length) { charts.push(metric); choose.addEventListener("change", metric); }
   else document.getElementById("metric").closest("figure").remove();
   const redraw = () => charts.forEach((chart) => chart());
   let waiting = 0;
   addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(redraw, 100); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  // Paper is light and has no folded parts.
+  const folded = [...document.querySelectorAll("details:not([open])")];
+  const print = (on) => {
+    document.documentElement.classList.toggle("printing", on);
+    for (const one of folded) one.open = on;
+    redraw();
+  };
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
   redraw();
 })();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ckstore_cli._output import Output
 
 _LOOKS = {"failed": "red", "damaged": "red", "dropped": "yellow", "purged": "yellow", "saved": "green"}
+_SUMMED_FROM = 20  # fewer are counted at a glance
 
 
 @click.command()
@@ -53,6 +55,9 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
         found = store.events(since, run)
     for event in found:
         _print(out, event)
+    if len(found) > _SUMMED_FROM:
+        counts = Counter(event.event for event in found)
+        out.note(f"in all: {', '.join(f'{count} {name}' for name, count in counts.items())}")
     if not found:
         out.note("nothing happened" if since is None and run is None else "nothing of that happened")
 

@@ -48,6 +48,7 @@ def show(frame: Frame, ref: str) -> None:
         with store.open_checkpoint(info) as checkpoint:
             directory = checkpoint.directory
             file_count = sum(file.kind != "directory" for file in checkpoint.files())
+            kept = {"kept_bytes": checkpoint.kept_bytes, "saved_bytes": checkpoint.saved_bytes}
         parent = "" if out.as_json else _parent(store, info)
     share = info.reused_bytes / info.logical_bytes if info.logical_bytes else None
     out.document(
@@ -58,9 +59,13 @@ def show(frame: Frame, ref: str) -> None:
             "directory": str(directory),
             "file_count": file_count,
             "oldest_reading": info.oldest_reading or None,
+            **kept,
         }
     )
-    for label, text in _lines(info, parent, directory, file_count):
+    compacted = ""
+    if kept["saved_bytes"]:
+        compacted = f"{size_text(kept['kept_bytes'])}, {size_text(kept['saved_bytes'])} saved by compaction"
+    for label, text in _lines(info, parent, directory, file_count, compacted):
         out.line(f"{out.style(f'{label:{_LABEL_WIDTH}}', 'dim')}{text}".rstrip())
 
 
@@ -76,7 +81,9 @@ def _parent(store: Store, info: CheckpointInfo) -> str:
         return f"{info.parent} (being replaced)"
 
 
-def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) -> Iterator[tuple[str, str]]:
+def _lines(
+    info: CheckpointInfo, parent: str, directory: Path, file_count: int, compacted: str
+) -> Iterator[tuple[str, str]]:
     """Give labels and texts; an empty label continues the one above."""
     yield "checkpoint", info.name
     yield "id", info.id
@@ -98,6 +105,8 @@ def _lines(info: CheckpointInfo, parent: str, directory: Path, file_count: int) 
     files = f"{counted(file_count, 'file')} with " if file_count else ""
     leaves = "1 leaf" if info.leaf_count == 1 else f"{info.leaf_count} leaves"
     yield "holds", f"{size_text(info.logical_bytes)} in {files}{leaves}"
+    if compacted:
+        yield "kept", compacted
     yield "new", f"{size_text(info.new_bytes)} written by its save"
     if info.logical_bytes:
         share = share_text(info.reused_bytes, info.logical_bytes)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ckstore.errors import BadInput
+from ckstore.model.doctor.finding import age_words
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._freed import print_freed
 from ckstore_cli._refs import complete_run
@@ -64,4 +65,10 @@ def prune(
                 hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",
             )
         report = store.prune(policy, run, dry_run=dry_run, now=now)
-    return print_freed(out, report)
+        waits_s = 0 if now or store._context.shared else store.config.undo_by_hand_s  # noqa: SLF001
+    status = print_freed(out, report)
+    if dry_run and waits_s and report.retention is not None and report.retention.plan.dropped:
+        out.note(
+            f"it can be brought back for {age_words(waits_s)} (ckstore undo), and is freed then; --now frees it at once"
+        )
+    return status

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore.model.sizes import size_text
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
 
 _HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL", "SIZE")
 
@@ -16,8 +21,9 @@ _HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL", "SIZE")
 @click.command()
 @click.argument("refs", metavar="[REF...]", nargs=-1)
 @click.option("--last", is_flag=True, help="Bring back the one that was dropped last.")
+@click.option("--run", metavar="RUN", help="Bring back all that was dropped of this run.")
 @framed
-def undo(frame: Frame, refs: tuple[str, ...], last: bool) -> None:  # noqa: FBT001 - click's
+def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None) -> None:  # noqa: FBT001 - click's
     """Bring back the dropped checkpoints REF; without one, list those that can be.
 
     A REF is RUN@STEP or an id of the list. SIZE is what it alone keeps on the disk
@@ -29,6 +35,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool) -> None:  # noqa: FBT0
       ckstore undo
       ckstore undo main@1200
       ckstore undo --last
+      ckstore undo --run sweep-7
 
     \b
     Exit status:
@@ -36,12 +43,12 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool) -> None:  # noqa: FBT0
       2  wrong usage, or another checkpoint has its place by now
       4  there is no such store, or nothing of that name can be brought back
     """
-    if last and refs:
-        raise BadInput("undo takes REFs, or --last", hint="ckstore undo --last")
+    if (last, bool(refs), run is not None).count(True) > 1:
+        raise BadInput("undo takes either REFs, --last or --run", hint="ckstore undo --last")
     out = frame.output()
-    if refs or last:
+    if refs or last or run is not None:
         with frame.writing() as store:
-            for ref in refs or ("latest",):
+            for ref in _of_run(store, run) if run is not None else refs or ("latest",):
                 info = store.undelete(ref)
                 out.document({"run": info.run, "step": info.step, "id": info.id})
                 out.line(f"brought back {info.name}")
@@ -57,6 +64,14 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool) -> None:  # noqa: FBT0
         return
     rows = [(one.ref, short_id(one.id), _time(one.dropped), _time(one.until), size_text(one.nbytes)) for one in found]
     out.table(columns([_HEAD, *rows], "<<<<>"))
+
+
+def _of_run(store: Store, run: str) -> list[str]:
+    """Return what can be brought back of a run; of several that had one place the one that was dropped last."""
+    found = list(dict.fromkeys(one.ref for one in store.dropped() if one.run == run))
+    if not found:
+        raise NoSuchRef(f"nothing of the run {run} can be brought back", hint="ckstore undo lists what can be")
+    return found
 
 
 def _time(text: str) -> str:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
-_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS, MIRROR]
+COMPACT, DELTAS = "compact", "push-deltas"
+_SETTINGS = [RETENTION, BUDGET, MAKE_ROOM, READ_BACK, RECHECK, UNDO, GRACE, SHARED, THREADS, MIRROR, DELTAS, COMPACT]
 _ATTRIBUTES = {
     RETENTION: "retention",
     BUDGET: "budget",
@@ -33,8 +34,12 @@ _ATTRIBUTES = {
     SHARED: "shared",
     THREADS: "threads",
     MIRROR: "mirror",
+    COMPACT: "compact_after",
+    DELTAS: "push_deltas",
 }
 _MIRROR_MORE = ("mirror_age_s", "mirror_bytes_s", "mirror_keep")
+_COMPACT_MORE = ("compact_share", "compact_keep")
+_COMPACT_HOW = "ckstore config compact --time 12h --share 0.1 --count 3"
 _MIRROR_HOW = "ckstore config mirror NAME --time 10m --bwlimit 200MB --count 3"
 _SHARED_WORDS = {
     None: "as its filesystem is",
@@ -57,14 +62,17 @@ _THREADS_HOW = "ckstore config threads --count 8"
 @click.option(
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
-@click.option("--share", type=float, help="Share of a state to read again, from 0 to 1; 0.005 by default.")
+@click.option(
+    "--share", type=float, help="For recheck: share of a state to read again, from 0 to 1; for compact: of a processor."
+)
 @click.option("--auto", "unset", is_flag=True, help="For shared and threads: as the filesystem, or the machine, is.")
-@click.option("--count", type=int, metavar="N", help="For threads: how many. For mirror: how many it lacks stay.")
+@click.option("--count", type=int, metavar="N", help="For threads: how many. For mirror and compact: how many stay.")
 @click.option(
     "--time",
     "wait",
     metavar="TIME",
-    help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for mirror: see mirror_age_s.",
+    help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for mirror: see mirror_age_s; "
+    "for compact: how old.",
 )
 @click.option("--bwlimit", metavar="SIZE", help="For mirror: bytes a second that it sends at most, such as 200MB.")
 @framed
@@ -96,7 +104,9 @@ def config(  # noqa: PLR0917 - one for each option
     what is dropped waits in trash/ on a filesystem that other hosts have, too.
     shared: whether other hosts use the store, where its filesystem does not tell.
     threads: how many a save, a load or a verification uses. mirror: the remote
-    NAME that gets every checkpoint after it is durable here.
+    NAME that gets every checkpoint after it is durable here. push-deltas: whether
+    pushes to object storage send differences to what is there. compact: how old a
+    checkpoint is before it is compacted by itself.
     Settings are kept in the store and apply to every process.
 
     \b
@@ -113,6 +123,8 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config shared --on
       ckstore config threads --count 8
       ckstore config mirror cold --time 10m --bwlimit 200MB
+      ckstore config compact --time 12h --share 0.1 --count 3
+      ckstore config push-deltas --on
       ckstore config retention --off
 
     \b
@@ -121,9 +133,9 @@ def config(  # noqa: PLR0917 - one for each option
       2  wrong usage
       4  there is no such store
     """
-    mirror = _mirror_of(setting, name, wanted, wait, bwlimit, count)
-    if mirror is not None:
-        wanted = wait = count = None
+    more = _mirror_of(setting, name, wanted, wait, bwlimit, count) or _compact_of(setting, wanted, wait, share, count)
+    if more is not None:
+        wanted = wait = count = share = None
     budget = _budget_of(setting, rules)
     policy = None if budget is not None else policy_of(rules)
     if run is not None and setting != RETENTION:
@@ -140,8 +152,8 @@ def config(  # noqa: PLR0917 - one for each option
         if setting == RETENTION and run is not None:
             others = {glob: own for glob, own in store.config.retention_by_run.items() if glob != run}
             store.config.retention_by_run = others if policy is None else {**others, run: policy}
-        elif mirror is not None:
-            for attribute, value in mirror.items():
+        elif more is not None:
+            for attribute, value in more.items():
                 setattr(store.config, attribute, value)
         elif setting is not None:
             values: dict[str, object] = {
@@ -149,6 +161,7 @@ def config(  # noqa: PLR0917 - one for each option
                 BUDGET: budget,
                 MAKE_ROOM: policy,
                 READ_BACK: bool(wanted),
+                DELTAS: bool(wanted),
                 RECHECK: 0 if wanted is False else share,
                 UNDO: undo_s,
                 GRACE: 0 if wanted is False else grace_s,
@@ -159,7 +172,7 @@ def config(  # noqa: PLR0917 - one for each option
         if setting == UNDO:
             store.config.undo_by_rule_s = None if undo_s is None else min(undo_s, _BY_RULE_S)
         found = {name: getattr(store.config, name) for name in _ATTRIBUTES.values()}
-        found |= {name: getattr(store.config, name) for name in ("undo_by_rule_s", *_MIRROR_MORE)}
+        found |= {name: getattr(store.config, name) for name in ("undo_by_rule_s", *_MIRROR_MORE, *_COMPACT_MORE)}
         by_run = store.config.retention_by_run
     out.document({**found, "retention_by_run": by_run})
     _print(out, found, by_run)
@@ -185,6 +198,9 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
     out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
     out.line(f"{MIRROR}  {_mirror_words(found)}")
+    out.line(f"{DELTAS}  {'on' if found['push_deltas'] else 'off'}")
+    after, more = found["compact_after"], f"--share {found['compact_share']:g} --count {found['compact_keep']}"
+    out.line(f"{COMPACT}  {'off: ckstore compact does it' if after is None else f'--time {after} {more}'}")
 
 
 def _check(
@@ -195,9 +211,10 @@ def _check(
     wait: str | None,
 ) -> None:
     """Raise where the options do not belong to the setting."""
-    if setting == MIRROR:
+    if setting in (MIRROR, COMPACT):
         if policy is not None or share is not None:
-            raise BadInput(f"{setting} has no rules and no --share", hint=_MIRROR_HOW)
+            hint = _MIRROR_HOW if setting == MIRROR else _COMPACT_HOW
+            raise BadInput(f"{setting} has no rules" + " and no --share" * (setting == MIRROR), hint=hint)
         return
     if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
         raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
@@ -207,8 +224,8 @@ def _check(
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
     if setting in (RETENTION, MAKE_ROOM) and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
-    if setting == READ_BACK and (policy is not None or wanted is None):
-        raise BadInput(f"{setting} is either --on or --off", hint="ckstore config read-back --on")
+    if setting in (READ_BACK, DELTAS) and (policy is not None or wanted is None):
+        raise BadInput(f"{setting} is either --on or --off", hint=f"ckstore config {setting} --on")
     if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
     if setting in (GRACE, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
@@ -240,6 +257,23 @@ def _mirror_of(  # noqa: PLR0917
     if wanted or bool(given) == (wanted is False):
         raise BadInput(f"{MIRROR} has the NAME of a remote, options, or --off", hint=_MIRROR_HOW)
     return given or {"mirror": None}
+
+
+def _compact_of(
+    setting: str | None,
+    wanted: bool | None,  # noqa: FBT001 - click's
+    wait: str | None,
+    share: float | None,
+    count: int | None,
+) -> dict[str, object] | None:
+    """Return what is to be set of the compaction that goes on by itself; None: another setting was named."""
+    if setting != COMPACT:
+        return None
+    given: dict[str, object] = {"compact_after": wait, "compact_share": share, "compact_keep": count}
+    given = {attribute: value for attribute, value in given.items() if value is not None}
+    if wanted or bool(given) == (wanted is False):
+        raise BadInput(f"{COMPACT} has options, or --off", hint=_COMPACT_HOW)
+    return given or {"compact_after": None}
 
 
 def _mirror_words(found: Mapping[str, Any]) -> str:

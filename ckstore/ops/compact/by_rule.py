@@ -1,0 +1,62 @@
+"""What is compacted by itself: checkpoints of an age, as the settings say."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckstore.model.times import duration_s, text_of_time
+from ckstore.ops.compact.compact import compact
+from ckstore.ops.compact.plan import plan
+from ckstore.ops.config_file import COMPACT_AFTER, COMPACT_KEEP, COMPACT_SHARE, read_config
+from ckstore.ops.pace import Share
+from ckstore.ops.refs.listing import infos
+
+if TYPE_CHECKING:
+    from ckstore.model.reports.compaction import CompactionReport
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.context import Context
+
+
+class Rule(NamedTuple):
+    """What the settings say.
+
+    Attributes:
+        after_s: How old a checkpoint is before it is compacted.
+        share: Of one processor.
+        keep_newest: So many of each run stay plain.
+    """
+
+    after_s: float
+    share: float
+    keep_newest: int
+
+    @property
+    def created_before(self) -> datetime:
+        """Of what is old enough by now."""
+        return datetime.now(UTC) - timedelta(seconds=self.after_s)
+
+
+def rule_of(layout: Layout) -> Rule | None:
+    """Return what the settings say; None: nothing is compacted by itself."""
+    config, where = read_config(layout), str(layout.config)
+    after = COMPACT_AFTER.of(config, where)
+    if after is None:
+        return None
+    share, keep = COMPACT_SHARE.of(config, where), COMPACT_KEEP.of(config, where)
+    return Rule(duration_s(after, COMPACT_AFTER.name), share, keep)
+
+
+def is_any_due(context: Context, rule: Rule) -> bool:
+    """Whether a checkpoint is old enough, whether it was compacted before or not: so no directory is opened."""
+    before = text_of_time(rule.created_before)
+    by_run: dict[str, list[str]] = {}
+    for info in infos(context):
+        by_run.setdefault(info.run, []).append(info.created)
+    return any(created < before for of_run in by_run.values() for created in of_run[: -rule.keep_newest])
+
+
+def compact_due(context: Context, rule: Rule) -> CompactionReport:
+    """Compact what is old enough, at the share of a processor."""
+    found = plan(context, (), None, keep_newest=rule.keep_newest, created_before=rule.created_before)
+    return compact(context, found, before_each=Share(rule.share).rest)

@@ -1,0 +1,238 @@
+"""Encoded forms for a push: against a checkpoint that is here, and that the remote was seen to have.
+
+Source: docs/format/remote-v1.md, "Checkpoints". The nearest checkpoint before gives the smallest differences; where
+paths would be too long by it, a blob is encoded against what lies there plain at the end of them, and the difference
+to the nearest goes as a link, for readers that have that one.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.codecs import container
+from ckstore.codecs.tiles import TILE_BYTES
+from ckstore.errors import BytesElsewhere, DamagedBlob, InUse, NoSuchRef, SaveFailed
+from ckstore.fs import files
+from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.encoding import render
+from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord
+from ckstore.model.manifest.stored import EncodedBlob, Encoding
+from ckstore.objects.layout import MANIFEST, PLAIN
+from ckstore.ops.compact.encode import BlobSource, encode, header_of
+from ckstore.ops.compact.forms import Form, Forms
+from ckstore.ops.compact.match import Layout, Matcher
+from ckstore.ops.refs.find import open_directory
+from ckstore.remote.deltas.bases import Bases
+from ckstore.remote.deltas.spool import Delta, Spool
+from ckstore.remote.keys import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from ckstore.codecs.container import Header
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.ops.context import Context
+    from ckstore.remote.source import ObjectSource
+
+# With less gained the remote would keep a base for it, and every reader would fetch and decode both, for little.
+_MOST_SHARE = 1 / 2
+# It was dropped, or is not whole: another one, or none, is no loss.
+_NOT_HERE = (NoSuchRef, DamagedBlob, InUse, BytesElsewhere)
+_TRIED_MOST = 2
+# It comes on top of the form that everyone can read.
+_LINK_SHARE = 1 / 8
+
+
+def delta_of(
+    context: Context,
+    directory: CheckpointDirectory,
+    source: ObjectSource,
+    there: Collection[Place],
+    sizes: Mapping[str, Collection[int]],
+) -> Delta | None:
+    """Encode an open checkpoint against what a remote has; None: nothing of it would be worth it.
+
+    Args:
+        context: The store.
+        directory: The checkpoint.
+        source: The remote.
+        there: The checkpoints that it has.
+        sizes: The sizes of each blob that it lists.
+
+    Raises:
+        DamagedBlob: Bytes here are damaged: nothing may be encoded from them, or against them.
+        RemoteError: How the other checkpoint is stored there cannot be read.
+        UnsafePlace: The package zstandard is not installed.
+    """
+    bases = Bases(context, directory, there)
+    nearest = next(bases.nearest(), None)
+    if nearest is None:
+        return None
+    with ExitStack() as held:
+        found = None
+        work = _Encoder(context, directory, bases, held)
+        try:
+            if work.begin(nearest, source, sizes):
+                for index in sorted(work.todo(), key=work.is_copy):
+                    work.settle(index)
+                found = work.result()
+        finally:
+            if found is None:
+                work.spool.close()
+        return found
+
+
+class _Encoder:
+    def __init__(self, context: Context, directory: CheckpointDirectory, bases: Bases, held: ExitStack) -> None:
+        self._context, self._directory, self._bases, self._held = context, directory, bases, held
+        self._forms = Forms()
+        self._source = BlobSource()
+        held.callback(self._source.close)
+        self.spool = Spool()
+        self._links: dict[str, Form] = {}
+        self._layout = Layout(directory.manifest)
+        self._shorter: list[Matcher] | None = None
+
+    def begin(self, nearest: CheckpointInfo, remote: ObjectSource, sizes: Mapping[str, Collection[int]]) -> bool:
+        """Take what the remote has as settled; False: the other checkpoint is not to be had here."""
+        base = self._opened(nearest)
+        if base is None:
+            return False
+        self._source.add(self._directory)
+        encoding = remote.encoding(Place(nearest.run, nearest.step, nearest.id))
+        blobs = self._directory.manifest.blobs
+        self._forms.keep_plain(blob for blob in blobs if blob.nbytes in sizes.get(blob.digest, ()))
+        if encoding is None:
+            self._forms.keep_plain(base.manifest.blobs)
+        else:
+            self._forms.adopt(encoding)
+        # Whether a path may have it is asked later: where not, the difference is still a link.
+        self._matcher = self._matcher_of(base, lambda *_: True)
+        return True
+
+    def _opened(self, info: CheckpointInfo) -> CheckpointDirectory | None:
+        try:
+            directory = self._held.enter_context(open_directory(self._context, info))
+        except _NOT_HERE:
+            return None
+        self._source.add(directory)
+        return directory
+
+    def _matcher_of(self, base: CheckpointDirectory, may_be_base: Callable[[str, str], bool]) -> Matcher:
+        return Matcher(self._layout, Layout(base.manifest), self._source.sample, may_be_base)
+
+    def todo(self) -> list[int]:
+        """Return which blobs the remote does not have in any form."""
+        blobs = self._directory.manifest.blobs
+        return [i for i, blob in enumerate(blobs) if not self._forms.is_settled(blob.digest)]
+
+    def is_copy(self, blob: int) -> bool:
+        """Whether masters of a blob are to be settled before it."""
+        return self._matcher.is_copy(blob)
+
+    def settle(self, index: int) -> None:
+        """Give a blob its form: by the nearest checkpoint, else by one with a shorter path, else as it is."""
+        blob = self._directory.manifest.blobs[index]
+        found, is_allowed = self._tried(self._matcher, index)
+        if found is None:  # what differs much from the nearest one differs more from the others
+            self._forms.keep_plain([blob])
+        elif is_allowed:
+            self._forms.put(blob.digest, found)
+        else:
+            if found.file.nbytes <= _LINK_SHARE * blob.nbytes:
+                self._links[blob.digest] = found
+            for matcher in self._of_shorter_paths():
+                form, is_allowed = self._tried(matcher, index)
+                if form is not None and is_allowed:
+                    self._forms.put(blob.digest, form)
+                    return
+            self._forms.keep_plain([blob])
+
+    def _tried(self, matcher: Matcher, index: int) -> tuple[Form | None, bool]:
+        """Return the encoded form of a blob, None if it is not worth it, and whether the paths allow it."""
+        blob = self._directory.manifest.blobs[index]
+        segments = matcher.segments(index, alone=False)
+        header = header_of(blob, segments)
+        if not header.bases or (data := self._encoded(blob, header)) is None:
+            return None, False
+        masters = {s.base for s in segments if s.prediction != "same"}
+        is_allowed = self._forms.allows(blob.digest, blob.nbytes, len(data), header.bases, masters)
+        return self._spooled(blob, header, data), is_allowed
+
+    def _of_shorter_paths(self) -> Iterator[Matcher]:
+        """Give matchers for other checkpoints here that the paths go through, the shortest first."""
+        if self._shorter is None:
+            self._shorter = []
+            found: list[tuple[int, int, CheckpointInfo]] = []
+            for number, info in enumerate(self._bases.others()):
+                with suppress(*_NOT_HERE), open_directory(self._context, info) as directory:
+                    settled = [blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)]
+                    length = max((len(self._forms.path([digest])) for digest in settled), default=0)
+                    found += [(length, number, info)] if length else []
+                    if length == 1:  # all of it is plain there
+                        break
+            for _, _, info in sorted(found)[:_TRIED_MOST]:
+                base = self._opened(info)
+                if base is not None:
+                    self._shorter.append(self._matcher_of(base, self._forms.may_be_base))
+        yield from self._shorter
+
+    def _encoded(self, blob: BlobRecord, header: Header) -> bytes | None:
+        """Return a blob in encoded form, which was decoded again; None: it is not worth it."""
+        most_bytes = _MOST_SHARE * blob.nbytes
+        if not self._promises(blob, header):
+            return None
+        data = encode(self._source, blob, header)
+        if len(data) > most_bytes:
+            return None
+        plain = container.decode_blob(data, self._source.part, where=blob.digest, most_bytes=BLOB_MAX_BYTES)
+        if algorithm_of(blob.digest).digest(plain) != blob.digest:
+            # The remote may be all that is left one day (promise P11).
+            raise SaveFailed(f"an encoded form of blob {blob.digest} does not decode to it, and was not sent")
+        return data
+
+    def _promises(self, blob: BlobRecord, header: Header) -> bool:
+        """Whether one tile of the longest run is small enough: most of what is not shows it there."""
+        if blob.nbytes <= 2 * TILE_BYTES:
+            return True
+        start, longest = 0, (0, header.runs[0])
+        for run in header.runs:
+            if run.nbytes > longest[1].nbytes:
+                longest = start, run
+            start += run.nbytes
+        start, run = longest
+        nbytes = min(run.nbytes, TILE_BYTES)
+        sample = memoryview(self._source.read(blob.digest))[start : start + nbytes]
+        of_tile = replace(header, nbytes=nbytes, runs=(run._replace(nbytes=nbytes),))
+        tile = container.encode_blob(sample, of_tile, self._source.part)
+        return len(tile) <= 1.25 * _MOST_SHARE * nbytes
+
+    def _spooled(self, blob: BlobRecord, header: Header, data: bytes) -> Form:
+        digest = algorithm_of(blob.digest).digest(data)
+        self.spool.put(digest, data)
+        return Form(blob.nbytes, BlobRecord(digest, len(data)), header.bases)
+
+    def result(self) -> Delta | None:
+        """Return the checkpoint as it is to be; None: as it is here."""
+        directory = self._directory
+        manifest = directory.manifest
+        found = self._forms.encoding(directory.manifest_id, manifest.blobs, 0)
+        if not found.encoded and not self._links:
+            return None
+        encoding = _with_links(found, self._links)
+        name = MANIFEST if manifest.encoding is None else PLAIN
+        plain = files.read_file(name, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
+        return Delta(encoding, self.spool, render(encoding, self._context.algorithm), plain)
+
+
+def _with_links(encoding: Encoding, links: Mapping[str, Form]) -> Encoding:
+    listed = tuple(sorted({*encoding.files, *(form.file for form in links.values())}))
+    numbers = {file: number for number, file in enumerate(listed)}
+    encoded = {
+        digest: form._replace(file=numbers[encoding.files[form.file]]) for digest, form in encoding.encoded.items()
+    }
+    as_links = {digest: EncodedBlob(form.nbytes, numbers[form.file], form.bases) for digest, form in links.items()}
+    return replace(encoding, files=listed, encoded=encoded, links=as_links)

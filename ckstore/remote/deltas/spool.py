@@ -1,0 +1,69 @@
+"""A checkpoint in the form that it is to have at a remote, with the files that are not there yet."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from ckstore.model.manifest.stored import Encoding
+
+_IN_MEMORY_BYTES = 32 * 2**20
+
+
+class Spool:
+    """Encoded files between their making and their sending: in memory while they are few, then in an unnamed file."""
+
+    def __init__(self) -> None:
+        self._file = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed with the push
+        self._places: dict[str, tuple[int, int]] = {}
+        self._end = 0
+        self._mutex = threading.Lock()
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Keep a file."""
+        with self._mutex:
+            self._file.seek(self._end)
+            self._file.write(data)
+            self._places[digest] = self._end, len(data)
+            self._end += len(data)
+
+    def get(self, digest: str) -> memoryview:
+        """Return a file."""
+        with self._mutex:
+            at, nbytes = self._places[digest]
+            self._file.seek(at)
+            return memoryview(self._file.read(nbytes))
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._places
+
+    def close(self) -> None:
+        """Forget all."""
+        self._file.close()
+
+
+@dataclass
+class Delta:
+    """A checkpoint as it is to be at a remote.
+
+    Attributes:
+        encoding: How its blobs are stored.
+        spool: The files that are new.
+        text, plain: What ``manifest.json`` and ``plain.json`` are to be.
+    """
+
+    encoding: Encoding
+    spool: Spool
+    text: bytes
+    plain: bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.spool.close()

@@ -1,0 +1,60 @@
+"""Starts the process that compacts what is old enough, where the settings say so and none of this host is at work."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import links, locks
+from ckstore.ops.config_file import COMPACT_AFTER, setting_of
+from ckstore.saver.mirror import start_beside
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ckstore.fs.locks import DirectoryLock
+    from ckstore.ops.context import Context
+
+ENTRY = "ckstore.saver.server.compactor"
+PROBLEM = "compaction"
+# A start takes half a second of a processor: not for each save of a training that saves each minute.
+_AGAIN_S = 600.0
+
+
+def wake(context: Context, catalog_path: Path | None) -> None:
+    """Start the process that compacts if something may be old enough; raise nothing, since the save is durable."""
+    try:
+        if setting_of(context.layout, COMPACT_AFTER) is None or not _is_time(context):
+            return
+        from ckstore.ops.compact.by_rule import is_any_due, rule_of
+
+        rule = rule_of(context.layout)
+        if rule is None or not is_any_due(context, rule):
+            return
+        lock = lock_compaction(context)
+        if lock is None:  # one is at work
+            return
+        lock.release()
+        start_beside(ENTRY, context, catalog_path)
+    except (CkstoreError, OSError) as error:
+        context.notices.problems[PROBLEM] = f"the compaction could not be started: {error}"
+
+
+# Path of a store -> when this process looked last.
+_looked: dict[str, float] = {}
+
+
+def _is_time(context: Context) -> bool:
+    path, now = str(context.layout.path), time.monotonic()
+    if path in _looked and now < _looked[path] + _AGAIN_S:
+        return False
+    _looked[path] = now
+    return True
+
+
+def lock_compaction(context: Context) -> DirectoryLock | None:
+    """Lock the right to compact a store by itself from this host; None: another process has it."""
+    folder = context.layout.root / "locks"
+    links.make_directory(folder)
+    return locks.try_exclusive(folder)

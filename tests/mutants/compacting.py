@@ -1,0 +1,74 @@
+"""Mutants of a compaction: what it lets go before it is sure, and what no reader could decode."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_COMPACT = "tests/ops/compact/test_compact.py"
+_FORMS = "tests/ops/compact/test_forms.py"
+
+COMPACTING = [
+    Mutant(
+        "an encoded form is read from the disk before the plain bytes go",
+        "encoded-form-from-memory",
+        "stage",
+        "    back = direct.read_range(staging.path_of(digest), 0, len(data) + 1)\n",
+        "    back = bytearray(data)\n",
+        f"{_COMPACT}::test_what_the_disk_does_not_give_back_is_not_relied_on",
+        "assert",
+    ),
+    Mutant(
+        "an encoded form is decoded and compared before the plain bytes go",
+        "encoded-form-not-compared",
+        "stage",
+        "    if algorithm_of(blob.digest).digest(plain) != blob.digest:\n",
+        "    if not plain:\n",
+        f"{_COMPACT}::test_what_decodes_to_other_bytes_is_not_relied_on",
+        "assert",
+    ),
+    Mutant(
+        "nothing is encoded from bytes that are not what their digest says",
+        "encoded-from-rot",
+        "BlobSource.read",
+        "        if found != digest:\n",
+        "        if not found:\n",
+        f"{_COMPACT}::test_nothing_is_encoded_against_a_damaged_base",
+        "assert",
+    ),
+    Mutant(
+        "no blob is decoded with itself",
+        "encoded-in-a-loop",
+        "Forms.allows",
+        "digest in path or any",
+        "any",
+        f"{_FORMS}::test_a_blob_is_not_decoded_with_itself",
+        "assert",
+    ),
+    Mutant(
+        "a path has eight encoded blobs at most",
+        "path-of-any-depth",
+        "Forms.allows",
+        "depth <= PATH_MOST and path_bytes",
+        "path_bytes",
+        f"{_FORMS}::test_a_path_has_eight_encoded_blobs_at_most",
+        "assert",
+    ),
+    Mutant(
+        "a path has twice the plain bytes at most",
+        "path-of-any-bytes",
+        "Forms.allows",
+        " and path_bytes <= PATH_TIMES * plain_bytes",
+        "",
+        f"{_FORMS}::test_a_path_has_twice_the_plain_bytes_at_most",
+        "assert",
+    ),
+    Mutant(
+        "the directory of a checkpoint has every file that it is decoded with",
+        "base-not-linked",
+        "Forms.encoding",
+        "        path = self.path(sizes)\n",
+        "        path = {digest: self._encoded.get(digest) for digest in sizes}\n",
+        f"{_FORMS}::test_a_directory_has_every_file_of_a_path",
+        "assert",
+    ),
+]
