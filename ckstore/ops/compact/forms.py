@@ -60,10 +60,13 @@ class Forms:
 
     def adopt(self, manifest: Manifest) -> None:
         """Settle what a checkpoint has as it has it, unless it is settled."""
-        encoding = manifest.encoding
-        if encoding is None:
+        if manifest.encoding is None:
             self.keep_plain(manifest.blobs)
-            return
+        else:
+            self.adopt_encoding(manifest.encoding)
+
+    def adopt_encoding(self, encoding: Encoding) -> None:
+        """Settle what is encoded so as it is, unless it is settled."""
         for digest, form in encoding.encoded.items():
             if not self.is_settled(digest):
                 self._encoded[digest] = Form(form.nbytes, encoding.files[form.file], form.bases)

@@ -108,7 +108,7 @@ class _Encoder:
         if encoding is None:
             self._forms.keep_plain(base.manifest.blobs)
         else:
-            self._forms.adopt(encoding)
+            self._forms.adopt_encoding(encoding)
         # Whether a path may have it is asked later: where not, the difference is still a link.
         self._matcher = self._matcher_of(base, lambda *_: True)
         return True
