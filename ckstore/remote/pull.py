@@ -174,7 +174,8 @@ class Pull:
         with held(self.context, info) as lock:
             own = read_annotations(lock.inside) or Annotations()
             both = merged(own, other)
-            notes = tuple(note for note in both.notes if note not in own.notes)
+            known = frozenset(own.notes)  # a hostile remote has a hundred thousand
+            notes = tuple(note for note in both.notes if note not in known)
             metrics = {name: value for name, value in both.metrics.items() if name not in own.metrics}
             if notes or metrics:
                 add_annotations(self.context.layout, lock, Annotations(metrics, notes))

@@ -320,7 +320,7 @@ REMOTES = [
         "    if _used_by_pid in (0, pid):\n",
         "    if _used_by_pid != -1:\n",
         f"{_ENGINE}::test_a_forked_child_is_refused",
-        "",
+        "assert",
     ),
     Mutant(
         "what is decoded with a base keeps it at the remote",

@@ -343,6 +343,7 @@ def test_a_forked_child_is_refused(objects: Objects) -> None:
     reading, writing = multiprocessing.get_context("fork").Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
+        signal.alarm(10)  # it hangs where it is not refused
         try:
             objects.get("x", 1)
         except RemoteError as error:

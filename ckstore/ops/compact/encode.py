@@ -32,7 +32,7 @@ class BlobSource:
         before_each: Called before each tile that is encoded or decoded again.
     """
 
-    def __init__(self, before_each: Callable[[], None]) -> None:
+    def __init__(self, before_each: Callable[[], None] = lambda: None) -> None:
         self.before_each = before_each
         self._decoders: dict[str, Decoder] = {}
         self._sizes: dict[str, int] = {}
