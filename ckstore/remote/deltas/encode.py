@@ -89,7 +89,7 @@ class _Encoder:
     def __init__(self, context: Context, directory: CheckpointDirectory, bases: Bases, held: ExitStack) -> None:
         self._context, self._directory, self._bases, self._held = context, directory, bases, held
         self._forms = Forms()
-        self._source = BlobSource()
+        self._source = BlobSource(lambda: None)
         held.callback(self._source.close)
         self.spool = Spool()
         self._links: dict[str, Form] = {}
@@ -105,10 +105,8 @@ class _Encoder:
         encoding = remote.encoding(Place(nearest.run, nearest.step, nearest.id))
         blobs = self._directory.manifest.blobs
         self._forms.keep_plain(blob for blob in blobs if blob.nbytes in sizes.get(blob.digest, ()))
-        if encoding is None:
-            self._forms.keep_plain(base.manifest.blobs)
-        else:
-            self._forms.adopt(encoding)
+        # As it is there, whatever form it has here.
+        self._forms.adopt(replace(base.manifest, encoding=encoding))
         # Whether a path may have it is asked later: where not, the difference is still a link.
         self._matcher = self._matcher_of(base, lambda *_: True)
         return True
