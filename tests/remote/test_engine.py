@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading

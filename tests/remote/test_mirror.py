@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, Store
 from ckstore.model.times import time_of_text
+from ckstore.ops import mirrored
 from ckstore.remote.mirror.work import Mirror
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
@@ -390,7 +391,6 @@ def test_much_to_catch_up_with_is_found_by_one_listing(counted: tuple[Store, Dou
 def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_is_missed(
     tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckstore.ops import mirrored
 
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     created = time_of_text(store.save(state(1), step=1).created)
@@ -411,7 +411,7 @@ def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_i
     level, do, seconds, missed = said()
     assert (level, seconds, missed) == ("warning", 601.0, True)
     assert "ckstore savers" in do
-    process.note_problem(context_of(store).layout, "mirror", "the service answers 503")
+    mirrored.note_problem(context_of(store).layout, "mirror", "the service answers 503")
     shown = CliRunner().invoke(app, ["savers", "--store", str(store.path)])
     assert "1 checkpoint is not at the mirror mirror yet, the oldest for 601 s of 600 s allowed" in shown.output
     assert "the last push failed: the service answers 503" in shown.output
