@@ -344,7 +344,9 @@ def test_a_forked_child_is_refused(objects: Objects) -> None:
     reading, writing = multiprocessing.get_context("fork").Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
-        signal.alarm(10)  # it hangs where it is not refused
+        # It hangs where it is not refused; a handler of the parent must not keep it alive.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
         try:
             objects.get("x", 1)
         except RemoteError as error:
