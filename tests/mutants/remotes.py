@@ -257,7 +257,7 @@ REMOTES = [
         "                if listed is None:\n                    continue\n"
         "                if listed.nbytes != file.nbytes:\n",
         f"{_EVICT}::test_nothing_goes_that_is_not_at_the_remote[missing]",
-        "assert",
+        "KeyError",
     ),
     Mutant(
         "the word that bytes are elsewhere is there before they go",
