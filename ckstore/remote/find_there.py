@@ -40,6 +40,11 @@ def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) 
     if ref.kind in ("latest", "latest-valid"):
         ref = Ref(ref.run or run, "latest", "latest")
         return _newest(source, source.places("" if ref.run is None else f"{ref.run}/"), ref, hash_prefix)
+    if ref.kind == "best":  # by the metrics of the manifests: a person waits for it, and asks rarely
+        ref = Ref(ref.run or run, ref.kind, ref.value)
+        there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
+        best = resolve(ref, [*there.values()], {})
+        return next(place for place in there if place.id == best.id)
     if ref.kind == "step" and ref.run is None:
         ref = Ref(run, ref.kind, ref.value)
     places = source.places()

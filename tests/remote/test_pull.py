@@ -103,6 +103,18 @@ def test_every_kind_of_ref(store: Store, other: Store) -> None:
         other.pull("latest", remote)
 
 
+def test_the_best_by_a_metric_is_named_as_in_a_store(store: Store, other: Store) -> None:
+    for step, loss in ((2, 1.0), (3, 3.0)):
+        store.save(state(step), step=step, metrics={"loss": loss})
+    _, remote = new_remote(store.settings)
+    store.push(remote=remote, all=True)
+
+    assert other.plan_pull("best:loss", remote).checkpoints[0].step == 2
+    assert other.plan_pull("main@best:loss:max", remote).checkpoints[0].step == 3
+    with pytest.raises(NoSuchRef, match="accuracy"):
+        other.pull("best:accuracy", remote)
+
+
 def test_latest_goes_by_the_order_of_commits(store: Store, other: Store) -> None:
     store.save(state(9), step=9)
     resumed = store.save(state(5), step=5)
