@@ -1745,14 +1745,14 @@ def _open(
 
 
 def _wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
-    from ckstore.ops.config_file import COMPACT_AFTER, mirror_of, setting_of
+    from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, setting_or_none
 
     # Few stores have either, and the modules take a process of a command 20 ms.
-    if mirror_of(context.layout) is not None:
+    if setting_or_none(context.layout, MIRROR) is not None:
         from ckstore.saver import mirror
 
         mirror.wake(context, catalog_path, only_if_behind=only_if_behind)
-    if not only_if_behind and setting_of(context.layout, COMPACT_AFTER) is not None:
+    if not only_if_behind and setting_or_none(context.layout, COMPACT_AFTER) is not None:
         from ckstore.saver import compactor
 
         compactor.wake(context, catalog_path)

@@ -223,10 +223,10 @@ def setting_of(layout: Layout, setting: Setting[T]) -> T:
     return setting.of(read_config(layout), str(layout.config))
 
 
-def mirror_of(layout: Layout) -> str | None:
-    """Return the remote that is the mirror; None: there is none, or whatever needs a setting says why."""
+def setting_or_none(layout: Layout, setting: Setting[T]) -> T | None:
+    """Return a setting that switches something on; None: it is off, or cannot be read, and what needs it says why."""
     try:
-        return setting_of(layout, MIRROR)
+        return setting_of(layout, setting)
     except (CkstoreError, OSError):
         return None
 

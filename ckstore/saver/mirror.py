@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
-from ckstore.ops.config_file import mirror_of
+from ckstore.ops.config_file import MIRROR, setting_or_none
 from ckstore.ops.mirrored import FOLDER, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.saver.client.process import reap, start
@@ -31,7 +31,7 @@ def wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = 
         catalog_path: As with `ckstore.Store.open`.
         only_if_behind: Not where the mirror is known to have everything.
     """
-    remote = mirror_of(context.layout)
+    remote = setting_or_none(context.layout, MIRROR)
     try:
         if remote is not None and (not only_if_behind or behind(context.layout, remote, infos(context))):
             _start_one(context, catalog_path)

@@ -36,7 +36,7 @@ class TorchSource:
         self.name = name
         self.nbytes = nbytes
         self.watched = watched  # the tensors whose versions count modifications
-        self.on_device = storage.device.type != "cpu" and is_accelerator(storage.device)
+        self.on_device = is_accelerator(storage.device)
         self._storage = storage
         self._start = start
         self._address: int | None = None

@@ -2,8 +2,8 @@
 
 Whatever harm a scenario meets, what it leaves is one of few stores: most calls that fail are tried again with success.
 To be comparable, cases run with a clock that stands still and names that are drawn in the same order. Not compared are
-inode numbers (which file has which name is), times that no program set, which process noted an event and how it words a
-failure, and how SQLite lays out in its files what it holds: rows, schema and soundness are.
+inode numbers (which file has which name is), times that no program set, which process noted an event, how long it took
+and how it words a failure, and how SQLite lays out in its files what it holds: rows, schema and soundness are.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _event(line: bytes) -> object:
         noted: dict[str, object] = json.loads(line)
     except ValueError:
         return line
-    return sorted((key, str(value)) for key, value in noted.items() if key not in {"pid", "why"})
+    return sorted((key, str(value)) for key, value in noted.items() if key not in {"pid", "why", "seconds"})
 
 
 def _rows(path: str, names_of: dict[str, str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Give a case the store that a scenario begins with: prepared once, then copied with its links, modes and times.
 
-What the catalog says of inode numbers is made true for the copy, so that it is indistinguishable from the original.
+What the catalog says of inode numbers and of times is made true for the copy, so that it is indistinguishable from the
+original; a row that was damaged stays so.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import sqlite3
 import stat
 from contextlib import closing
 from pathlib import Path
+
+from ckstore.catalog import forms
 
 CATALOG = "store/catalog.db"
 
@@ -24,6 +27,7 @@ def copy_prepared(prepared: Path, target: Path) -> None:
     """Copy all below `prepared` into the empty directory `target`."""
     copies: dict[tuple[int, int], str] = {}
     numbers: dict[int, int] = {}
+    times: dict[int, tuple[os.stat_result, str]] = {}
     directories = []
     for where, names, files in os.walk(prepared):
         there = os.path.join(target, os.path.relpath(where, prepared))
@@ -44,19 +48,39 @@ def copy_prepared(prepared: Path, target: Path) -> None:
                 shutil.copyfile(source, copy)
                 shutil.copystat(source, copy)
             numbers[status.st_ino] = os.lstat(copy).st_ino
-    if (target / CATALOG).exists():
-        _renumber(target / CATALOG, numbers)
+            times[numbers[status.st_ino]] = status, copy
     for source, copy in reversed(directories):
         shutil.copystat(source, copy)
+    if (target / CATALOG).exists():
+        folder = os.stat((target / CATALOG).parent)
+        _renumber(target / CATALOG, numbers, times)
+        os.utime((target / CATALOG).parent, ns=(folder.st_atime_ns, folder.st_mtime_ns))
 
 
-def _renumber(catalog: Path, numbers: dict[int, int]) -> None:
+def _renumber(catalog: Path, numbers: dict[int, int], times: dict[int, tuple[os.stat_result, str]]) -> None:
     with closing(sqlite3.connect(catalog)) as connection, connection:
+        forms.install(connection)
         columns = connection.execute(
             "SELECT s.name, c.name FROM sqlite_schema AS s, pragma_table_info(s.name) AS c "
             "WHERE s.type = 'table' AND c.name LIKE '%inode%'"
         ).fetchall()
+        right = _right_rows(connection) if columns else []
         for table, column in columns:
             for old, row in connection.execute(f'SELECT "{column}", rowid FROM "{table}"').fetchall():
                 new = numbers.get(old, old)
                 connection.execute(f'UPDATE "{table}" SET "{column}" = ? WHERE rowid = ?', (new, row))
+        for row, inode, changed_ns in right:
+            before, copy = times.get(numbers.get(inode, inode), (None, ""))
+            if before is not None and before.st_ctime_ns == changed_ns:  # no program can set it
+                now = (os.lstat(copy).st_ctime_ns, row)
+                connection.execute("UPDATE checkpoints SET manifest_ctime_ns = ? WHERE id = ?", now)
+            connection.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM} WHERE id = ?", (row,))
+
+
+def _right_rows(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
+    """Return id, inode and change time of the manifest of the rows that are not damaged, where there are such."""
+    if not connection.execute("SELECT 1 FROM pragma_table_info('checkpoints') WHERE name = 'checksum'").fetchone():
+        return []
+    return connection.execute(
+        f"SELECT id, manifest_inode, manifest_ctime_ns FROM checkpoints WHERE {forms.IS_RIGHT}"
+    ).fetchall()

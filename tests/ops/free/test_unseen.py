@@ -100,7 +100,7 @@ def test_where_other_users_processes_are_hidden_it_is_not_said_that_all_were_see
         ) as it:
             assert it.stdout is not None
             it.stdout.readline()
-            one.python("import sys; from ckstore import Store; Store(sys.argv[1]).delete(0)", store)
+            one.python("import sys; from ckstore import Store; Store(sys.argv[1]).delete(0, now=True)", store)
             said = hidden.ckstore("gc", "--store", store)
             counts = hidden.python(code, store) + one.python(code, store)
             it.communicate("\n")
