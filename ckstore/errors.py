@@ -291,8 +291,10 @@ class DamagedBlob(CkstoreError):
 
     exit_status = 3
 
-    def __init__(self, message: str, *, hint: str = "", blob: str = "", names: tuple[str, ...] = ()) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(
+        self, message: str, *, hint: str = "", command_hint: str = "", blob: str = "", names: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, hint=hint, command_hint=command_hint)
         self.blob = blob
         self.names = names
 

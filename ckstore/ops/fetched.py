@@ -156,7 +156,7 @@ class Fetched:
         self._ranges = ranges
 
     def _make_room(self, nbytes: int) -> bool:
-        """Whether so many bytes more may be kept, after the removal of others."""
+        """Whether so many bytes more may be kept, after older ones were removed."""
         self._index()
         most = limit_bytes(self._layout, self._nbytes)
         if nbytes > most:

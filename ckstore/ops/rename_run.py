@@ -94,10 +94,10 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
         if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):
             raise InUse(f"a save to the run {old} is under way", hint="stop the training, then rename its run")
     if torn := sorted(there - {info.step for info in found}):
-        raise DamagedBlob(f"{old}@{torn[0]} is not whole", hint="repair it (ckstore verify --repair) or delete it")
+        raise _damaged(f"{old}@{torn[0]} is not whole")
     for info in found:
         if info.damaged:
-            raise DamagedBlob(f"{info.name} is marked as damaged", hint="ckstore verify --repair, or delete it")
+            raise _damaged(f"{info.name} is marked as damaged")
         if info.elsewhere:
             raise BytesElsewhere(f"bytes of {info.name} are elsewhere", hint=f"ckstore pull {info.name} brings them")
         # Exclusive is what the drop needs: a reader is found out before anything is copied.
@@ -105,6 +105,14 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
     _check_free(context, found, new)
     return found
+
+
+def _damaged(message: str) -> DamagedBlob:
+    return DamagedBlob(
+        message,
+        hint="repair it with store.verify(repair=True), or delete it",
+        command_hint="repair it with ckstore verify --repair, or delete it",
+    )
 
 
 def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) -> None:

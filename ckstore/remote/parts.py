@@ -37,7 +37,11 @@ def common_remote(context: Context) -> tuple[Remote, Holder]:
     name = setting_of(context.layout, MIRROR)
     if name is None:
         msg = f"the store {context.layout.path} has no mirror, and the ranks have stores of their own"
-        raise BadInput(msg, hint="Store.open_or_init(…, mirror='s3://BUCKET/PREFIX') on each node")
+        raise BadInput(
+            msg,
+            hint="Store.open_or_init(…, mirror='s3://BUCKET/PREFIX') on each node",
+            command_hint="ckstore config mirror NAME on each node",
+        )
     there = reach(context, name, writing=True)
     if not isinstance(there, Remote):
         msg = f"the mirror {name} is a store in a directory, and stores of several nodes need object storage"

@@ -130,7 +130,7 @@ def _pair(  # noqa: PLR0917 - the first two are given once
             "distance": distance,
             "plain_bytes": report.plain_bytes,
             "encoded_bytes": report.encoded_bytes,
-            # No chunk is equal at any distance, so one tells for all; what is put together of others was kept before.
+            # No chunk is equal at any distance, so one tells for all; a joined one has chunks that were kept before.
             "peers": peers.kept(older, newer, backups=distance == _BACKUPS_AT and name not in _JOINED),
             "times": report.plain_bytes / max(report.encoded_bytes, 1),
             "encode_bytes_s": report.plain_bytes / encode_s,

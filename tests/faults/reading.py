@@ -102,6 +102,8 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "leaves": lambda store: leaves_of(store, 1),
     "files": lambda store: files_of(store, 3),
     "directory of an open one": _inside(lambda checkpoint: checkpoint.directory),
+    "kept_bytes of an open one": _inside(lambda checkpoint: checkpoint.kept_bytes),
+    "saved_bytes of an open one": _inside(lambda checkpoint: checkpoint.saved_bytes),
     "diff": lambda store: store.diff(1, 2, values=True),
     "du": lambda store: store.du(),
     "why": lambda store: store.why(_digest(store)),

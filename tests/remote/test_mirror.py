@@ -354,7 +354,7 @@ def test_a_steady_mirror_asks_for_what_is_new_however_much_is_there(counted: tup
         made.append(objects.request_count())
     assert max(made[6:]) <= max(made[1:6]) + 2 <= 40
     assert sum(info.elsewhere for info in store.checkpoints()) >= 10
-    # A process that begins anew asks for no more.
+    # A new process asks for no more.
     store.save({**state(0), "step": 99, "own": b"x" * 200_000}, step=99)
     objects.forget_requests()
     assert Mirror(context_of(store)).step()

@@ -5,7 +5,8 @@ umask, directory and standard streams of its caller, and the caller gets its out
 signal that it died of. What is passed on are signals; who is killed by SIGKILL takes the fork with it a moment later,
 so a test that looks at a store right after such a kill needs the real one.
 
-Run as a program it is the warm process: ``python -m tests.support.warm_bin SOCKET MODULE ...``.
+Run as a program it is the warm process: ``python tests/support/warm_bin.py SOCKET MODULE ...``. It does not import the
+package `tests`, which changes a default of ckstore: what a page runs has what users have.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def warm_bin(*modules: str) -> Iterator[Path]:
         subprocess.run(program, check=True, timeout=_START_TIMEOUT_S)
         for other in ("python3", "ckstore"):
             (folder / other).symlink_to("python")
-        words = [sys.executable, "-m", "tests.support.warm_bin", str(folder / "socket"), *modules]
+        words = [sys.executable, __file__, str(folder / "socket"), *modules]
         process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None
@@ -203,6 +204,7 @@ class Server:
 
 
 def _serve(path: str, modules: list[str]) -> None:
+    sys.path[0] = str(ROOT)
     for name in modules:
         importlib.import_module(name)
     sys.path[0] = ""  # the place for what a program has there

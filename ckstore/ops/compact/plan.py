@@ -32,7 +32,7 @@ GROUP = 64
 
 
 class _Rest(NamedTuple):
-    """What stays plain: so many of the newest, and what is younger."""
+    """The checkpoints that stay plain: so many of the newest, and younger ones."""
 
     keep_newest: int
     created_before: datetime | None
