@@ -238,7 +238,7 @@ CASES: dict[str, Spoil] = {
             "leaves": [tensor("w", [2**40])],
         }
     ),
-    "one blob a million times": _forged(
+    "one blob 200000 times": _forged(
         lambda: {
             "storages": [[200_000 * _W, [[digest(b"x" * _W), 0, 0, _W]] * 200_000]],
             "leaves": [tensor("w", [200_000 * _W])],
@@ -282,7 +282,7 @@ CASES: dict[str, Spoil] = {
     "20000 names of one blob": _names_of_blobs,
     "20000 blobs of nothing": _many(lambda i: keys.blob(f"xxh3-{i:032x}"), lambda _: b"", 20_000),
     # ---------------------------------------------------------------------------------------- annotations, tags, pins
-    "annotations of a hundred thousand notes": lambda contents: contents.update(
+    "annotations of 30000 notes": lambda contents: contents.update(
         {
             manifest_key(contents).replace("manifest.json", "annotations.json"): seal(
                 canonical_json(
@@ -290,7 +290,7 @@ CASES: dict[str, Spoil] = {
                         "format": "ckstore-annotations",
                         "version": 1,
                         "metrics": {},
-                        "notes": [{"created": _TIME, "text": f"{i}"} for i in range(100_000)],
+                        "notes": [{"created": _TIME, "text": f"{i}"} for i in range(30_000)],
                     }
                 )
             )
@@ -324,7 +324,7 @@ CASES: dict[str, Spoil] = {
     "20000 names condemned": _condemned(condemned={f"xxh3-{i:032x}": _TIME for i in range(20_000)}),
     "an intent of digits": _set(f"intents/{'0' * 32}.json", lambda: b'{"step":' + _DIGITS + b"}"),
     "an intent that lives for ever": _intent(life_s=10**30),
-    "an intent of a million blobs": _intent(blobs=[f"xxh3-{i:032x}" for i in range(200_000)]),
+    "an intent of 200000 blobs": _intent(blobs=[f"xxh3-{i:032x}" for i in range(200_000)]),
     "an intent that commits a path": _intent(state="committing", run="../../x", manifest="{}"),
     "an intent that commits another checkpoint": _intent(state="committing", id=digest(b"x"), manifest="{}"),
     "an intent of an unknown state": _intent(state="burning"),
@@ -338,7 +338,7 @@ SHORT = (
     "a manifest of 3000000 digits",
     "a manifest nested a million deep",
     "a terabyte in blobs that are not there",
-    "one blob a million times",
+    "one blob 200000 times",
     "blobs with one flipped bit",
     "20000 checkpoints of one step",
     "5000 tags",

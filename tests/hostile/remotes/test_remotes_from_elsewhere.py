@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.crash]
 
 _PARTS = 10 if CRASH_FULL else 1
 _TOLD = 5
-_ENGINE_BYTES = 64 * 2**20
-"""Of addresses, for the engine's own threads."""
+_ENGINE_BYTES = 256 * 2**20
+"""Of addresses, for the engine's own threads: where it gets none it ends the process."""
 
 
 @pytest.fixture(scope="module")
