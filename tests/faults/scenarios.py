@@ -239,7 +239,7 @@ def _settle_rename(path: Path, done: bool) -> list[str]:
             for step, name in enumerate(("first", "second"), 1)
             if expected(name) not in (found.get((RUN, step)), found.get((_RENAMED, step)))
         ]
-        if any(run == RUN for run, _ in found):
+        if {run for run, _ in found} == {RUN, _RENAMED}:  # else it was not begun, or is done
             store.rename_run(RUN, _RENAMED)
         return wrong
 
