@@ -9,6 +9,7 @@ from typing import Any
 
 from ckstore import Store
 from ckstore.model.canonical import canonical_json
+from ckstore.model.digest import is_digest
 from ckstore.model.seal import seal
 from ckstore.remote import keys
 from ckstore.remote.documents.info import RemoteInfo
@@ -51,7 +52,7 @@ def contents_of(store: Path, info: bytes) -> Contents:
                 found[f"{folder}/{name}"] = data
         for blob in (path / "blobs").glob("*") if (path / "blobs").is_dir() else ():
             data = _file(blob)
-            if data is not None:
+            if data is not None and is_digest(blob.name.partition(".")[0]):  # others have no key
                 found[keys.blob(blob.name)] = data
     for pin in (store / "pins").glob("*") if (store / "pins").is_dir() else ():
         data = _file(pin)
