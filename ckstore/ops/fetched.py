@@ -141,7 +141,11 @@ class Fetched:
         """Look at what is kept now; return the times of last use, names and sizes."""
         self._ranges, self._nbytes = {}, 0
         found = []
-        for name, status in peek.statuses(self._folder):
+        try:
+            listed = peek.statuses(self._folder)
+        except OSError:  # closed to this user, or the disk fails: then nothing is kept, and the bytes are fetched
+            listed = []
+        for name, status in listed:
             self._enter(name, status.st_size)
             found.append((status.st_mtime_ns, name, status.st_size))
         return found

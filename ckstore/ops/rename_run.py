@@ -18,7 +18,6 @@ from ckstore.errors import (
     InUse,
     NoSuchRef,
     StepExists,
-    UnknownOutcome,
 )
 from ckstore.fs import files
 from ckstore.model.checkpoint.annotations import Annotations
@@ -162,12 +161,8 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
             old = publish.publish(
                 layout, staging, manifest, publish.IfThere("taken", check), context.known.synced_runs
             ).old
-        except UnknownOutcome as error:
-            context.writes_disabled_because = error.message
-            staging.lock.release()
-            raise
         except BaseException as error:
-            reclaim.discard(context, staging, error)
+            reclaim.abandon(context, staging, error)
             raise
     staging.lock.release()
     if old is not None:  # a torn one that was at the place

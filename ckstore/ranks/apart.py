@@ -20,7 +20,7 @@ from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import MANIFEST
-from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.ops.config_file import MIRROR, setting_or_none
 from ckstore.ops.context import info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.after_save import after_save
@@ -75,11 +75,8 @@ def elsewhere_at(holder: Holder) -> Elsewhere:
 
 
 def mirror_of(context: Context) -> str | None:
-    """Return the name of the mirror of a store; None: it has none, or its settings are damaged."""
-    try:
-        return setting_of(context.layout, MIRROR)
-    except CkstoreError:  # a save into one store does not need it
-        return None
+    """Return the name of the mirror of a store; None: it has none, or it cannot be read: one store needs no mirror."""
+    return setting_or_none(context.layout, MIRROR)
 
 
 def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[PushedPart, Document]:

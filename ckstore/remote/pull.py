@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InsufficientSpace, RemoteError, UnknownOutcome
+from ckstore.errors import CkstoreError, InsufficientSpace, RemoteError
 from ckstore.fs import files, links, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
@@ -194,15 +194,11 @@ class Pull:
             check = partial(check_unprotected, context, place.key, replacing=True)
             if_there = publishing.IfThere(self.if_exists, check)
             outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
-        except UnknownOutcome as error:
-            context.writes_disabled_because = error.message
-            staging.lock.release()
-            raise
         except BaseException as error:
             # What was fetched stays under its digest until the next gc, for the next try; not where the disk is full.
             if not reclaim.is_full(error):
                 staging.written.clear()
-            reclaim.discard(context, staging, error)
+            reclaim.abandon(context, staging, error)
             raise
         return self._follow_up(staging, manifest, place, outcome)
 

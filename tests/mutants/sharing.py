@@ -454,9 +454,9 @@ SHARING = [
     Mutant(
         "no more writes after a directory could not be made durable",
         "goes-on-after-a-doubt",
-        "save_staged",
-        "                context.writes_disabled_because = error.message\n",
-        "                pass\n",
+        "reclaim.abandon",
+        "    context.writes_disabled_because = error.message\n",
+        "    pass\n",
         "tests/ops/save/test_durability.py::test_a_process_in_doubt_writes_no_more",
         "DID NOT RAISE",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from ckstore import BytesElsewhere, Store
+from ckstore.fs import peek
+from ckstore.fs.inside import Where
 from ckstore.ops.fetched import Fetched, cached_bytes, folder, limit_bytes
 from ckstore.remote import keys
 from ckstore.store import context_of
@@ -138,3 +141,23 @@ def test_it_is_said_where_the_bytes_are_never_that_they_are_damaged(evicted: tup
     away = next(name for key in objects.held if (name := keys.blob_in(key)) is not None and name.digest not in here)
     assert [(use.name, use.remotes) for use in store.why(away.digest)] == [("main@1", ("away",))]
     assert {use.name: use.remotes for use in store.why(min(here))}["main@2"] == ()
+
+
+def test_where_its_directory_cannot_be_listed_bytes_are_fetched(
+    evicted: tuple[Store, Double], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, objects = evicted
+    store.load(1)
+    statuses = peek.statuses
+
+    def refuse(where: Where) -> list[tuple[str, os.stat_result]]:
+        if str(where).endswith("/.cache"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(where))
+        return statuses(where)
+
+    monkeypatch.setattr(peek, "statuses", refuse)
+    objects.forget_requests()
+
+    with Store.open(store.path, readonly=True) as other:
+        assert same(other.load(1), state(1))
+    assert objects.requests["read"] > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InsufficientSpace
+from ckstore.errors import CkstoreError, InsufficientSpace, UnknownOutcome
 from ckstore.fs import files, locks
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, trash
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 _CATALOG_TIMEOUT_S = 2.0
 _BATCH = 2048
 """A look at all processes takes about as long as to rename so many."""
+
+
+def abandon(context: Context, staging: Staging, error: BaseException) -> None:
+    """End what was staged after `error`: discard it, unless it may be published."""
+    if not isinstance(error, UnknownOutcome):
+        discard(context, staging, error)
+        return
+    # Taking its directory apart could destroy a checkpoint. The next opener, under its lock, looks.
+    context.writes_disabled_because = error.message
+    staging.lock.release()
 
 
 def discard(context: Context, staging: Staging, error: BaseException | None = None) -> None:

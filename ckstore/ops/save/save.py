@@ -29,7 +29,6 @@ from ckstore.errors import (
     InsufficientSpace,
     SaveFailed,
     StepExists,
-    UnknownOutcome,
 )
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
@@ -225,13 +224,7 @@ def save_staged(
             manifest, manifest_id, outcome = _publish(context, staging, staged, request, laps, watch)
             laps.end("publishing_s")
         except BaseException as error:
-            # The checkpoint may be published: taking its directory apart could destroy it. The next opener, under its
-            # lock, looks.
-            if isinstance(error, UnknownOutcome):
-                context.writes_disabled_because = error.message
-                staging.lock.release()
-            else:
-                reclaim.discard(context, staging, error)
+            reclaim.abandon(context, staging, error)
             raise
     # Committed: from here the save does not fail any more.
     # Retention and tags below may fail; each becomes a note, since a caller that sees an error would save once more.

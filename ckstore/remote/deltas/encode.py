@@ -89,7 +89,7 @@ class _Encoder:
     def __init__(self, context: Context, directory: CheckpointDirectory, bases: Bases, held: ExitStack) -> None:
         self._context, self._directory, self._bases, self._held = context, directory, bases, held
         self._forms = Forms()
-        self._source = BlobSource(lambda: None)
+        self._source = BlobSource()
         held.callback(self._source.close)
         self.spool = Spool()
         self._links: dict[str, Form] = {}

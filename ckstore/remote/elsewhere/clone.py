@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable, UnknownOutcome
+from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
 from ckstore.fs import files
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
@@ -131,12 +131,8 @@ def publish_manifest(
         staging.seal(data)
         if_there = publishing.IfThere(if_exists, lambda: None)
         outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
-    except UnknownOutcome as error:
-        context.writes_disabled_because = error.message
-        staging.lock.release()
-        raise
     except BaseException as error:
-        reclaim.discard(context, staging, error)
+        reclaim.abandon(context, staging, error)
         raise
     if outcome.existing is not None:
         reclaim.discard(context, staging)
