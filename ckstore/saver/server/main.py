@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CkstoreError, SaveFailed, UnknownOutcome
 from ckstore.fs.inside import NotInStore
@@ -25,7 +25,7 @@ from ckstore.saver.server.job import carry_out
 from ckstore.saver.server.report import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.evict_report import EvictReport
@@ -94,7 +94,7 @@ def _evict(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
     return evict_mirrored(context, infos)
 
 
-def _saved(context: Context, catalog_path: Path | None) -> None:
+def _saved(context: Context, catalog_path: Path | None, _: Callable[[], Mapping[str, Any]]) -> None:
     mirror.wake(context, catalog_path)
     compactor.wake(context, catalog_path)
 
