@@ -43,8 +43,14 @@ def folder(layout: Layout) -> Inside:
 
 
 def cached_bytes(layout: Layout) -> int:
-    """Return how many fetched bytes are kept."""
-    return sum(status.st_size for _, status in peek.statuses(folder(layout)))
+    """Return how many fetched bytes are kept; none where they are closed to this user."""
+    return sum(status.st_size for _, status in _kept(layout))
+
+
+def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
+    with suppress(PermissionError):  # nothing relies on them: what others closed must stop no gc and no list
+        return peek.statuses(folder(layout))
+    return []
 
 
 def limit_bytes(layout: Layout, kept_bytes: int) -> int:
@@ -58,7 +64,7 @@ def limit_bytes(layout: Layout, kept_bytes: int) -> int:
 def clear(layout: Layout) -> int:
     """Remove all of it, as far as this process may; return how many bytes went."""
     gone = 0
-    for name, status in peek.statuses(folder(layout)):
+    for name, status in _kept(layout):
         with suppress(OSError):
             links.unlink(folder(layout) / name)
             gone += status.st_size

@@ -160,4 +160,7 @@ def test_where_its_directory_cannot_be_listed_bytes_are_fetched(
 
     with Store.open(store.path, readonly=True) as other:
         assert same(other.load(1), state(1))
+        assert other.du().cached_bytes == 0
+        assert other.gc(dry_run=True).cached_bytes == 0
     assert objects.requests["read"] > 0
+    assert store.gc().cached_bytes == 0, "it stays, and stops no gc"
