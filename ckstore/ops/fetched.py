@@ -30,6 +30,16 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # Trimmed further than needed, so that not each range that is kept looks at all of them.
 _TRIMMED_TO = 0.9
 
+_mutex = threading.RLock()  # a signal handler may load while this thread holds it
+
+
+def _renew_in_child() -> None:
+    global _mutex  # noqa: PLW0603
+    _mutex = threading.RLock()  # another thread of the parent may hold the old one for ever
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
+
 
 class _Range(NamedTuple):
     start: int
@@ -82,13 +92,12 @@ class Fetched:
         self._layout = context.layout
         self._is_kept = not context.readonly
         self._folder = folder(context.layout)
-        self._mutex = threading.Lock()
         self._ranges: dict[str, list[_Range]] | None = None
         self._nbytes = 0
 
     def read_into(self, digest: str, offset: int, into: memoryview) -> bool:
         """Fill memory with a range of a blob; False: it is not kept. Nothing is verified."""
-        with self._mutex:
+        with _mutex:
             found = self._find(digest, offset, offset + len(into))
         if found is None:
             return False
@@ -106,7 +115,7 @@ class Fetched:
         """Keep a range that was fetched, and remove those that were used longest ago where there are too many."""
         if not self._is_kept or not data:
             return
-        with suppress(CkstoreError, OSError), self._mutex:
+        with suppress(CkstoreError, OSError), _mutex:
             if self._find(digest, offset, offset + len(data)) is not None or not self._make_room(len(data)):
                 return
             links.make_directory(self._folder.parent)
@@ -126,7 +135,7 @@ class Fetched:
 
     def forget(self, digest: str, offset: int, nbytes: int) -> None:
         """Remove what is kept of a range: its bytes were found to be wrong."""
-        with self._mutex:
+        with _mutex:
             ranges = self._index().get(digest, [])
             for one in [one for one in ranges if one.start < offset + nbytes and offset < one.stop]:
                 ranges.remove(one)

@@ -290,11 +290,8 @@ def test_nothing_is_deleted_if_a_rule_of_the_run_or_a_budget_would_drop_it(
 ) -> None:
     setattr(store.config, setting, value)
 
-    with (
-        pytest.raises(BadInput, match="the store has a (retention policy|budget), which would drop")
-        if is_refused
-        else nullcontext()
-    ):
+    refused = pytest.raises(BadInput, match=r"the store has a (retention policy|budget), which would drop")
+    with refused if is_refused else nullcontext():
         import_history(store, folder, "sweep-7", delete_sources=True)
 
     assert len(list(folder.glob("checkpoint-*"))) == (3 if is_refused else 0)
