@@ -8,6 +8,7 @@ import signal
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,11 +174,12 @@ def test_a_forked_child_reads_on_what_is_elsewhere(evicted: tuple[Store, Double]
     store, _ = evicted
     with store.open_checkpoint(1) as opened:
         name = next(name for name in opened if opened.slice(name).shape)
+        saved: Any = state(1)
         child = os.fork()
         if not child:
             status = 1
             with suppress(BaseException):
-                status = 0 if np.array_equal(opened[name], state(1)[name]) else 2
+                status = 0 if np.array_equal(opened[name], saved[name]) else 2
             os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
 
