@@ -44,7 +44,7 @@ def waiting(context: Context) -> tuple[Waiting, ...]:
     for (left_s, name, place), blobs in zip(entries, freed, strict=True):
         path = layout.trash / name
         with suppress(FileNotFoundError, NotADirectoryError):
-            looked = glance(path, *place)
+            looked = glance(path, *place, context.known.manifests)
             if looked.manifest is None or looked.problem:  # a failed save, or one that gc has begun to take apart
                 continue
             status = peek.status(path)
