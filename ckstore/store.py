@@ -1401,7 +1401,7 @@ class Store:
             InUse: A save to it is under way, or one of its checkpoints is open.
             StepExists: The run `new` has checkpoints of its own.
             DamagedBlob, BytesElsewhere: One of them is not whole here; nothing was changed.
-            BadInput: A name cannot be that of a run.
+            BadInput: A name cannot be that of a run, or both names have rules in `config.retention_by_run`.
             SaveFailed, InsufficientSpace: The store cannot be written; the old names are all there.
         """
         from ckstore.ops.rename_run import rename_run

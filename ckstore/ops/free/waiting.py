@@ -12,12 +12,12 @@ from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
-from ckstore.objects.last_names import NameCount, blobs_in
-from ckstore.objects.layout import BLOBS, RunChange
+from ckstore.objects.layout import RunChange
 from ckstore.ops import events
 from ckstore.ops.check.validity import glance
 from ckstore.ops.config_file import GRACE_S, setting_of
 from ckstore.ops.context import read_info
+from ckstore.ops.free.gc_plan import freed_in_turn
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.find import text_of
 
@@ -37,28 +37,20 @@ def waiting(context: Context) -> tuple[Waiting, ...]:
     layout = context.layout
     window_s = setting_of(layout, GRACE_S) if context.shared else 0.0
     found: list[Waiting] = []
-    going = NameCount()
-    canonical: set[str] = set()
-    entries = [(_left_s(layout.trash / name, window_s), name) for name in trash.names_in(layout.trash)]
-    for left_s, name in sorted(entry for entry in entries if entry[0] > 0):
+    named = ((name, trash.former_place(name)) for name in trash.names_in(layout.trash))
+    entries = [(_left_s(layout.trash / name, window_s), name, place) for name, place in named if place is not None]
+    entries = sorted(entry for entry in entries if entry[0] > 0)
+    freed = freed_in_turn(context, (layout.trash / name for _, name, _ in entries))
+    for (left_s, name, place), blobs in zip(entries, freed, strict=True):
         path = layout.trash / name
-        place = trash.former_place(name)
-        if place is None:
-            continue
-        nbytes = 0
-        for digest, there in blobs_in(path / BLOBS):
-            lasts = [going.add(digest, path / BLOBS / digest, there)]
-            if digest not in canonical:
-                canonical.add(digest)
-                lasts.append(going.add(digest, layout.blob(digest)))
-            nbytes += sum(last.st_size for last in lasts if last is not None)
         with suppress(FileNotFoundError, NotADirectoryError):
-            looked = glance(path, *place)
+            looked = glance(path, *place, context.known.manifests)
             if looked.manifest is None or looked.problem:  # a failed save, or one that gc has begun to take apart
                 continue
             status = peek.status(path)
             dropped = text_of_time(datetime.fromtimestamp(status.st_ctime, UTC))
             until = text_of_time(datetime.now(UTC) + timedelta(seconds=left_s))
+            nbytes = sum(size for _, size in blobs)
             found.append(Waiting(*place, looked.manifest_id, dropped, until, nbytes, name))
     return tuple(sorted(found, key=lambda one: one.dropped, reverse=True))
 
