@@ -19,7 +19,7 @@ import torch
 from ckstore import Store
 from ckstore.ops.read import storage_read
 from ckstore.ops.save import write
-from tests.bench import background, brief, counting, long, page, scale, states
+from tests.bench import background, brief, cores, counting, long, page, scale, states
 from tests.bench.__main__ import chosen
 from tests.bench.background_cases import CASES, run_case
 from tests.bench.case import Here
@@ -308,6 +308,18 @@ def test_the_cost_in_a_store_of_many_is_measured(tmp_path: Path, capsys: pytest.
         "log in a process of its own",
     ]
     assert not [*tmp_path.glob("ckstore-*")]
+
+
+def test_the_processor_s_time_is_measured_by_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("_STATE_MIB", 4), ("_LAPS", 2), ("_CHUNKS_MIB", (2,)), ("_THREADS", (2,))):
+        monkeypatch.setattr(cores, name, value)
+
+    cores.main()
+
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["save", form] for form in cores._FORMS] + [["load", form] for form in cores._LOADS]
 
 
 @pytest.mark.slow
