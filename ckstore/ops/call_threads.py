@@ -21,7 +21,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 # How often the caller's thread may report progress while it waits.
 _LOOK_S = 0.1
-# Four keep a disk busy, sixteen one of 26 GB/s (docs/adr/0025).
+# Four keep a disk busy, sixteen one of 26 GB/s by what each costs; on 16 cores sixteen are no faster than eight
+# (docs/adr/0025).
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 _PATIENCE = 3
 """So many times Ctrl-C, or what another signal handler raises, comes before threads are waited for no more."""

@@ -120,6 +120,23 @@ def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monke
     assert (storage_read._CORES, vars(write)["PACK_BELOW_BYTES"]) == (8, 4 * 2**20)
 
 
+def test_a_floor_that_hashes_copies_and_writes_leaves_files_with_the_bytes(tmp_path: Path) -> None:
+    save, load = chosen(["fast"], large=False)
+    floor = next(case for case in save.cases if case.name == "hash, copy and write, 2 files")
+
+    home = tmp_path / "home"
+    home.mkdir()
+    floor.prepare(Here(home, TINY, thorough=True, rehearse=False))
+    floor.before(0)
+    floor.act(0)
+    floor.check()
+
+    assert {one.place for one in (save, load)} == {"fast"}
+    data = (home / "000000").read_bytes()
+    assert int.from_bytes(data[:8], "little") == 1
+    assert data[8:] != bytes(len(data) - 8)
+
+
 def test_what_limits_loads_is_run_by_name_beside_them(tmp_path: Path) -> None:
     limits = {scenario.name: scenario for scenario in chosen(["limit"], large=False)}
     files = next(case for case in limits["limit-mapped"].cases if case.name == "files of 2 MiB")
