@@ -12,7 +12,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping
@@ -20,7 +20,7 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
-from ckstore.objects.encoded import decoded, is_encoded
+from ckstore.objects.encoded import decoded
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.os_errors import why_of
@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
-    from ckstore.remote.deltas.spool import Delta
+    from ckstore.remote.deltas.spool import Delta, Spool
     from ckstore.remote.objects import Listed, Remote
     from ckstore.remote.push_plan import There
 
+T = TypeVar("T")
 # Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
 _BATCH = 16
 # A push begins again when a pruner took its intent, or it slept: more often than this is no accident.
@@ -237,7 +238,7 @@ class Push:
         def send(digest: str) -> None:
             for intent in intents:
                 intent.renew(objects, cas=self._remote.cas)
-            tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest])).tag
+            tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest]))
 
         for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)
         there = self._look(names, wanted) if lacking else there
@@ -268,35 +269,34 @@ class Push:
             self._record.blob_count = count
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
 
-    def _send_blob(self, blob: _Wanted, key: str) -> Listed:
-        with self._budget.taking(blob.nbytes):
-            data = memoryview(b"") if blob.read is None else blob.read()
+    def _send_blob(self, blob: _Wanted, key: str) -> str:
+        """Send a file, and return the mark of this write."""
+        with self._budget.lending(blob.nbytes) as memory:
+            data = memory[:0] if blob.read is None else blob.read(memory)
             if self._limiter is not None:
                 self._limiter.wait(blob.nbytes)
-            written = self._put(key, data)
+            # It is looked at with all others, after the last of them.
+            mark = self._again(lambda: self._remote.objects.send(key, data))
         self.sent_bytes += blob.nbytes
         self.sent_count += 1
-        return written
+        return mark
 
-    def _put(self, key: str, data: memoryview | bytes) -> Listed:
-        for attempt in range(_SENDS):
+    def _again(self, write: Callable[[], T]) -> T:
+        """Write what may be written again: an answer that was lost is no failure, since the bytes are the same."""
+        for attempt in range(_SENDS - 1):
             try:
-                written = self._remote.objects.put(key, data)
+                return write()
             except RemoteError:
-                # A lost answer is no failure: the same bytes are written again, which changes nothing.
-                if attempt + 1 == _SENDS or self._budget.is_ended:
+                if self._budget.is_ended:
                     raise
-            else:
-                if written.nbytes == len(data):
-                    return written
             self._budget.sleep(_PAUSE_S * attempt)
-        msg = f"{key} at {self._remote.name} has another size than was sent, {_SENDS} times"
-        raise RemoteError(msg)
+        return write()
 
     def _publish(self, directory: CheckpointDirectory, intent: Intent, delta: Delta | None) -> None:
         objects = self._remote.objects
         if delta is not None:
-            self._put(intent.place.plain, delta.plain)
+            plain = delta.plain
+            self._again(lambda: objects.send(intent.place.plain, plain))
             data = delta.text
         else:
             data = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
@@ -307,7 +307,7 @@ class Push:
         place = intent.place
         if objects.head(place.dropped) is not None:
             objects.delete([place.dropped])
-        written = self._put(place.manifest, data)
+        written = self._again(lambda: objects.put(place.manifest, data))
         self._record.checkpoints[place.id] = text_of_time(written.modified)
 
     def beside(self) -> None:
@@ -337,11 +337,11 @@ class _Wanted(NamedTuple):
 
     Attributes:
         nbytes: Its size.
-        read: Returns its bytes, compared; None: it is not here.
+        read: Returns its bytes, compared, in the memory that it is given or elsewhere; None: it is not here.
     """
 
     nbytes: int
-    read: Callable[[], memoryview] | None
+    read: Callable[[memoryview], memoryview] | None
 
 
 def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> dict[str, _Wanted]:
@@ -354,18 +354,21 @@ def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> 
         return found
     new = delta.spool
     return {
-        file.digest: _Wanted(file.nbytes, partial(new.get, file.digest))
+        file.digest: _Wanted(file.nbytes, partial(_spooled, new, file.digest))
         if file.digest in new
         else found.get(file.digest, _Wanted(file.nbytes, None))
         for file in delta.encoding.files
     }
 
 
-def _read_checked(directory: CheckpointDirectory, blob: BlobRecord) -> memoryview:
-    """Return the bytes of a blob, which have its digest."""
+def _spooled(spool: Spool, digest: str, _: memoryview) -> memoryview:
+    return spool.get(digest)
+
+
+def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memoryview) -> memoryview:
+    """Return the bytes of a blob, which have its digest, in `data` or in a mapping."""
     what = f"the push of {directory.manifest.name}"
     with directory.reporting_damage():
-        data = memoryview(bytearray(blob.nbytes)) if is_encoded(directory, blob.digest) else memoryview(b"")
         # The plain bytes: at a remote nothing is encoded yet.
         if decoded(directory, blob.digest, 0, data, what):
             return _checked(directory, blob, data)
@@ -374,7 +377,6 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord) -> memoryvie
         if blob.nbytes > _MAPPED_FROM_BYTES:
             data = mapping.map_file(fd, blob.nbytes)
         else:
-            data = memoryview(bytearray(blob.nbytes))
             files.read_into(fd, 0, data, f"{directory.path}: blob {blob.digest}")
     finally:
         os.close(fd)
