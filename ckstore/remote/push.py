@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
-from ckstore.fs import files, mapping
+from ckstore.fs import direct, files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
@@ -377,7 +377,9 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memory
         if blob.nbytes > _MAPPED_FROM_BYTES:
             data = mapping.map_file(fd, blob.nbytes)
         else:
-            files.read_into(fd, 0, data, f"{directory.path}: blob {blob.digest}")
+            # What a save wrote is not in the page cache, and what a training has there stays in it.
+            done = direct.read_past_cache(fd, data) if blob.nbytes >= files.DIRECT_FROM_BYTES else 0
+            files.read_into(fd, done, data[done:], f"{directory.path}: blob {blob.digest}")
     finally:
         os.close(fd)
     return _checked(directory, blob, data)
