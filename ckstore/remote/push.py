@@ -27,7 +27,7 @@ from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
-from ckstore.remote.asking import ask, is_asked
+from ckstore.remote.asking import look
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.deltas.encode import delta_of
@@ -89,11 +89,12 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         RemoteError: The remote did not take something; the push can be repeated, and goes on where it ended.
     """
     begun_s = time.monotonic()
+    known = record.read_record(context.layout, remote.name)
     # Encoding looks for bases among all that is there.
     if manner.lacks_all and not setting_of(context.layout, PUSH_DELTAS):
-        found = believe(context, infos, remote, record.read_record(context.layout, remote.name))
+        found = believe(context, infos, remote, known)
     else:
-        found = look_there(context, infos, remote)
+        found = look_there(context, infos, remote, known)
     plan, work = found.plan, Push(context, remote, manner, found)
     try:
         work.send_all()
@@ -135,7 +136,7 @@ class Push:
         self._context, self._remote, self._manner, self._plan = context, remote, manner, there.plan
         self._there = there
         self._encodes = setting_of(context.layout, PUSH_DELTAS)
-        self._record = record.read_record(context.layout, remote.name)
+        self._record = there.known
         self._before = self._record.render()
         self._budget = MemoryBudget()
         self._limiter = None if manner.bytes_s is None else RateLimiter(manner.bytes_s, sleep=self._budget.sleep)
@@ -256,17 +257,9 @@ class Push:
 
     def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, Listed]:
         """Return the blobs whose current names are there with their sizes."""
-        objects = self._remote.objects
         by_key = {keys.blob(name): digest for digest, name in names.items()}
-        if is_asked(len(by_key), self._record.blob_count):
-            found = {by_key[key]: listed for key, listed in ask(objects, by_key).items()}
-        else:
-            found, count = {}, 0
-            for listed in objects.list(keys.BLOBS):
-                count += 1
-                if listed.key in by_key:
-                    found[by_key[listed.key]] = listed
-            self._record.blob_count = count
+        there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)
+        found = {by_key[key]: listed for key, listed in there.items()}
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
 
     def _send_blob(self, blob: _Wanted, key: str) -> str:

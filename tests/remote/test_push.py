@@ -71,6 +71,24 @@ def test_an_unchanged_state_costs_few_requests_and_no_bytes(store: Store) -> Non
     assert objects.sent_bytes == 0
 
 
+def test_what_a_push_costs_goes_by_what_is_pushed_however_much_is_there(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    for number in range(5000):
+        objects.put(keys.blob(f"xxh3-{number:032x}"), b"x")
+        objects.put(keys.Place("other", number, f"xxh3-{number:032x}").annotations, b"x")
+    store.save(state(2), step=2)
+    store.push(2, remote)  # sees how much is there
+    store.save(state(3), step=3)
+    objects.forget_requests()
+    store.plan_push(3, remote)
+    report = store.push(3, remote)
+
+    assert report.new_count == 1
+    assert objects.requests["list"] == 0
+    assert objects.request_count() <= 50
+
+
 def test_a_second_checkpoint_of_mostly_the_same_bytes_sends_what_changed(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
