@@ -11,6 +11,7 @@ import pytest
 
 from ckstore import DamagedBlob, RemoteError, Store
 from ckstore.remote import keys
+from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
 from ckstore.remote.push import Manner, push
 from ckstore.remote.record import read_record
@@ -294,8 +295,6 @@ def test_a_removed_checkpoint_is_pushed_again_when_it_is_asked_for(store: Store)
 
 
 def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
-    from ckstore.remote.budget import MemoryBudget
-
     budget = MemoryBudget(10)
     with budget.taking(7):
         import threading
@@ -313,6 +312,21 @@ def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
     assert came.is_set()
     with budget.taking(100):  # larger than all of it: alone
         pass
+
+
+def test_memory_is_lent_again_and_what_lies_idle_makes_way() -> None:
+    budget = MemoryBudget(8 * 4096)
+    with budget.lending(5000) as memory:
+        memory[:5] = b"first"
+    with budget.lending(4097) as memory, budget.lending(4097) as other:
+        assert len(memory) == len(other) == 4097
+        assert {bytes(memory[:5]), bytes(other[:5])} == {b"first", bytes(5)}
+    with budget.lending(8 * 4096 - 1):
+        assert not budget._idle
+    with pytest.raises(ValueError, match="cut off"), budget.lending(10):
+        raise ValueError("cut off")
+    # What was abandoned may still be on its way.
+    assert not budget._idle
 
 
 def test_what_was_sent_is_noted_by_the_version_that_was_seen(store: Store) -> None:
