@@ -1,4 +1,4 @@
-"""Loads of encoded tensors beside plain ones, and saves beside a compaction: ``python -m tests.bench compact --only …``."""
+"""Loads of encoded tensors, and saves beside a compaction: ``python -m tests.bench compact --only loads|beside``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +17,8 @@ from unittest import mock
 import torch
 
 from ckstore import Store
+from ckstore.codecs.tiles import TILE_BYTES
+from ckstore.objects.encoded import Decoder
 from ckstore.ops.compact import plan
 
 _DEEPEST = 8
@@ -45,9 +48,11 @@ def _measured(folder: str, kind: str, nbytes: int, rounds: int) -> dict[str, Any
             store.compact(keep_newest=1)
         depths = {_depth(store, step): step for step in range(_DEEPEST + 1)}
         cases = {"plain": depths[0], "first": depths[1], "deepest": depths[max(depths)]}
-        used, took = _in_turns(lambda step: store.load(step), cases, rounds)
+        used, took = _in_turns(store.load, cases, rounds)
+        decodes, _ = _in_turns(partial(_decode, store, nbytes), {"first": cases["first"]}, rounds)
     return {
         "depth": max(depths),
+        "decode_bytes_s": nbytes / decodes["first"],
         "first_bytes_s": nbytes / used["first"],
         "deepest_bytes_s": nbytes / used["deepest"],
         "first_times_plain": used["first"] / used["plain"],
@@ -76,6 +81,17 @@ def _values(kind: str, nbytes: int) -> Iterator[torch.Tensor]:
         narrow = bits.view(torch.bfloat16)
 
 
+def _decode(store: Store, nbytes: int, step: int) -> None:
+    """Decode alone, as a thread of a load does it: the base comes out of the page cache, no digest is compared."""
+    out = memoryview(bytearray(TILE_BYTES))
+    with store.open_checkpoint(step) as opened:
+        directory = opened._directory
+        assert directory.manifest.encoding is not None
+        with Decoder(directory, directory.manifest.encoding) as decoder:
+            for at in range(0, nbytes, TILE_BYTES):
+                decoder.read(directory.manifest.blobs[0].digest, at, out, "the bench")
+
+
 def _depth(store: Store, step: int) -> int:
     with store.open_checkpoint(step) as opened:
         manifest = opened._directory.manifest
@@ -95,7 +111,9 @@ def _in_turns(
             used[name].append(time.process_time() - begun)
             took[name].append(time.perf_counter() - begun_s)
     # Without the first, in which memory and files are met for the first time.
-    return {name: min(found[1:]) for name, found in used.items()}, {name: min(found[1:]) for name, found in took.items()}
+    return {name: min(found[1:]) for name, found in used.items()}, {
+        name: min(found[1:]) for name, found in took.items()
+    }
 
 
 _CHILD = """
@@ -142,9 +160,7 @@ def beside(nbytes: int, rounds: int, share: float) -> dict[str, Any]:
                     if child is not None:
                         child.kill()
                         child.wait()
-        medians = {
-            how: {what: statistics.median(times) for what, times in by.items()} for how, by in found.items()
-        }
+        medians = {how: {what: statistics.median(times) for what, times in by.items()} for how, by in found.items()}
         return {
             "share": share,
             "rounds": rounds,
@@ -202,3 +218,38 @@ def _act(store: Store, state: dict[str, torch.Tensor], number: int, into: dict[s
     into["save"].append(time.perf_counter() - begun_s)
     if number > 1:
         store.delete(number - 2, now=True)
+
+
+_MARKS = {
+    only: (f"<!-- {only}: written by the command in it -->", f"<!-- end of {only} -->") for only in ("loads", "beside")
+}
+
+
+def write_page(path: Path, only: str, rows: list[dict[str, Any]], nbytes: int) -> None:
+    """Put the figures into their place in a page."""
+    lines = [f"`python -m tests.bench compact --only {only} --size {nbytes // _MIB}MiB --page`:", ""]
+    lines += _load_lines(rows) if only == "loads" else _beside_lines(rows[0])
+    first, last = _MARKS[only]
+    before, _, rest = path.read_text(encoding="utf-8").partition(first)
+    after = rest.partition(last)[2]
+    path.write_text("\n".join([before + first, "", *lines, "", last + after]), encoding="utf-8")
+
+
+def _load_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| tensor | decode, GB/s a core | load, GB/s a core | beside plain | deepest path | beside depth 1 | memory |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for row in rows:
+        deepest = f"{row['deepest_times_first']:.1f} (in time {row['deepest_times_first_wall']:.1f})"
+        plain = f"{row['first_times_plain']:.1f} (in time {row['first_times_plain_wall']:.1f})"
+        yield (
+            f"| {row['tensor']} | {row['decode_bytes_s'] / 1e9:.2f} | {row['first_bytes_s'] / 1e9:.2f} | {plain} |"
+            f" {row['depth']} files | {deepest} | {row['beyond_bytes'] / _MIB:.0f} MiB |"
+        )
+
+
+def _beside_lines(row: dict[str, Any]) -> Iterator[str]:
+    yield f"| | alone | beside a compaction at a share of {row['share']} | (most - least) / median, alone |"
+    yield "| --- | --- | --- | --- |"
+    for what in ("save", "step"):
+        times, spread = row[f"{what}_times"], row[f"{what}_spread"]
+        yield f"| {what} | {1000 * row[f'{what}_s']:.1f} ms | {times:.2f} times as long | {spread:.2f} |"

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from ckstore import CkstoreWarning, Store
-from tests.bench import histories, page
+from tests.bench import compact_loads, histories, page
 from tests.bench.compact_peers import PEERS, Peers
 from tests.bench.histories import Parts
+from tests.bench.sizes import size
 
 GOALS = {
     ("bf16 1e-6", 1): 75,
@@ -47,11 +48,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--width", type=int, default=histories.WIDTH, help="of the model")
     parser.add_argument("--batch", type=int, default=histories.BATCH, help="rows of a step")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="loads that are timed")
+    parser.add_argument("--only", choices=("bytes", "loads", "beside"), default="bytes", help="what to measure")
+    parser.add_argument(
+        "--size", type=size, default=64 * 2**20, help="of the tensor that is loaded, or compacted beside"
+    )
+    parser.add_argument("--share", type=float, default=0.1, help="of a processor, for the compaction beside a training")
     parser.add_argument("--page", action="store_true", help="put the figures into docs/performance.md")
     parser.add_argument("--out", type=Path, help="a file for the figures")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", CkstoreWarning)
+    if given.only != "bytes":
+        found = (
+            list(compact_loads.loads(given.size, given.rounds))
+            if given.only == "loads"
+            else [compact_loads.beside(given.size, given.rounds, given.share)]
+        )
+        print(json.dumps(found, indent=1))
+        if given.page:
+            compact_loads.write_page(page.PAGE, given.only, found, given.size)
+        return 0
     histories.WIDTH, histories.BATCH = given.width, given.batch
     rows = []
     with tempfile.TemporaryDirectory(prefix="ckstore-peers-") as folder:
