@@ -49,7 +49,7 @@ def _measured(folder: str, kind: str, nbytes: int, rounds: int) -> dict[str, Any
         depths = {_depth(store, step): step for step in range(_DEEPEST + 1)}
         cases = {"plain": depths[0], "first": depths[1], "deepest": depths[max(depths)]}
         used, took = _in_turns(store.load, cases, rounds)
-        decodes, _ = _in_turns(partial(_decode, store, nbytes), {"first": cases["first"]}, rounds)
+        decodes, _ = _in_turns(partial(_decode, store), {"first": cases["first"]}, rounds)
     return {
         "depth": max(depths),
         "decode_bytes_s": nbytes / decodes["first"],
@@ -81,15 +81,16 @@ def _values(kind: str, nbytes: int) -> Iterator[torch.Tensor]:
         narrow = bits.view(torch.bfloat16)
 
 
-def _decode(store: Store, nbytes: int, step: int) -> None:
+def _decode(store: Store, step: int) -> None:
     """Decode alone, as a thread of a load does it: the base comes out of the page cache, no digest is compared."""
     out = memoryview(bytearray(TILE_BYTES))
     with store.open_checkpoint(step) as opened:
         directory = opened._directory
         assert directory.manifest.encoding is not None
         with Decoder(directory, directory.manifest.encoding) as decoder:
-            for at in range(0, nbytes, TILE_BYTES):
-                decoder.read(directory.manifest.blobs[0].digest, at, out, "the bench")
+            for blob in directory.manifest.blobs:
+                for at in range(0, blob.nbytes, TILE_BYTES):
+                    decoder.read(blob.digest, at, out[: blob.nbytes - at], "the bench")
 
 
 def _depth(store: Store, step: int) -> int:
@@ -221,14 +222,15 @@ def _act(store: Store, state: dict[str, torch.Tensor], number: int, into: dict[s
 
 
 _MARKS = {
-    only: (f"<!-- {only}: written by the command in it -->", f"<!-- end of {only} -->") for only in ("loads", "beside")
+    only: (f"<!-- {only}: written by the command in it -->", f"<!-- end of {only} -->")
+    for only in ("chain", "loads", "beside")
 }
 
 
-def write_page(path: Path, only: str, rows: list[dict[str, Any]], nbytes: int) -> None:
+def write_page(path: Path, only: str, rows: list[dict[str, Any]], words: str) -> None:
     """Put the figures into their place in a page."""
-    lines = [f"`python -m tests.bench compact --only {only} --size {nbytes // _MIB}MiB --page`:", ""]
-    lines += _load_lines(rows) if only == "loads" else _beside_lines(rows[0])
+    lines = [f"`python -m tests.bench compact --only {only} {words} --page`:", ""]
+    lines += {"loads": _load_lines, "beside": _beside_lines, "chain": _chain_lines}[only](rows)
     first, last = _MARKS[only]
     before, _, rest = path.read_text(encoding="utf-8").partition(first)
     after = rest.partition(last)[2]
@@ -247,7 +249,19 @@ def _load_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
         )
 
 
-def _beside_lines(row: dict[str, Any]) -> Iterator[str]:
+def _chain_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    (row,) = rows
+    yield "| history | plain | kept, 3 of them plain | times smaller | a link, the median | deepest load beside plain |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    sizes = f"{row['plain_bytes'] / _MIB:.1f} MiB | {row['encoded_bytes'] / _MIB:.1f} MiB"
+    yield (
+        f"| {row['history']}, one step apart | {sizes} | {row['times']:.1f} (15) | {row['link_times']:.1f} |"
+        f" {row['load_times_plain']:.1f} |"
+    )
+
+
+def _beside_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    (row,) = rows
     yield f"| | alone | beside a compaction at a share of {row['share']} | (most - least) / median, alone |"
     yield "| --- | --- | --- | --- |"
     for what in ("save", "step"):
