@@ -113,6 +113,8 @@ class Context:
     # Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from here; empty if
     # that is impossible.
     shared: str = ""
+    # Whether that is only assumed, since the settings could not be read: the store may be found to be local later.
+    is_assumed_shared: bool = False
     # The catalog is this user's, or this host's, alone. Changes by other users and hosts are in theirs, so this one
     # catches up from all directories at each opening and before gc.
     catalog_is_private: bool = False
@@ -143,6 +145,11 @@ class Context:
             return setting_of(self.layout, THREADS) or DEFAULT_THREADS
         except (CkstoreError, OSError):  # a save reports damaged settings; a load takes the default
             return DEFAULT_THREADS
+
+    @property
+    def has_undo(self) -> bool:
+        """Whether what is dropped waits for the undo of the settings; on shared filesystems the grace is that time."""
+        return not self.shared or self.is_assumed_shared
 
     def tell_passed_over(self) -> None:
         """Warn, once for an open store, of each run and checkpoint that this user may not look into."""

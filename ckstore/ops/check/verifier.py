@@ -214,10 +214,11 @@ class Verifier:
 
         Of the same files always the same comes out, so each is decoded once however many checkpoints have it.
         """
+        right = {unit[2] for unit in self.good}
         for index, extents in enumerate(extents_of(directory.manifest)):
             form = encoding.encoded.get(directory.manifest.blobs[index].digest)
             key = tuple(directory.manifest.files_of(index))
-            if form is None or key in self._decodings or not all(map(self._was_read, key)):
+            if form is None or key in self._decodings or not right.issuperset(key):
                 continue
             if not self._budget.begin(encoding.files[form.file].nbytes):
                 return
@@ -231,9 +232,6 @@ class Verifier:
     def _before_tile(self) -> None:
         if self._pace is not None:
             self._pace(TILE_BYTES)
-
-    def _was_read(self, digest: str) -> bool:
-        return any(unit[2] == digest for unit in self.good)
 
     def _one(self, directory: CheckpointDirectory, index: int, pieces: set[Piece]) -> tuple[int, Checked]:
         blob = directory.manifest.stored[index]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import CkstoreError, DamagedBlob, InUse
+from ckstore.errors import CkstoreError, DamagedBlob, InUse, UnknownOutcome
 from ckstore.model.reports.compaction import Compacted, CompactionPlan, CompactionReport, Uncompacted
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import is_encoded
@@ -57,7 +57,8 @@ def compact(
         before_each: Called before each tile: it may rest.
 
     Raises:
-        SaveFailed: The disk does not give back what was written, or the store cannot be written.
+        SaveFailed: The store cannot be written.
+        UnknownOutcome: A directory could not be made durable; what was compacted before is.
         OSError: The system refused; what was compacted before is.
     """
     context.check_writable()
@@ -135,6 +136,8 @@ class _Compaction:
                 directory = held.enter_context(opened(self._context, entry.info))
                 before = {blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)}
                 self._one(entry, directory, held)
+        except UnknownOutcome:  # this process knows nothing of the disk any more: no other is begun, and nothing freed
+            raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
             self._skip(entry, error)
             self._forget(entry.info, before)
@@ -194,6 +197,8 @@ class _Compaction:
                 self._forms.adopt(directory.manifest)
                 self._publish(entry, directory, staging)
                 staging = None
+        except UnknownOutcome:
+            raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
             self._skip(entry, error)
         finally:
@@ -221,7 +226,7 @@ class _Compaction:
             directory.close()
             old, lock = swap(self._context.layout, staging, info.key, info.id)
         except BaseException as error:
-            reclaim.discard(self._context, staging, error)
+            reclaim.abandon(self._context, staging, error)
             raise
         staging.lock.release()
         self._swapped(entry, manifest, wanted, old, lock)
