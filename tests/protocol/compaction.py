@@ -174,7 +174,7 @@ class CompactModel:
         return "N is lost" if "n" not in store.told and names.of("N") != "P" else ""
 
     def _left(self, store: Store) -> str:
-        """Let gc work alone; return what stays that nothing needs."""
+        """Let gc work alone; return the first thing that it leaves and nothing needs."""
         quiet = store._replace(
             compactor="dead", replacer="dead", saver="dead", retention="end", reader="", noter="end", kills=0, cuts=0
         )
