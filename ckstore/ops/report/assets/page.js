@@ -15,7 +15,7 @@
   const line = (index) => ({ stroke: color(`--c${index % 8}`), dash: index < 8 ? [] : [6, 4], width: 2 });
   const axis = (more) => ({ stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") }, ...more });
   // As wide as its longest number, so that the name of the axis is beside it.
-  const room = (_, values) => 18 + 7 * Math.max(3, ...(values ?? []).map((text) => (text ?? "").length));
+  const room = (_, values) => 24 + 7 * Math.max(3, ...(values ?? []).map((text) => (text ?? "").length));
   const values = (more) => axis({ size: room, ...more });
   const powers = (base, digits) => [...Array(16).keys()].flatMap((power) => digits.map((digit) => digit * base ** power));
   const bytes = { incrs: powers(16, [1, 2, 4, 8]), values: (_, splits) => splits.map((value) => (value === null ? "" : size(value))) };
