@@ -58,8 +58,8 @@ def retention(scenario: Scenario, world: World) -> Iterator[Step[World]]:
         synced = world.sync("trash", "run") if rules.sync_dropped else world
         yield Step("R", _DROP, "makes that durable", synced.then("R", f"note {x}"))
     elif doing == "note":
-        gone = world.told_gone | ({x} - world.asked)
-        told = note_dropped(rules, world, x)._replace(told_gone=gone)
+        told_gone = world.told_gone | ({x} - world.asked)
+        told = note_dropped(rules, world, x)._replace(told_gone=told_gone)
         yield Step("R", _RECONCILE, f"the rows of {x} go", _idle(told))
 
 

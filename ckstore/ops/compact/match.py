@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _SAMPLE = 256
 _COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}
 
-ReadRange = "Callable[[str, int, int], bytes | bytearray | memoryview]"
-
 
 class Segment(NamedTuple):
     """Bytes of a blob, and the bytes of another blob that say something about them.
