@@ -1084,7 +1084,7 @@ class Store:
         """
         from ckstore.ops.events import events
 
-        return events(self._context, since=since, run=run)
+        return BriefList(events(self._context, since=since, run=run))
 
     @act
     def why(self, digest: str) -> list[Use]:
@@ -1617,6 +1617,18 @@ class Store:
             TypeError: Always.
         """
         msg = f"a Store has no [...]: store.load({ref!r}) loads a checkpoint, store.info({ref!r}) says what it is"
+        raise TypeError(msg)
+
+    def __setitem__(self, step: object, state: object) -> NoReturn:
+        msg = f"a Store has no [...]: store.save(state, step={step!r}) saves a checkpoint"
+        raise TypeError(msg)
+
+    def __delitem__(self, ref: object) -> NoReturn:
+        msg = f"a Store has no [...]: store.delete({ref!r}) deletes a checkpoint"
+        raise TypeError(msg)
+
+    def __contains__(self, ref: object) -> NoReturn:
+        msg = f"a Store is no collection: store.info({ref!r}) says what it is, and raises NoSuchRef where there is none"
         raise TypeError(msg)
 
     def __iter__(self) -> NoReturn:
