@@ -1084,7 +1084,7 @@ class Store:
         """
         from ckstore.ops.events import events
 
-        return events(self._context, since=since, run=run)
+        return BriefList(events(self._context, since=since, run=run))
 
     @act
     def why(self, digest: str) -> list[Use]:
@@ -1401,7 +1401,7 @@ class Store:
             InUse: A save to it is under way, or one of its checkpoints is open.
             StepExists: The run `new` has checkpoints of its own.
             DamagedBlob, BytesElsewhere: One of them is not whole here; nothing was changed.
-            BadInput: A name cannot be that of a run.
+            BadInput: A name cannot be that of a run, or both names have rules in `config.retention_by_run`.
             SaveFailed, InsufficientSpace: The store cannot be written; the old names are all there.
         """
         from ckstore.ops.rename_run import rename_run
@@ -1617,6 +1617,18 @@ class Store:
             TypeError: Always.
         """
         msg = f"a Store has no [...]: store.load({ref!r}) loads a checkpoint, store.info({ref!r}) says what it is"
+        raise TypeError(msg)
+
+    def __setitem__(self, step: object, state: object) -> NoReturn:
+        msg = f"a Store has no [...]: store.save(state, step={step!r}) saves a checkpoint"
+        raise TypeError(msg)
+
+    def __delitem__(self, ref: object) -> NoReturn:
+        msg = f"a Store has no [...]: store.delete({ref!r}) deletes a checkpoint"
+        raise TypeError(msg)
+
+    def __contains__(self, ref: object) -> NoReturn:
+        msg = f"a Store is no collection: store.info({ref!r}) says what it is, and raises NoSuchRef where there is none"
         raise TypeError(msg)
 
     def __iter__(self) -> NoReturn:

@@ -171,7 +171,11 @@ class CkstoreCheckpointIO(CheckpointIO):
     def _remove(self, place: Path) -> None:
         if not place.exists():
             return
-        marker = read_marker(place)
+        try:
+            marker = read_marker(place)
+        except BadInput as error:  # written by Lightning itself, before it had this plugin: no training ends for it
+            warnings.warn(f"kept {place}: {error.message}", CkstoreWarning, stacklevel=2)
+            return
         # The marker first: a marker without a checkpoint would make a resume fail, the other way round costs space
         # only.
         place.unlink()

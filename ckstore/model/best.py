@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from ckstore.model.words import printable
 from ckstore.tracebacks import short_tracebacks
 
 _MODES = ("min", "max")
+_COUNT = re.compile(r"[0-9]{1,16}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def best_of(text: str) -> Best:
     if len(rest) == 2 and rest[0] not in _MODES:
         metric, rest = f"{metric}:{rest[0]}", rest[1:]
     count = rest[1] if len(rest) == 2 else "1"
-    if not metric or (rest and rest[0] not in _MODES) or not count.isascii() or not count.isdigit():
+    if not metric or (rest and rest[0] not in _MODES) or not _COUNT.match(count):
         raise BadInput(f"wanted METRIC, METRIC:min, METRIC:max or METRIC:max:3, got {text!r}")
     return Best(metric, "max" if rest and rest[0] == "max" else "min", int(count))
 
@@ -64,6 +66,8 @@ def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
     from difflib import get_close_matches  # for an error alone
 
     names = sorted({name for metrics in found for name in metrics})
+    if wanted in names:
+        return f"{wanted} is nan in each that has it"
     near = get_close_matches(wanted, names, n=1)
     if near:
         return f"did you mean {near[0]}?"

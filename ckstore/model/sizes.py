@@ -12,7 +12,8 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
 }
-_SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)"
+# Python refuses to read thousands of digits as a number, with an error of its own.
+_SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
 
 
 def parse_size(text: str) -> int:

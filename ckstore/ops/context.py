@@ -13,7 +13,7 @@ from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
-from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK
+from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import THREADS, setting_of
 from ckstore.ops.counting import SaveTotals
@@ -113,6 +113,8 @@ class Context:
     # Why other hosts may be at work in the store, whose locks, open files and catalogs are not seen from here; empty if
     # that is impossible.
     shared: str = ""
+    # Whether that is only assumed, since the settings could not be read: the store may be found to be local later.
+    is_assumed_shared: bool = False
     # The catalog is this user's, or this host's, alone. Changes by other users and hosts are in theirs, so this one
     # catches up from all directories at each opening and before gc.
     catalog_is_private: bool = False
@@ -144,6 +146,11 @@ class Context:
             return setting_of(self.layout, THREADS) or DEFAULT_THREADS
         except (CkstoreError, OSError):  # a save reports damaged settings; a load takes the default
             return DEFAULT_THREADS
+
+    @property
+    def has_undo(self) -> bool:
+        """Whether what is dropped waits for the undo of the settings; on shared filesystems the grace is that time."""
+        return not self.shared or self.is_assumed_shared
 
     def tell_passed_over(self) -> None:
         """Warn, once for an open store, of each run and checkpoint that this user may not look into."""
@@ -218,9 +225,9 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
 
 def with_small_files(context: Context, info: CheckpointInfo, there: Collection[str]) -> CheckpointInfo:
     """Return `info` with what was added to the checkpoint since it was saved; `there`: which `SMALL_FILES` it has."""
-    damaged, elsewhere = MARK in there, ELSEWHERE in there
-    if (info.damaged, info.elsewhere) != (damaged, elsewhere):
-        info = replace(info, damaged=damaged, elsewhere=elsewhere)
+    found = MARK in there, ELSEWHERE in there, PLAIN in there
+    if (info.damaged, info.elsewhere, info.compacted) != found:
+        info = replace(info, damaged=found[0], elsewhere=found[1], compacted=found[2])
     if ANNOTATIONS in there:
         return annotated(context, info)
     if context.notices.problems:  # a problem with annotations ends with them

@@ -69,13 +69,13 @@ def events(context: Context, *, since: object = None, run: str | None = None) ->
 def following(context: Context, *, since: object = None, run: str | None = None) -> Iterator[Event]:
     """Yield what happened, and then what happens, until the caller stops."""
     since = start_of(since, datetime.now(UTC), "since")
-    given = 0
+    last: Event | None = None
     while True:
         before = journal_stamp(context.layout)
         found = events(context, since=since, run=run)
-        # By number: lines are only added. After a turn over there may be fewer, and all of them count as new ones do.
-        yield from found[given if given <= len(found) else 0 :]
-        given = len(found)
+        # Not by number: when the log turns over, the oldest go. Where the last one given is gone, all are new.
+        yield from found[next((i for i in range(len(found), 0, -1) if found[i - 1] == last), 0) :]
+        last = found[-1] if found else last
         while journal_stamp(context.layout) == before:
             time.sleep(_POLL_S)
 
@@ -111,10 +111,11 @@ def _read(layout: Layout) -> Iterator[Event]:
 
 
 def journal_stamp(layout: Layout) -> tuple[int, int]:
-    """Return what changes when an event is added: to follow them without reading all."""
+    """Return what changes when an event is added: to follow them without reading all; nothing if it cannot be read."""
     try:
         with files.opened_regular(layout.root / EVENTS) as fd:
             found = os.fstat(fd)
-    except FileNotFoundError:
+    # What lies in its place decides nothing either: the process that mirrors asks for this, and must go on.
+    except (OSError, CkstoreError):
         return 0, 0
     return found.st_ino, found.st_size

@@ -30,6 +30,16 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # Trimmed further than needed, so that not each range that is kept looks at all of them.
 _TRIMMED_TO = 0.9
 
+_mutex = threading.RLock()  # a signal handler may load while this thread holds it
+
+
+def _renew_in_child() -> None:
+    global _mutex  # noqa: PLW0603
+    _mutex = threading.RLock()  # another thread of the parent may hold the old one for ever
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
+
 
 class _Range(NamedTuple):
     start: int
@@ -43,8 +53,14 @@ def folder(layout: Layout) -> Inside:
 
 
 def cached_bytes(layout: Layout) -> int:
-    """Return how many fetched bytes are kept."""
-    return sum(status.st_size for _, status in peek.statuses(folder(layout)))
+    """Return how many fetched bytes are kept; none where they are closed to this user."""
+    return sum(status.st_size for _, status in _kept(layout))
+
+
+def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
+    with suppress(PermissionError):  # nothing relies on them: what others closed must stop no gc and no list
+        return peek.statuses(folder(layout))
+    return []
 
 
 def limit_bytes(layout: Layout, kept_bytes: int) -> int:
@@ -58,7 +74,7 @@ def limit_bytes(layout: Layout, kept_bytes: int) -> int:
 def clear(layout: Layout) -> int:
     """Remove all of it, as far as this process may; return how many bytes went."""
     gone = 0
-    for name, status in peek.statuses(folder(layout)):
+    for name, status in _kept(layout):
         with suppress(OSError):
             links.unlink(folder(layout) / name)
             gone += status.st_size
@@ -76,13 +92,12 @@ class Fetched:
         self._layout = context.layout
         self._is_kept = not context.readonly
         self._folder = folder(context.layout)
-        self._mutex = threading.Lock()
         self._ranges: dict[str, list[_Range]] | None = None
         self._nbytes = 0
 
     def read_into(self, digest: str, offset: int, into: memoryview) -> bool:
         """Fill memory with a range of a blob; False: it is not kept. Nothing is verified."""
-        with self._mutex:
+        with _mutex:
             found = self._find(digest, offset, offset + len(into))
         if found is None:
             return False
@@ -100,7 +115,7 @@ class Fetched:
         """Keep a range that was fetched, and remove those that were used longest ago where there are too many."""
         if not self._is_kept or not data:
             return
-        with suppress(CkstoreError, OSError), self._mutex:
+        with suppress(CkstoreError, OSError), _mutex:
             if self._find(digest, offset, offset + len(data)) is not None or not self._make_room(len(data)):
                 return
             links.make_directory(self._folder.parent)
@@ -120,7 +135,7 @@ class Fetched:
 
     def forget(self, digest: str, offset: int, nbytes: int) -> None:
         """Remove what is kept of a range: its bytes were found to be wrong."""
-        with self._mutex:
+        with _mutex:
             ranges = self._index().get(digest, [])
             for one in [one for one in ranges if one.start < offset + nbytes and offset < one.stop]:
                 ranges.remove(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, CkstoreError, NoSuchRef, RemoteError
@@ -37,16 +38,15 @@ def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) 
     tags = source.tags() if ref.kind == "tag" else {}
     if ref.kind == "tag" and ref.value in tags:
         return _of_tag(source, ref, tags[ref.value])
+    if ref.kind not in ("tag", "id"):  # those name one checkpoint of the whole remote, as in a store
+        ref = replace(ref, run=ref.run or run)
     if ref.kind in ("latest", "latest-valid"):
-        ref = Ref(ref.run or run, "latest", "latest")
+        ref = Ref(ref.run, "latest", "latest")
         return _newest(source, source.places("" if ref.run is None else f"{ref.run}/"), ref, hash_prefix)
     if ref.kind == "best":  # by the metrics of the manifests: a person waits for it, and asks rarely
-        ref = Ref(ref.run or run, ref.kind, ref.value)
         there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
         best = resolve(ref, [*there.values()], {})
         return next(place for place in there if place.id == best.id)
-    if ref.kind == "step" and ref.run is None:
-        ref = Ref(run, ref.kind, ref.value)
     places = source.places()
     named = resolve(ref, [_stub(place) for place in places], {})
     same = [place for place in places if place.key == named.key]

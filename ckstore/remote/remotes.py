@@ -65,7 +65,7 @@ class Remotes:
 
         Args:
             name: 1 to 100 of the characters A-Z a-z 0-9 . _ -, beginning with neither a dot nor a dash.
-            target: ``s3://BUCKET/PREFIX``, ``gs://BUCKET/PREFIX``, ``az://CONTAINER/PREFIX``, or a store's directory.
+            target: A URL of object storage, such as ``s3://BUCKET/PREFIX``, or a store's directory.
             endpoint: URL of an S3-compatible service; None: that of the environment, or the provider's own.
             region: Of the bucket; None: that of the environment.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,8 +29,10 @@ from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.sizes import size_text
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
+from ckstore.ops.config_file import rules_of
 from ckstore.ops.notices import warn
 from ckstore.ops.save.gather import check_names, signs_of_incompleteness, step_in_name
+from ckstore.store import context_of
 from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
@@ -229,7 +232,7 @@ def import_history(
 
     Raises:
         BadInput: It is not a directory, or a file in it cannot be read; or sources are to be deleted, and one is
-            incomplete, or the store has a policy that would drop what was just imported.
+            incomplete, or the store has a policy or a budget that would drop what was just imported.
         StepExists: The run has another checkpoint at one of the steps.
         DamagedBlob: A copy that was read back is damaged; its source is still there.
     """
@@ -237,7 +240,7 @@ def import_history(
     skipped |= {source.path.name: f"incomplete: {source.incomplete}" for source in sources if source.incomplete}
     if delete_sources:
         # Before the first commit: an import of hours must not end in a refusal to delete.
-        _check_deletable(store, sources)
+        _check_deletable(store, run_of(store, run), sources)
         base = foreign(expanded(folder))
         for name, mode in _listed(base):
             # A killed import had renamed it, and not deleted it yet.
@@ -272,17 +275,21 @@ def _where(source: Source) -> Inside:
     return foreign(source.path.parent) / source.path.name
 
 
-def _check_deletable(store: Store, sources: list[Source]) -> None:
+def _check_deletable(store: Store, run: str, sources: list[Source]) -> None:
     for source in sources:
         if source.incomplete:
             msg = f"{source.path} is incomplete ({source.incomplete}), nothing was imported or deleted"
             raise BadInput(msg, hint="remove it yourself, or import without deleting")
-    if store.config.retention is not None:
-        msg = "the store has a retention policy, which would drop what is imported while its source is deleted"
+    rules = rules_of(context_of(store).layout)
+    policy = rules.of(run)
+    if policy is not None or rules.budget is not None:
+        what, name = ("a budget", "budget") if policy is None else ("a retention policy", "retention")
+        glob = next((glob for glob, of_run in rules.by_run.items() if of_run is policy), None)
+        attribute, option = (name, "") if glob is None else ("retention_by_run", f" --run {shlex.quote(glob)}")
         raise BadInput(
-            msg,
-            hint="set store.config.retention to None, import, then set it again",
-            command_hint="ckstore config retention --off, import, then set it again",
+            f"the store has {what}, which would drop what is imported while its source is deleted",
+            hint=f"set store.config.{attribute} to None, import, then set it again",
+            command_hint=f"ckstore config {name}{option} --off, import, then set it again",
         )
 
 

@@ -20,7 +20,7 @@ from tests.bench.child import Settings, preload
 from tests.bench.places import Place, given, on_loops
 from tests.bench.plot import plot
 from tests.bench.report import report
-from tests.bench.runner import room_needed, run
+from tests.bench.runner import fast_room_needed, room_needed, run
 from tests.bench.scenarios import all_scenarios
 from tests.bench.sizes import size
 from tests.bench.states import Sizes
@@ -84,7 +84,8 @@ def place_for(options: argparse.Namespace, sizes: Sizes, scenarios: Sequence[Sce
     elif os.geteuid() == 0:
         try:
             xfs = any(scenario.place == "xfs" for scenario in scenarios)
-            with on_loops(options.out, room_bytes, shm_bytes, xfs=xfs) as place:
+            fast_bytes = fast_room_needed(sizes, scenarios)
+            with on_loops(options.out, room_bytes, shm_bytes, xfs=xfs, fast_bytes=fast_bytes) as place:
                 yield place
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "") or str(error)

@@ -149,7 +149,8 @@ class Scenario:
     Attributes:
         name: For the command line.
         title: For the report.
-        place: Which filesystem: the one that is measured, memory, or an XFS made as the ext4 is.
+        place: Which filesystem: the one that is measured, memory, an XFS made as the ext4 is, or an ext4 on a device
+            that is memory.
         without_fsync: Make every fsync of Python do nothing: what durability costs.
         large: Whether it can be run with a state larger than memory.
         curve: What a choice of ckstore costs instead of another one; only run where it is named.
@@ -158,7 +159,7 @@ class Scenario:
     name: str
     title: str
     cases: tuple[Case, ...]
-    place: Literal["disk", "tmpfs", "xfs"] = "disk"
+    place: Literal["disk", "tmpfs", "xfs", "fast"] = "disk"
     without_fsync: bool = False
     large: bool = False
     curve: bool = False

@@ -28,6 +28,18 @@ _SAVES = {
     "ckstore_unchanged_s": "`save`, unchanged",
     "ckstore_one_changed_s": "`save`, one element changed",
 }
+_THREADS = ("1", "2", "4", "8", "16", "chosen")
+_BY_THREADS = {
+    ("hash",): "*hash*",
+    ("copy",): "*copy of memory*",
+    ("places", "shm", "save"): "`save` to /dev/shm",
+    ("places", "shm", "load"): "`load_into` from /dev/shm",
+    ("places", "disk", "write"): "*direct write*",
+    ("places", "disk", "read"): "*direct read*",
+    ("places", "disk", "save"): "`save` to the disk",
+    ("places", "disk", "load"): "`load_into` from the disk, cold",
+}
+"""In the case `cores`: where a row is, and its name."""
 _ACTS = {
     "first_save": "first save",
     "unchanged_save": "save of the unchanged state",
@@ -60,7 +72,9 @@ def section(found: Mapping[str, Any]) -> str:
         if not case.get("same", True)
     ]
     return "\n\n".join(
-        part for part in (head, "\n".join(rows), _crossed(cases), "\n".join([*failed, *differs])) if part
+        part
+        for part in (head, "\n".join(rows), _crossed(cases), _by_threads(cases), "\n".join([*failed, *differs]))
+        if part
     )
 
 
@@ -96,6 +110,27 @@ def _crossed(cases: Mapping[str, Any]) -> str:
         if act in crossed
     ]
     return f"Bytes that crossed PCIe, as shares of the state: {'; '.join(parts)}." if parts else ""
+
+
+def _by_threads(cases: Mapping[str, Any]) -> str:
+    """Return the table of what a state in the processor's memory takes; empty where the run has no such case."""
+    case = cases.get("cores", {})
+    if "bytes" not in case:
+        return ""
+    rows = []
+    for path, words in _BY_THREADS.items():
+        found: Any = case
+        for key in path:
+            found = found.get(key, {})
+        if found:
+            cells = [number(found[threads] / 1e9) if threads in found else "" for threads in _THREADS]
+            rows.append(f"| {words} | {' | '.join(cells)} |")
+    head = " | ".join(_THREADS).replace("chosen", f"chosen ({case['chosen']})")
+    nbytes = case["bytes"] / 2**30
+    told = (
+        f"A state of {nbytes:.1f} GiB in the processor's memory, {case['cores']} cores, GB/s by the number of threads:"
+    )
+    return "\n".join([told, "", f"| | {head} |", f"| --- {'| --- ' * len(_THREADS)}|", *rows])
 
 
 def _row(words: str, case: Mapping[str, Any], key: str, also: str = "") -> str:

@@ -9,7 +9,16 @@ from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from tests.bench import states
 from tests.bench.results import Results, ratio
-from tests.bench.scenarios import COPY_FLOORS, HASH_FLOORS, READ_FLOORS, WRITE_FLOORS
+from tests.bench.scenarios import (
+    COPY_FLOORS,
+    FAST_HASHED,
+    FAST_OURS,
+    FAST_READ,
+    FAST_WRITE,
+    HASH_FLOORS,
+    READ_FLOORS,
+    WRITE_FLOORS,
+)
 from tests.bench.states import Sizes
 
 _OURS = "ckstore"
@@ -50,13 +59,13 @@ def _faster(scenario: str, than: str | None = None, ours: str = _OURS) -> Callab
     return figure
 
 
-def _floor_share(scenario: str, *floors: tuple[str, ...]) -> Callable[[Results], float | None]:
+def _floor_share(scenario: str, *floors: tuple[str, ...], ours: str = _OURS) -> Callable[[Results], float | None]:
     """Which part of the time the slowest of some floors needs, each at its fastest."""
 
     def figure(results: Results) -> float | None:
         times = [results.fastest(scenario, names) for names in floors]
         known = [seconds for seconds in times if seconds is not None]
-        return ratio(max(known), results.seconds(scenario, _OURS)) if len(known) == len(times) else None
+        return ratio(max(known), results.seconds(scenario, ours)) if len(known) == len(times) else None
 
     return figure
 
@@ -115,6 +124,16 @@ def _slower(scenario: str, than: str, ours: str = _OURS) -> Callable[[Results], 
     return lambda results: ratio(results.seconds(scenario, ours), results.seconds(scenario, than))
 
 
+def _on_fast(scenario: str, floors: dict[int, str]) -> tuple[Line, Line]:
+    """The share of a floor with the threads that were chosen, and with two."""
+    what = f"{scenario.removeprefix('fast-')}, a device in memory"
+    chosen, two = (_floor_share(scenario, tuple(floors.values()), ours=ours) for ours in (_OURS, FAST_OURS[2]))
+    return (
+        Line(f"{what}: share of the direct floor", 0.85, True, chosen),
+        Line(f"{what}, two threads: share of the direct floor", 0.85, True, two),
+    )
+
+
 def _mapped(scenario: str, what: str) -> tuple[Line, Line]:
     peer, every = "safetensors", ", every byte"
     return (
@@ -142,6 +161,14 @@ LINES = (
     Line("small tensors: faster than a file each", 10.0, True, _faster("small", "file a tensor, fsync each")),
     Line("3 MB in 100 tensors: time of torch.save + fsync", 1.5, False, _slower("small-state", "torch.save")),
     Line("the same on XFS: time of torch.save + fsync", 1.5, False, _slower("small-state-xfs", "torch.save")),
+    *_on_fast("fast-save", FAST_WRITE),
+    Line(
+        "save, a device in memory: share of hash, copy and direct write",
+        0.85,
+        True,
+        _floor_share("fast-save", tuple(FAST_HASHED.values())),
+    ),
+    *_on_fast("fast-load", FAST_READ),
     *_mapped("map", "mapped, warm"),
     *_mapped("map-again", "mapped, after a load"),
     Line("load, warm, verified: faster than torch.load", 3.0, True, _faster("load", "torch.save")),

@@ -1,4 +1,4 @@
-"""Where is measured: an ext4 and an XFS on loop devices, a directory that the caller gives, and memory."""
+"""Where is measured: an ext4 and an XFS on loop devices, one whose device is memory, a given directory, and memory."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _FILL_BYTES = 8 * 2**20
 _SHM = Path("/dev/shm")
 _TIMEOUT_S = 300.0
 _XFS_BYTES = 2**30
+_HUGE_SLACK_BYTES = 64 * 2**20
 _MKFS = {
     "ext4": ("mkfs.ext4", "-q", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"),
     "xfs": ("mkfs.xfs", "-q", "-K"),
@@ -33,6 +34,7 @@ class Place:
         tmpfs: A directory in memory; None: there is none, or no room.
         own: Whether no other program writes to its filesystem.
         xfs: A directory on an XFS, which no other program writes to, either; None: there is none.
+        fast: The same on an ext4 on the fastest block device that can be made here; None: there is none.
     """
 
     path: Path
@@ -40,6 +42,7 @@ class Place:
     tmpfs: Path | None
     own: bool = False
     xfs: Path | None = None
+    fast: Path | None = None
 
 
 @contextmanager
@@ -60,8 +63,12 @@ def in_memory(need_bytes: int) -> Iterator[Path | None]:
 
 
 @contextmanager
-def on_loops(folder: Path, nbytes: int, need_tmpfs_bytes: int, *, xfs: bool = False) -> Iterator[Place]:
+def on_loops(
+    folder: Path, nbytes: int, need_tmpfs_bytes: int, *, xfs: bool = False, fast_bytes: int = 0
+) -> Iterator[Place]:
     """Make an ext4 of `nbytes`, and if wanted a small XFS, on loop devices over files in `folder`; root only.
+
+    With `fast_bytes` there is another ext4 of so many, on a loop device over a file in memory.
 
     The files are written once before, and the devices pass the page cache of the filesystem below by: so a direct write
     is one to the disk, and the first round allocates no more than the others. The mounts are in a table of their own,
@@ -76,9 +83,23 @@ def on_loops(folder: Path, nbytes: int, need_tmpfs_bytes: int, *, xfs: bool = Fa
         in_memory(need_tmpfs_bytes) as shm,
         _on_loop(Path(home), "ext4", nbytes) as ext4,
         _on_loop(Path(home), "xfs", _XFS_BYTES) if xfs else nullcontext() as other,
+        _in_huge_pages(Path(home), fast_bytes) if fast_bytes else nullcontext() as memory,
+        _on_loop(memory, "ext4", fast_bytes) if memory else nullcontext() as fast,
     ):
         words = f"ext4 with a journal on a loop device (direct I/O), over {_kind_of(folder)}"
-        yield Place(ext4, words, shm, own=True, xfs=other)
+        yield Place(ext4, words, shm, own=True, xfs=other, fast=fast)
+
+
+@contextmanager
+def _in_huge_pages(home: Path, nbytes: int) -> Iterator[Path]:
+    """Give a directory of a tmpfs with room for a file of so many bytes; in pages of 2 MiB copies are faster."""
+    mountpoint = home / "memory"
+    mountpoint.mkdir()
+    mount(Path("none"), mountpoint, "tmpfs", f"huge=always,size={nbytes + _HUGE_SLACK_BYTES}")
+    try:
+        yield mountpoint
+    finally:
+        unmount(_program("umount"), mountpoint)
 
 
 @contextmanager

@@ -70,6 +70,8 @@ def _possible(scenario: Scenario, place: Place, settings: Settings, found: Found
             why = "it is not run with a state larger than memory"
         if not why and scenario.place == "xfs" and place.xfs is None:
             why = "there is no XFS"
+        if not why and scenario.place == "fast" and place.fast is None:
+            why = "there is no block device in memory"
         if settings.only and not case.name.startswith(settings.only):
             why = "it was left out with --only"
         if why:
@@ -82,8 +84,10 @@ def _can_be_large(case: Case) -> bool:
 
 
 def _run_one(scenario: Scenario, case: Case, place: Place, settings: Settings) -> dict[str, Any]:
-    base = {"tmpfs": place.tmpfs, "xfs": place.xfs, "disk": place.path}[scenario.place]
+    base = {"tmpfs": place.tmpfs, "xfs": place.xfs, "fast": place.fast, "disk": place.path}[scenario.place]
     assert base is not None
+    if scenario.place == "fast":  # reading names and inodes again takes no time there
+        settings = replace(settings, drop_everything=False)
     if scenario.place == "tmpfs":
         settings = replace(settings, drop_everything=False, own_filesystem=False)
     folder = Path(base, "case")
@@ -110,6 +114,15 @@ def _line(scenario: Scenario, case: Case, number: int, said: dict[str, Any]) -> 
 
 def room_needed(sizes: states.Sizes, scenarios: Sequence[Scenario]) -> int:
     """Return how many bytes the filesystem needs for the largest case: a source, a first save, the changed tenths."""
+    if all(scenario.place == "fast" for scenario in scenarios):
+        return 2**26  # the disk is not used
     small_bytes = states.nbytes_of("small", sizes) if any(scenario.name == "small" for scenario in scenarios) else 0
     largest = max(states.nbytes_of("llm", sizes), small_bytes)
     return int(largest * (1.3 if sizes.large_file else 5)) + 2**30
+
+
+def fast_room_needed(sizes: states.Sizes, scenarios: Sequence[Scenario]) -> int:
+    """Return how many bytes of memory a block device needs; 0: no scenario wants one."""
+    if not any(scenario.place == "fast" for scenario in scenarios):
+        return 0
+    return int(states.nbytes_of("llm", sizes) * 1.3) + 2**29

@@ -27,6 +27,8 @@ def m9999_next(database: Database) -> None:
 
 def become_next(put: Callable[[object, str, object], None] = setattr) -> None:
     """Make this process the next ckstore; for a child that ends soon, or with the `setattr` of a monkeypatch."""
+    if m9999_next in ckstore_migrations.STEPS:  # a process that opens the store a second time
+        return
     put(ckstore_migrations, "STEPS", (*ckstore_migrations.STEPS, m9999_next))
     put(schema, "DIGESTS", tuple(schema.digests()))
     for module in (ckstore_migrations, connection, upkeep):

@@ -28,6 +28,7 @@ from tests.bench.case import sync_file
 from tests.bench.results import machine, versions
 from tests.bench.states import Sizes, State
 from tests.bench.usage import make_warm
+from tests.gpu.cores import by_threads
 from tests.gpu.parts import LOAD, SAVE, SAVE_ASYNC, timed
 from tests.gpu.streams import StandIn
 
@@ -38,6 +39,8 @@ _PLACE = torch.device(_DEVICE)
 _STATE_BYTES = 2**30 if _ON_GPU else 8 * 2**20
 _ROUNDS = 5 if _ON_GPU else 1
 _TIMEOUT_S = 60.0
+_CORES_S = 40.0
+"""Less than `run._CASE_S` by what the imports and the act in hand take."""
 
 
 def about(_: Path) -> Figures:
@@ -244,6 +247,11 @@ def copies_in(events: Iterable[dict[str, Any]]) -> dict[str, int]:
     return sums
 
 
+def cores(folder: Path) -> Figures:
+    """Save and load a state of the processor's memory by the number of threads, for at most a minute."""
+    return by_threads(folder, 2 * _STATE_BYTES, _CORES_S)
+
+
 def event() -> torch.cuda.Event:
     """Return an event behind what the current stream was given."""
     recorded = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -303,15 +311,15 @@ def seconds(act: Callable[[], object], before: Callable[[], object] = lambda: No
     return statistics.median(found[1:])
 
 
-CASES = {case.__name__: case for case in (about, copies, stall, fingerprints, load, save, crossed, stall_large)}
+CASES = {case.__name__: case for case in (about, copies, stall, fingerprints, load, save, crossed, stall_large, cores)}
 """In the order of their weight: where time runs out, the last are missing."""
 
 
 def main(name: str, parent: Path) -> None:
     """Run one case in a directory of its own."""
     torch.set_num_threads(1)
-    if not _ON_GPU:
-        # So that these forms go the ways that a GPU goes.
+    if not _ON_GPU and name != cores.__name__:
+        # So that these forms go the ways that a GPU goes; that one has its state in the processor's memory anywhere.
         streams.system = StandIn()
     with tempfile.TemporaryDirectory(prefix="ckstore-gpu-", dir=parent) as folder:
         print(json.dumps(CASES[name](Path(folder))), flush=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMAT = 1
-CASES = ("about", "copies", "stall", "fingerprints", "load", "save", "crossed", "stall_large")
+CASES = ("about", "copies", "stall", "fingerprints", "load", "save", "crossed", "stall_large", "cores")
 _WHOLE_S = 345.0  # of six minutes, what is left is for the machine's own start and end
 _INSTALL_S, _TESTS_S, _CASE_S = 60.0, 150.0, 60.0
 _SAID_CHARS = 2_000

@@ -251,6 +251,18 @@ def test_what_a_marker_that_cannot_be_read_may_name_is_kept(
     assert store.checkpoints() == []
 
 
+def test_a_file_of_lightning_itself_is_kept_and_ends_no_training(store: Store, tmp_path: Path) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    io, path = CkstoreCheckpointIO(store), tmp_path / "before-step=1.ckpt"
+    torch.save({"global_step": 1}, path)
+
+    with pytest.warns(CkstoreWarning, match=r"kept .*before-step=1.ckpt"):
+        io.remove_checkpoint(path)
+
+    assert torch.load(path) == {"global_step": 1}
+
+
 def _refuse(patch: pytest.MonkeyPatch, place: Path, code: int) -> None:
     """Let the system refuse to open a file, or to list a directory."""
     opened, listed = peek.open_at, os.listdir

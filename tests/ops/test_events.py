@@ -118,6 +118,30 @@ def test_lines_of_several_threads_are_whole_and_the_log_is_bounded(
     assert all(json.loads(line)["event"] == "failed" for line in lines)
 
 
+def test_who_follows_gets_each_event_once_also_when_the_log_turns_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MOST_BYTES", 2000)
+    monkeypatch.setattr(events, "_POLL_S", 0.0)
+    given = events.following(store._context)
+    got = []
+    for step in range(60):
+        events.note(store._context, "saved", ("main", step))
+        got.append(next(given).step)
+
+    assert got == [*range(60)]
+    assert len(store.events()) < 60, "it did turn over"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("elsewhere"), os.mkdir])
+def test_what_lies_in_its_place_is_no_news_and_costs_no_report(store: Store, make: Any, tmp_path: Any) -> None:
+    make(store.path / "events.jsonl")
+    save(store, 1)
+
+    assert events.journal_stamp(store._context.layout) == (0, 0)
+    assert "the events: " in store.report(tmp_path / "report.html").html
+
+
 def test_a_reader_notes_nothing(store: Store) -> None:
     save(store, 1)
     before = (store.path / "events.jsonl").read_bytes()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ import pytest
 from ckstore import BytesElsewhere, Store
 from ckstore.fs import peek
 from ckstore.fs.inside import Where
+from ckstore.ops import fetched
 from ckstore.ops.fetched import Fetched, cached_bytes, folder, limit_bytes
 from ckstore.remote import keys
 from ckstore.store import context_of
@@ -143,6 +148,42 @@ def test_it_is_said_where_the_bytes_are_never_that_they_are_damaged(evicted: tup
     assert {use.name: use.remotes for use in store.why(min(here))}["main@2"] == ()
 
 
+def test_a_forked_child_waits_for_no_thread_that_it_lacks(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    cache, is_held, may_end = Fetched(context_of(store)), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with fetched._mutex:
+            is_held.set()
+            may_end.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert is_held.wait(60)
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        os._exit(cache.read_into("xxh3_128-0", 0, memoryview(bytearray(1))))
+    may_end.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_reads_on_what_is_elsewhere(evicted: tuple[Store, Double]) -> None:
+    store, _ = evicted
+    with store.open_checkpoint(1) as opened:
+        name = next(name for name in opened if opened.slice(name).shape)
+        saved: Any = state(1)
+        child = os.fork()
+        if not child:
+            status = 1
+            with suppress(BaseException):
+                status = 0 if np.array_equal(opened[name], saved[name]) else 2
+            os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_where_its_directory_cannot_be_listed_bytes_are_fetched(
     evicted: tuple[Store, Double], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,4 +201,7 @@ def test_where_its_directory_cannot_be_listed_bytes_are_fetched(
 
     with Store.open(store.path, readonly=True) as other:
         assert same(other.load(1), state(1))
+        assert other.du().cached_bytes == 0
+        assert other.gc(dry_run=True).cached_bytes == 0
     assert objects.requests["read"] > 0
+    assert store.gc().cached_bytes == 0, "it stays, and stops no gc"

@@ -329,6 +329,23 @@ def test_a_training_whose_node_is_gone_goes_on_elsewhere_bit_for_bit(
     assert SECRET not in "".join(path.read_text() for path in (tmp_path / "b").rglob("*.json*"))
 
 
+@pytest.mark.whole
+@pytest.mark.usefixtures("no_process_left")
+def test_after_saves_in_the_background_bytes_go_that_keep_local_does_not_keep(tmp_path: Path) -> None:
+    with Store.open_or_init(tmp_path / "a", chunk_bytes=MIB, mirror=tmp_path / "m") as store:
+        store.config.keep_local = RetentionPolicy(keep_last=1)
+        for step in (1, 2, 3):
+            store.save_async(state(step), step=step)
+        store.background.wait()
+        wait_for(
+            lambda: [info.elsewhere for info in store.checkpoints()] == [True, True, False],
+            "the process that mirrors has let go of all but the newest",
+        )
+        assert same(store.load(1), state(1))
+        assert {event.step for event in store.events() if event.event == "evicted"} == {1, 2}
+        assert store.verify().ok
+
+
 @pytest.fixture
 def counted(tmp_path: Path, memory: Target, quiet: list[str]) -> tuple[Store, Double]:
     """Return a store whose mirror counts requests."""

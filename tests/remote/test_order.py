@@ -13,7 +13,9 @@ from ckstore.model.digest import ALGORITHMS
 from ckstore.remote import keys
 from ckstore.remote.intents import LIFE_S, Intent
 from ckstore.remote.objects import Listed
+from ckstore.remote.pruning.keep_remote import remove_there
 from ckstore.remote.pruning.prune import prune
+from ckstore.remote.source import ObjectSource
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 
 
@@ -41,7 +43,8 @@ def test_a_push_writes_its_intent_and_then_looks(store: Store) -> None:
     told = _told(objects)
     store.push(1, remote)
 
-    intent, condemned = told.index(("put", "intents")), told.index(("get", keys.CONDEMNED))
+    # By its version, as what changes it reads it: the plan before only looks which names count.
+    intent, condemned = told.index(("put", "intents")), told.index(("head", keys.CONDEMNED))
     sent, committed = told.index(("put", "blobs")), told.index(("update", "intents"))
     manifest, removed = told.index(("put", "checkpoints")), told.index(("delete", "intents"))
     assert intent < condemned < sent < committed < manifest < removed
@@ -113,3 +116,15 @@ def test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away(store:
     assert now_s[0]
     assert report.voided_count == 0
     assert b"uploading" in objects.held[intent.key]
+
+
+def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    place = keys.Place(info.run, info.step, info.id)
+    objects.fault = lambda call, key: "fail" if call == "delete" else None
+    with pytest.raises(RemoteError):
+        remove_there(REMOTES[remote], place)
+
+    # A client that lost its connection here has removed it anyway.
+    assert ObjectSource(objects, remote).places() == []

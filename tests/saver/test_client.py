@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from ckstore.saver import wire
 from ckstore.saver.client import process, savers, snapshot
 from ckstore.saver.client.client import Client
 from ckstore.saver.client.keeper import SaverKeeper
+from ckstore.saver.client.snapshot import Snapshot
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.saver.test_save_async import is_state, state_of
 from tests.support.requirements import representatives
@@ -132,6 +134,23 @@ def test_a_saver_that_closes_a_file_while_it_is_looked_at_is_listed(
     monkeypatch.setattr(Path, "readlink", first_is_closed)
     assert [one.pid for one in savers.savers_of(str(store.path))] == [store.background._client().pid()]
     assert closed
+
+
+def test_memory_that_was_made_beforehand_is_kept_also_where_the_device_fails(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SimpleNamespace(name="w", nbytes=100, on_device=True)
+    monkeypatch.setattr("ckstore.saver.client.client.capture", lambda _: SimpleNamespace(sources=[source]))
+
+    def failing(_: Snapshot) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Snapshot, "pin", failing)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        store.background.prewarm({})
+
+    (kept,) = store.background._client()._queue.pool._free
+    assert kept.fd >= 0
 
 
 def test_two_threads_that_begin_at_once_have_the_same_saves_under_way(

@@ -48,13 +48,15 @@ def bind(source: Path, target: Path) -> None:
     )
 
 
-def mount(device: Path, mountpoint: Path, kind: str) -> None:
-    """Mount a block device; its journal is replayed.
+def mount(device: Path, mountpoint: Path, kind: str, options: str = "") -> None:
+    """Mount a block device; its journal is replayed. `options` are those of its kind of filesystem.
 
     Raises:
         OSError: The kernel refused the filesystem.
     """
-    result = _libc.mount(os.fsencode(device), os.fsencode(mountpoint), kind.encode(), ctypes.c_ulong(0), None)
+    result = _libc.mount(
+        os.fsencode(device), os.fsencode(mountpoint), kind.encode(), ctypes.c_ulong(0), options.encode()
+    )
     _checked(result, f"mount {kind} {device}")
 
 

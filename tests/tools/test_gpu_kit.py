@@ -15,7 +15,7 @@ import pytest
 
 from tests.bench import page
 from tests.bench.gpu_section import section
-from tests.gpu import kit, run
+from tests.gpu import cores, kit, run
 from tests.gpu.measure import CASES, copies_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ def test_without_a_gpu_a_run_says_so_and_writes_the_cpu_forms(tmp_path: Path) ->
     assert found["cases"]["about"]["card"] is None
     assert list(found["cases"]) == list(CASES) == list(run.CASES)
     assert [name for name, figures in found["cases"].items() if "error" in figures] == []
-    assert all(found["cases"][name]["same"] for name in ("stall", "save", "load"))
+    assert all(found["cases"][name]["same"] for name in ("stall", "save", "load", "cores"))
     assert found["tests"] == {f"{chosen}[cpu]": "passed", f"{chosen}[cuda]": "skipped"}
     assert not list(tmp_path.glob("ckstore-gpu-*"))
 
@@ -176,6 +176,41 @@ def test_the_section_has_the_card_the_stall_beside_the_copy_and_the_bytes_that_c
     assert "first save 1.00 from and 0.00 to the GPU" in text
     assert "- `save` failed: RuntimeError: CUDA error" in text
     assert "- `load`: **what was loaded is not what was saved**" in text
+
+
+def test_the_section_has_a_table_by_threads_where_the_run_has_that_case() -> None:
+    shm = {"bytes": 10**9, "save": {"1": 5e9, "chosen": 2.25e10}, "load": {}}
+    disk = {"bytes": 10**9, "write": {"4": 2e9}, "read": {}, "save": {"16": 1.5e9}, "load": {"chosen": 3e9}}
+    cores = {
+        "bytes": 2**32,
+        "cores": 16,
+        "chosen": 8,
+        "hash": {"1": 2e10, "16": 1.2e11},
+        "copy": {},
+        "places": {"shm": shm, "disk": disk},
+    }
+
+    text = section(of_a_card(cores=cores))
+
+    assert "A state of 4.0 GiB in the processor's memory, 16 cores" in text
+    assert "| | 1 | 2 | 4 | 8 | 16 | chosen (8) |\n| --- | --- | --- | --- | --- | --- | --- |\n" in text
+    assert "| *hash* | 20 |  |  |  | 120 |  |" in text
+    assert "| `save` to /dev/shm | 5 |  |  |  |  | 22.5 |" in text
+    assert "*copy of memory*" not in text  # time ran out before it
+    assert "by the number of threads" not in section(of_a_card())
+    assert "by the number of threads" not in section(of_a_card(cores={"error": "not run: no time was left"}))
+
+
+def test_states_by_threads_come_back_the_same_and_what_time_does_not_allow_is_left_out(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+
+    found = cores.by_threads(home, 2**22, seconds=60)
+
+    assert found["same"]
+    assert list(found["places"]["disk"]["save"]) == list(found["places"]["disk"]["load"]) == list(cores.THREADS)
+    assert not list(home.iterdir())
+    assert cores.by_threads(home, 2**22, seconds=0)["places"]["disk"]["save"] == {}
 
 
 def test_a_page_gets_the_section_of_a_run_that_had_a_gpu_and_keeps_its_own_otherwise(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckstore import BadInput, CannotLoad, CkstoreWarning, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, Budget, CannotLoad, CkstoreWarning, RetentionPolicy, StepExists, Store
 from ckstore.fs import files, peek, tree
 from ckstore.fs.inside import Where
 from ckstore.training import import_history
@@ -274,6 +275,27 @@ def test_nothing_is_deleted_if_one_is_incomplete_or_the_store_would_drop_it(fold
     with pytest.raises(BadInput, match="retention policy"):
         import_history(store, folder, delete_sources=True)
     assert len(list(folder.glob("checkpoint-*"))) == 3
+
+
+@pytest.mark.parametrize(
+    "setting, value, is_refused",
+    [
+        ("retention_by_run", {"sweep-*": RetentionPolicy(keep_last=1)}, True),
+        ("retention_by_run", {"other": RetentionPolicy(keep_last=1)}, False),
+        ("budget", Budget("1KB"), True),
+    ],
+)
+def test_nothing_is_deleted_if_a_rule_of_the_run_or_a_budget_would_drop_it(
+    folder: Path, store: Store, setting: str, value: object, is_refused: bool
+) -> None:
+    setattr(store.config, setting, value)
+
+    refused = pytest.raises(BadInput, match=r"the store has a (retention policy|budget), which would drop")
+    with refused if is_refused else nullcontext():
+        import_history(store, folder, "sweep-7", delete_sources=True)
+
+    assert len(list(folder.glob("checkpoint-*"))) == (3 if is_refused else 0)
+    assert len(store.checkpoints()) == (0 if is_refused else 3)
 
 
 def test_another_checkpoint_at_a_step_ends_the_import(folder: Path, store: Store) -> None:

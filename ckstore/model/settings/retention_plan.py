@@ -201,7 +201,8 @@ def over_budget(
     if total <= budget.most:
         return Budgeted([*entries], [])
     gone: set[str] = set()
-    able = [entry for entry in entries if entry.keep and not entry.protected]
+    # What has no bytes here, as after an eviction, would be lost from the list for nothing.
+    able = [entry for entry in entries if entry.keep and not entry.protected and blobs[entry.info.name]]
     for entry in sorted(able, key=lambda entry: (_is_best(entry), entry.info.order)):
         if total <= budget.low:
             break

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import CkstoreError, DamagedBlob, InUse
+from ckstore.errors import CkstoreError, DamagedBlob, InUse, UnknownOutcome
 from ckstore.model.reports.compaction import Compacted, CompactionPlan, CompactionReport, Uncompacted
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import is_encoded
@@ -21,6 +21,7 @@ from ckstore.ops.compact.bases import Bases
 from ckstore.ops.compact.directory import gather, same, seal
 from ckstore.ops.compact.encode import BlobSource
 from ckstore.ops.compact.forms import Forms
+from ckstore.ops.compact.orphans import Orphans
 from ckstore.ops.compact.plan import opened
 from ckstore.ops.compact.settle import Settler
 from ckstore.ops.compact.shares import Owners, own_blobs
@@ -56,7 +57,8 @@ def compact(
         before_each: Called before each tile: it may rest.
 
     Raises:
-        SaveFailed: The disk does not give back what was written, or the store cannot be written.
+        SaveFailed: The store cannot be written.
+        UnknownOutcome: A directory could not be made durable; what was compacted before is.
         OSError: The system refused; what was compacted before is.
     """
     context.check_writable()
@@ -87,7 +89,8 @@ class _Compaction:
         self._context = context
         self._forms = Forms()
         self._bases = Bases(context, plan)
-        self._settler = Settler(self._forms)
+        self._orphans = Orphans()
+        self._settler = Settler(self._forms, self._orphans)
         self._owners = Owners()
         # What has old packs that an older checkpoint is going to encode, with what was staged for it.
         self._later: dict[str, Staging | None] = {}
@@ -104,6 +107,7 @@ class _Compaction:
             try:
                 with CheckpointDirectory.at(self._context.layout.checkpoint(run, step)) as directory:
                     manifest = directory.manifest
+                    self._orphans.note(manifest)
                     if (run, step) in shares:
                         self._keep_own(manifest)
                     else:
@@ -117,6 +121,7 @@ class _Compaction:
             unread = suppress(CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError)
             with unread, opened(self._context, entry.info) as directory:
                 self._owners.note(entry.info.key, directory.manifest)
+                self._orphans.note(directory.manifest)
 
     def _keep_own(self, manifest: Manifest) -> None:
         """Settle as plain what a checkpoint needs a good part of; the rest goes as older ones have it."""
@@ -131,6 +136,8 @@ class _Compaction:
                 directory = held.enter_context(opened(self._context, entry.info))
                 before = {blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)}
                 self._one(entry, directory, held)
+        except UnknownOutcome:  # this process knows nothing of the disk any more: no other is begun, and nothing freed
+            raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
             self._skip(entry, error)
             self._forget(entry.info, before)
@@ -190,6 +197,8 @@ class _Compaction:
                 self._forms.adopt(directory.manifest)
                 self._publish(entry, directory, staging)
                 staging = None
+        except UnknownOutcome:
+            raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
             self._skip(entry, error)
         finally:
@@ -217,7 +226,7 @@ class _Compaction:
             directory.close()
             old, lock = swap(self._context.layout, staging, info.key, info.id)
         except BaseException as error:
-            reclaim.discard(self._context, staging, error)
+            reclaim.abandon(self._context, staging, error)
             raise
         staging.lock.release()
         self._swapped(entry, manifest, wanted, old, lock)

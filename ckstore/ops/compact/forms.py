@@ -64,16 +64,24 @@ class Forms:
         if encoding is None:
             self.keep_plain(manifest.blobs)
             return
-        for digest, form in encoding.encoded.items():
+        for digest in encoding.encoded:
             if not self.is_settled(digest):
-                self._encoded[digest] = Form(form.nbytes, encoding.files[form.file], form.bases)
+                self.adopt_one(encoding, digest)
         used = {encoding.files[form.file].digest for form in encoding.encoded.values()}
         self.keep_plain(file for file in encoding.files if file.digest not in used)
+
+    def adopt_one(self, encoding: Encoding, digest: str) -> None:
+        """Settle one blob as it is stored in the directory of a checkpoint."""
+        form = encoding.encoded.get(digest)
+        if form is None:
+            self._plain[digest] = dict(encoding.files)[digest]
+        else:
+            self._encoded[digest] = Form(form.nbytes, encoding.files[form.file], form.bases)
 
     def may_be_base(self, digest: str, of: str) -> bool:
         """Whether a blob may be what another one is decoded with: known, not decoded with it, and not too deep."""
         path = self.path([digest])
-        return of not in path and all(map(self.is_settled, path)) and self._depth(digest) < PATH_MOST
+        return of not in path and all(map(self.is_settled, path)) and self._depth([digest]) < PATH_MOST
 
     def path(self, digests: Iterable[str]) -> dict[str, Form | None]:
         """Return blobs and all that they are decoded with; None: it is plain."""
@@ -99,7 +107,7 @@ class Forms:
         path = self.path(bases)
         if digest in path or any(not self.is_settled(one) for one in path):
             return False
-        depth = 1 + max(map(self._depth, bases), default=0)
+        depth = 1 + self._depth(bases)
         path_bytes = file_nbytes + sum(form.file.nbytes for form in path.values() if form is not None)
         plain_bytes = nbytes + sum(self._nbytes(master) for master in masters)
         return depth <= PATH_MOST and path_bytes <= PATH_TIMES * plain_bytes
@@ -108,9 +116,13 @@ class Forms:
         form = self._encoded.get(digest)
         return self._plain.get(digest, 0) if form is None else form.nbytes
 
-    def _depth(self, digest: str) -> int:
-        form = self._encoded.get(digest)
-        return 0 if form is None else 1 + max(map(self._depth, form.bases), default=0)
+    def _depth(self, digests: Iterable[str]) -> int:
+        """Return how many encoded blobs are one behind the other; each is looked at once for each place on a path."""
+        depth, level = 0, {*digests}
+        while depth <= PATH_MOST and (forms := [self._encoded[one] for one in level if one in self._encoded]):
+            depth += 1
+            level = {base for form in forms for base in form.bases}
+        return depth
 
     def form(self, digest: str) -> Form | None:
         """Return the encoded form of a blob; None: it is plain, or not settled."""

@@ -52,7 +52,7 @@ def _keep_policy(context: Context, run: str, config: Mapping[str, Any]) -> tuple
     dropped = [info for plan in plans for info in carry_out(context, plan, undo_s).dropped]
     if rules.budget is not None and _used_bytes(context) > rules.budget.most:
         plans.append(plan_retention(context, None))
-        dropped += carry_out(context, plans[-1]).dropped
+        dropped += carry_out(context, plans[-1], undo_s).dropped
     unfreed = _collect(context, dropped=bool(dropped)) if policy is not None or dropped else ""
     notes = dict.fromkeys(note for plan in plans for note in plan.notes)
     return (*notes, *([unfreed] if unfreed else ()))

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable, InUse, NoSuchRef
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import is_digest
 from ckstore.objects import reserve, store_locks, trash
@@ -59,13 +59,20 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = 
     context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
-        # Where other hosts may be at work the grace is that time; so it is where the settings cannot be read.
-        undo_s = 0 if now or context.shared else setting_of(context.layout, UNDO_BY_HAND_S)
-        dropped = drop(context, info, "by hand", undo_s)
+        dropped = drop(context, info, "by hand", 0 if now or not context.has_undo else _undo_by_hand_s(context))
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)
     if note := tell_unfreed(context):
         warn(note)
+
+
+def _undo_by_hand_s(context: Context) -> float:
+    try:
+        return setting_of(context.layout, UNDO_BY_HAND_S)
+    except (CkstoreError, OSError):
+        if not context.shared:
+            raise
+        return UNDO_BY_HAND_S.default  # the store is open with settings that cannot be read, and was said to be
 
 
 def tell_unfreed(context: Context) -> str:
@@ -130,7 +137,7 @@ def drop(
             # Right before the rename: a lock service that was restarted may have given the run to another host.
             run_lock.check()
             before = layout.run_stamp(info.run)
-            trash.move_to_trash(layout, path, lock, undo_s=0 if context.shared else undo_s)
+            trash.move_to_trash(layout, path, lock, undo_s=undo_s if context.has_undo else 0)
             change = RunChange(before, layout.run_stamp(info.run))
         except FileNotFoundError:  # another process put one there at this moment
             raise gone(info) from None

@@ -44,8 +44,8 @@ def open_context(
 ) -> tuple[Context, tuple[str, ...]]:
     """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`."""
     settings = read_settings(root)
-    place, notes = place_of(root)
-    notes += _notes_at_opening(place, readonly=readonly)
+    place, unread = place_of(root)
+    notes = unread + _notes_at_opening(place, readonly=readonly)
     # access knows read-only mounts and ACLs; the mode bits do not.
     if not readonly and not os.access(root, os.W_OK):
         readonly = True
@@ -67,6 +67,7 @@ def open_context(
         durable=place.durable,
         not_durable_because="" if place.durable else durability(place).found,
         shared=shared,
+        is_assumed_shared=bool(unread),
         catalog_is_private=is_private(catalog, root),
         run=run,
     )

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -90,6 +91,9 @@ class OpenCheckpoint:
         several, a sparse or a quantized one, is listed by its own name; the names of its parts are found as well.
         """
         return BriefList(self._names.listed)
+
+    def __repr__(self) -> str:
+        return f"<{self.info.name}, {'closed' if self._closed else 'open for reading'}: {len(self)} tensors>"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
@@ -221,6 +225,10 @@ class OpenCheckpoint:
             return held
         again = _again(held.path, self.info)
         again.on_damage, again.threads = held.on_damage, held.threads
+        if isinstance(
+            held.fetch, partial
+        ):  # of bytes that are elsewhere: it reads by the directory that it was made for
+            again.fetch = partial(held.fetch.func, again)
         # One call of C code decides: two directories would hold two locks, of which one is never closed.
         first = self._reopened.setdefault(held, again)  # of several threads one wins
         if first is not again:

@@ -14,6 +14,7 @@ from ckstore.model.times import time_of_text
 from ckstore.ops.events import events
 from ckstore.ops.free.retain import plan_retention
 from ckstore.ops.free.waiting import waiting
+from ckstore.ops.os_errors import why_of
 from ckstore.ops.read.diff import diff
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.doctor import examine_all
@@ -116,7 +117,7 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> Page:
     listed = infos(context)
     used = usage(context)
     problems: list[str] = []
-    journal = events(context)
+    journal = _journal(context, problems)
     runs = {one.run for one in used.runs}
     return Page(
         root=str(context.layout.root),
@@ -135,6 +136,14 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> Page:
         savers=savers,
         problems=problems,
     )
+
+
+def _journal(context: Context, problems: list[str]) -> list[Event]:
+    try:
+        return events(context)
+    except (CkstoreError, OSError) as error:  # it decides nothing, and must not cost the report
+        problems.append(f"the events: {why_of(error)}")
+        return []
 
 
 def _plan(context: Context, problems: list[str]) -> RetentionPlan | None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ckstore.errors import CannotStore, SaveFailed
-from ckstore.fs.buffers import aligned_buffer
+from ckstore.fs.buffers import aligned_buffer, is_aligned
 from ckstore.interpreter import python_gc_paused
+from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.ops.call_threads import Workers
@@ -348,11 +349,14 @@ class _ChunkWriter:
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return
+        # Nothing writes to bytes in hand: what was hashed is what is written, and a copy would take a core from the
+        # training (docs/adr/0014).
+        is_fixed = isinstance(source, BytesSource) and is_aligned(data)
         # Part by part, 2 MiB of memory a thread instead of a whole chunk (docs/adr/0009).
-        if live is not None and not (self._compare or self._staging.reads_back):  # neither needs all of it at once
+        if live is not None and not (is_fixed or self._compare or self._staging.reads_back):
             self._put(digest, data, self._parts(chunk))
             return
-        if live is not None:
+        if live is not None and not is_fixed:
             data = self._copy_again(chunk)
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)

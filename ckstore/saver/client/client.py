@@ -219,11 +219,13 @@ class Client:
                 with python_gc_paused():
                     captured = capture(state)
                 snapshot = pool.take(places_of(captured.sources)[1])
-                if any(source.on_device for source in captured.sources):
-                    snapshot.pin()
-                    _compile_fingerprints()
-                    _fingerprints(captured)  # the first time each operation takes longer
-                pool.give(snapshot, self._queue.limits.max_in_flight)
+                try:
+                    if any(source.on_device for source in captured.sources):
+                        snapshot.pin()
+                        _compile_fingerprints()
+                        _fingerprints(captured)  # the first time each operation takes longer
+                finally:  # also at Ctrl-C, or when the device fails: else its memory stays until the process ends
+                    pool.give(snapshot, self._queue.limits.max_in_flight)
             with self._queue.changed:
                 self._queue.limits = limits
                 self._keeper.start_if_needed()

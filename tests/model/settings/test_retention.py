@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.model.best import Best
+from ckstore.model.best import Best, best_of
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.settings.retention import Budget, RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, plan
@@ -160,7 +160,7 @@ def test_a_budget_holds_but_for_what_is_never_dropped(
     for run in {"all"} if of_store else {candidate.info.run for candidate in history}:
         own = [entry for entry in result.entries if run in ("all", entry.run)]
         stays = {digest: size for entry in own if entry.keep for digest, size in blobs[entry.info.name].items()}
-        only_protected = all(entry.protected for entry in own if entry.keep)
+        only_protected = all(entry.protected or not blobs[entry.info.name] for entry in own if entry.keep)
         assert sum(stays.values()) <= budget.most or only_protected
     assert not any(entry.protected for entry in result.dropped)
     assert dropped(without) <= dropped(result)
@@ -207,6 +207,14 @@ def test_above_a_budget_the_oldest_go_first_and_the_best_last() -> None:
     assert kept(plan(RetentionPolicy(max_bytes="1KB"), history, NOW)) == {f"main@{step}" for step in range(6)}
     (note,) = plan(RetentionPolicy(max_bytes=3), history, NOW).notes
     assert note == "the run main stays above its budget of 3 B: what is never dropped takes 15 B"
+
+
+def test_what_has_no_bytes_here_is_not_dropped_for_a_budget() -> None:
+    history = [Candidate(info_of(step, step), blobs={} if step < 3 else {f"blob{step}": 10}) for step in range(6)]
+
+    result = plan(RetentionPolicy(max_bytes=20), history, NOW)
+
+    assert dropped(result) == {"main@3"}
 
 
 def test_each_run_has_its_own_policy_and_one_without_is_kept() -> None:
@@ -324,6 +332,7 @@ def test_a_metric_that_a_run_has_no_number_for_keeps_the_whole_run(
         ({"loss": 1.0, "acc": 2.0}, "los", "did you mean loss?"),
         ({"loss": 1.0, "acc": 2.0}, "bleu", "metrics there: acc, loss"),
         ({}, "loss", "they have no metrics"),
+        ({"loss": math.nan, "acc": 2.0}, "loss", "loss is nan in each that has it"),
     ],
 )
 def test_a_metric_that_is_nowhere_is_said_with_what_there_is(metrics: dict[str, float], wanted: str, said: str) -> None:
@@ -355,6 +364,11 @@ def test_a_metric_that_is_nowhere_is_said_with_what_there_is(metrics: dict[str, 
 def test_a_policy_that_keeps_nothing_or_means_nothing_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         RetentionPolicy(**arguments)
+
+
+def test_a_count_of_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(BadInput, match="wanted METRIC"):
+        best_of(f"loss:max:{'9' * 5000}")
 
 
 @pytest.mark.parametrize("arguments", [("",), (3,), ("loss", "least"), ("loss", "min", 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -15,9 +16,9 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import Store
+from ckstore import SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
-from ckstore.fs import direct
+from ckstore.fs import direct, files
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.ops.compact import encode, settle
 from tests.format import reader
@@ -248,6 +249,30 @@ def test_a_second_compaction_does_nothing(store: Store) -> None:
     assert (report.encoded_count, report.compacted, report.skipped) == (0, (), ())
     assert str(report) == "nothing to compact"
     assert listing(store.path / "checkpoints") == before
+
+
+def test_after_a_directory_that_could_not_be_made_durable_nothing_more_is_written(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = saved(store, 8)
+    before = store.du().disk_bytes
+
+    def failing(_fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    failing_files = SimpleNamespace(**{**vars(files), "sync_open_directory": failing})
+    monkeypatch.setattr("ckstore.objects.swap.files", failing_files)
+    with pytest.raises(UnknownOutcome, match="could not be made durable"):
+        store.compact()
+    monkeypatch.undo()
+
+    with pytest.raises(SaveFailed, match="accepts no more writes"):
+        store.compact()
+    assert store.du().disk_bytes >= before, "no plain bytes went for the sake of a rename that may be undone"
+    with Store.open(store.path) as again:
+        again.compact()
+        assert all(same(again.load(step), state) for step, state in enumerate(states))
+        assert again.verify().ok
 
 
 def test_compacting_after_each_save_keeps_every_path_short(store: Store) -> None:
@@ -511,7 +536,7 @@ def test_du_says_what_compaction_saves(store: Store) -> None:
 
     assert before.saved_bytes == 0
     assert after.disk_bytes + after.saved_bytes == pytest.approx(before.disk_bytes, rel=0.01)
-    assert "more without compaction" in str(after)
+    assert "saved by compaction" in str(after)
 
 
 def test_a_compacted_checkpoint_is_pulled_as_it_was_saved(store: Store, tmp_path: Path) -> None:

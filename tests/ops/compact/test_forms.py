@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ckstore.model.manifest.manifest import BlobRecord
@@ -36,6 +38,20 @@ def test_a_path_has_eight_encoded_blobs_at_most(length: int, allowed: bool) -> N
 @pytest.mark.parametrize("file_nbytes, allowed", [(140, True), (141, False)])
 def test_a_path_has_twice_the_plain_bytes_at_most(file_nbytes: int, allowed: bool) -> None:
     assert chain(2, 30).allows("new", 100, file_nbytes, ["2"], []) is allowed
+
+
+def test_many_bases_of_many_bases_are_each_looked_at_once() -> None:
+    forms = Forms()
+    forms.keep_plain(BlobRecord(f"0-{i}", 100) for i in range(20))
+    for level in range(1, 8):
+        for i in range(20):
+            bases = tuple(f"{level - 1}-{j}" for j in range(20))
+            forms.put(f"{level}-{i}", Form(100, BlobRecord(f"file-{level}-{i}", 1), bases))
+
+    begun_s = time.process_time()
+    assert forms.may_be_base("7-0", "new")
+    assert forms.allows("new", 1000, 1, ["7-0", "7-1"], [])
+    assert time.process_time() - begun_s < 5, "20 ** 7 paths take hours"
 
 
 def test_the_master_of_a_copy_is_read_anyway() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import BadInput, NoSuchRef, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, Budget, CkstoreWarning, NoSuchRef, RetentionPolicy, StepExists, Store
 from ckstore.fs import files, locks
+from ckstore.ops.check import validity
 from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
@@ -45,6 +46,22 @@ def files_of(store: Store, ref: Any) -> dict[str, bytes]:
 def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     later = time.time() + seconds
     monkeypatch.setattr("ckstore.objects.trash.time.time", lambda: later)
+
+
+def test_a_store_whose_settings_could_not_be_read_at_its_opening_keeps_what_is_deleted(kept: Store) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    config = kept.path / "config.json"
+    settings = config.read_bytes()
+    config.write_bytes(settings[:-9])
+    with Store.open(kept.path) as blind:
+        config.write_bytes(settings)
+        with pytest.warns(CkstoreWarning, match="other hosts may be"):
+            blind.delete(1)
+    with Store.open(kept.path) as store:
+        store.gc()
+        assert store.undelete(1).step == 1
+        store.verify()
 
 
 def test_what_was_deleted_comes_back_as_it_was(kept: Store) -> None:
@@ -164,6 +181,18 @@ def test_rules_after_a_save_keep_for_their_own_time_and_budgets_not_at_all(kept:
     assert [one.ref for one in kept.dropped()] == ["main@1"]
 
 
+def test_what_a_rule_drops_beside_a_budget_keeps_its_own_time(kept: Store) -> None:
+    for step in range(3):
+        save(kept, step, "other", seed=step)
+    kept.config.retention_by_run = {"other": RetentionPolicy(keep_last=1)}
+    kept.config.budget = Budget("1MB", low_bytes="900KB")
+
+    save(kept, 9, seed=9)
+
+    assert sorted(one.ref for one in kept.dropped()) == ["other@0", "other@1"]
+    assert [info.name for info in kept.checkpoints()] == ["other@2", "main@9"]
+
+
 def test_a_deleted_run_comes_back(kept: Store) -> None:
     save(kept, 1, "gone")
     kept.delete("gone@1")
@@ -189,6 +218,23 @@ def test_what_lacks_a_blob_or_is_being_taken_apart_is_refused(kept: Store) -> No
     for wrong in ("main@best:loss", "no/ref"):
         with pytest.raises(BadInput):
             kept.undelete(wrong)
+
+
+def test_what_waits_is_read_once_however_often_it_is_listed(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(4):
+        save(kept, step)
+    kept.prune(RetentionPolicy(keep_last=1))
+    reading: list[object] = []
+    original = validity.manifest_in
+
+    def counted(*args: Any) -> Any:
+        reading.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(validity, "manifest_in", counted)
+    with Store.open(kept.path) as other:
+        assert [one.step for one in other.dropped()] == [2, 1, 0] == [one.step for one in other.gc().waiting]
+    assert len(reading) == 3
 
 
 def test_a_step_of_several_runs_is_not_guessed(kept: Store) -> None:

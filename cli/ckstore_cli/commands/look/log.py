@@ -12,8 +12,8 @@ from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.times import start_of, time_of_text
-from ckstore.model.words import printable
-from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
+from ckstore.model.words import metrics_text, printable
+from ckstore_cli._format import age_text, columns, cut, wrap
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run, no_such_run, runs, steps
@@ -49,7 +49,8 @@ def log(  # noqa: PLR0917 - one for each option
     """List the checkpoints, the newest first.
 
     SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
-    marks what a read or ckstore verify found damaged.
+    marks what a read or ckstore verify found damaged, compacted what takes less by
+    now: ckstore show says how much is kept, ckstore du what is on the disk.
     Checkpoints are listed in the order in which they were saved, even if a run
     went back to an earlier step. In a pipe each checkpoint is one line.
 
@@ -151,5 +152,5 @@ def _about(info: CheckpointInfo) -> list[str]:
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     damaged = "DAMAGED" if info.damaged else ""
-    elsewhere = "elsewhere" if info.elsewhere else ""
-    return [part for part in (damaged, elsewhere, metrics_text(info.metrics), tags, printable(message)) if part]
+    where = ("elsewhere" if info.elsewhere else "", "compacted" if info.compacted else "")
+    return [part for part in (damaged, *where, metrics_text(info.metrics), tags, printable(message)) if part]

@@ -25,7 +25,7 @@ def clone(  # noqa: PLR0917 - one for each option
 
     No bytes of states are brought: what reads a checkpoint fetches what it needs,
     and ckstore pull brings all of it. Run again, it adds what is new at the
-    remote. URL is s3://, gs:// or az://, or the directory of another store.
+    remote. URL is object storage, or the directory of another store.
 
     \b
     Example:
