@@ -81,12 +81,12 @@ class Counted(NamedTuple):
     """The checkpoints of a catalog at a moment.
 
     Attributes:
-        count: How many there are.
+        checkpoint_count: How many there are.
         newest: The greatest sequence number; 0 without one.
         at_s: When it was asked, by the monotonic clock.
     """
 
-    count: int
+    checkpoint_count: int
     newest: int
     at_s: float
 

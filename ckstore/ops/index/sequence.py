@@ -68,7 +68,7 @@ def _asked(
     unsure = {place for state in runs.values() for place in state.unsure}
     # Another opening of the catalog would be a tenth of a small save; of a longer one others may have published since.
     if counted is not None and time.monotonic() - counted.at_s <= _FRESH_S:
-        count, newest = counted.count, counted.newest
+        count, newest = counted.checkpoint_count, counted.newest
     else:
         try:
             count, newest = context.catalog.count_and_sequence()
