@@ -81,12 +81,12 @@ class Counted(NamedTuple):
     """The checkpoints of a catalog at a moment.
 
     Attributes:
-        checkpoint_count: How many there are.
+        checkpoints: How many there are.
         newest: The greatest sequence number; 0 without one.
         at_s: When it was asked, by the monotonic clock.
     """
 
-    checkpoint_count: int
+    checkpoints: int
     newest: int
     at_s: float
 

@@ -54,8 +54,8 @@ def sequence_limit(context: Context) -> int:
 
 
 _MANY = 20  # more are looked for by listing the runs
-# As long as a seal takes on a busy disk, while which others may publish in any case: both are saved at the same time
-_FRESH_S = 0.25
+# As long as a seal takes, in which others may publish in any case: such saves are at the same time (docs/adr/0003).
+_FRESH_S = 0.05
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 
@@ -68,7 +68,7 @@ def _asked(
     unsure = {place for state in runs.values() for place in state.unsure}
     # Another opening of the catalog would be a tenth of a small save; of a longer one others may have published since.
     if counted is not None and time.monotonic() - counted.at_s <= _FRESH_S:
-        count, newest = counted.checkpoint_count, counted.newest
+        count, newest = counted.checkpoints, counted.newest
     else:
         try:
             count, newest = context.catalog.count_and_sequence()
