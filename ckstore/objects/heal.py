@@ -56,7 +56,7 @@ def relink_everywhere(
                 # else be lost.
                 if present is None and links.make_directory(name.parent):
                     files.sync_directory(path)
-                _replace(name, good, temporary())
+                put_name(name, good, temporary())
                 # Before the mark goes (law H1): a power cut could bring the damaged file back, and then nothing would
                 # say so.
                 files.sync_directory(name.parent)
@@ -85,7 +85,8 @@ def _has_lost(path: Inside, digest: str) -> bool:
         return False
 
 
-def _replace(name: Inside, good: Inside, temporary: Inside) -> None:
+def put_name(name: Inside, good: Inside, temporary: Inside) -> None:
+    """Make a name that of a good copy, by one rename; `temporary` is a fresh name on the same filesystem."""
     if links.replace_name(good, name, temporary):
         return
     # No further link: the checkpoint gets a copy of its own.

@@ -25,7 +25,7 @@ BLOBS = "blobs"
 ANNOTATIONS = "annotations.json"
 MARK = "damaged.json"
 ELSEWHERE = "elsewhere.json"
-SMALL_FILES = (ANNOTATIONS, MARK, ELSEWHERE)
+SMALL_FILES = (ANNOTATIONS, MARK, ELSEWHERE, PLAIN)
 """What may come into the directory of a checkpoint after it was saved."""
 # A sweep of hyperparameters can have thousands of runs, and the usual limit is 1,024 descriptors.
 _RUNS_OPEN = 32

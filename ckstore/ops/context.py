@@ -13,7 +13,7 @@ from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
-from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK
+from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import THREADS, setting_of
 from ckstore.ops.counting import SaveTotals
@@ -224,9 +224,9 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
 
 def with_small_files(context: Context, info: CheckpointInfo, there: Collection[str]) -> CheckpointInfo:
     """Return `info` with what was added to the checkpoint since it was saved; `there`: which `SMALL_FILES` it has."""
-    damaged, elsewhere = MARK in there, ELSEWHERE in there
-    if (info.damaged, info.elsewhere) != (damaged, elsewhere):
-        info = replace(info, damaged=damaged, elsewhere=elsewhere)
+    found = MARK in there, ELSEWHERE in there, PLAIN in there
+    if (info.damaged, info.elsewhere, info.compacted) != found:
+        info = replace(info, damaged=found[0], elsewhere=found[1], compacted=found[2])
     if ANNOTATIONS in there:
         return annotated(context, info)
     if context.notices.problems:  # a problem with annotations ends with them

@@ -20,6 +20,7 @@ from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import MANIFEST
+from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import MIRROR, setting_or_none
 from ckstore.ops.context import info_of
 from ckstore.ops.free import reclaim
@@ -38,7 +39,7 @@ from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.find_there import find_there
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
 from ckstore.remote.pull import give_blobs, is_here
-from ckstore.remote.push import Manner
+from ckstore.remote.push import Manner, end_intents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import reach, source_of
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.elsewhere import Holder
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.objects.publish import IfThere
-    from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
     from ckstore.ops.refs.find import AnyRef
     from ckstore.ops.save.save import Request
@@ -89,10 +89,11 @@ def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[Pus
         remote, holder = common_remote(context)
         pushed = push_part(context, staging, remote, Manner(progress=lambda *_: work.doing("pushed its part")))
         manifest = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=staging.lock.fd)
-        return pushed, {"remote": holder.uuid, "manifest": manifest, "sequence": next_sequence(context)}
+        sequence = next_sequence(context)
     except BaseException as error:
         reclaim.discard(context, staging, error)
         raise
+    return pushed, {"remote": holder.uuid, "manifest": manifest, "sequence": sequence, "intents": pushed.intents}
 
 
 def publish_apart(context: Context, request: Request, whole: Whole, work: RankWork, sequence: int) -> Joined:
@@ -125,6 +126,8 @@ def publish_apart(context: Context, request: Request, whole: Whole, work: RankWo
         # It exists, so the save has not failed.
         warning = f"{watch.pushed.info.name} is at {remote.name}, and this store does not list it: {why_of(error)}"
         return replace(watch.pushed, info=replace(watch.pushed.info, warnings=(warning,)))
+    # Of all nodes: a writer that torch itself calls, or that another process has, is not told of the end.
+    end_intents(remote, [key for part in whole.parts.values() for key in part["intents"]])
     if watch.pushed is None and place_of(info) not in source_of(remote).places(f"{info.run}/{info.step}/"):
         return Joined(info, b"")
     with open_directory(context, info) as directory:
@@ -166,7 +169,7 @@ class _ToRemote(WorkWatch):
 def adopt(context: Context, joined: Joined, staging: Staging | None) -> CheckpointInfo:
     """List a checkpoint of all nodes in the store of this one, which keeps what this rank staged of it.
 
-    Without `staging`, as where another process staged it, all of it is elsewhere.
+    Without `staging`, as where another process staged it: what the store has under the digests of its blobs.
     """
     if not joined.manifest:
         return joined.info
@@ -193,13 +196,28 @@ def _adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpo
     found = look(layout, info.run, info.step).published
     reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
     # The same state may be there already, under the id of an earlier try.
-    if staging is not None and found is not None and found.manifest.content == manifest.content:
-        give_blobs(context, info_of(context, found.manifest, found.manifest_id), manifest, staging)
+    if found is not None and found.manifest.content == manifest.content:
+        there = info_of(context, found.manifest, found.manifest_id)
+        if staging is not None:
+            give_blobs(context, there, manifest, staging)
+        elif there.elsewhere:
+            _give_claimed(context, there, manifest)
     for name in info.tags if new else ():
         tag(context, name, CheckpointInfo.of(manifest, manifest_id))
     notes = after_save(context, info.run) if new else ()
     info = with_news(info, found)
     return replace(info, warnings=(*info.warnings, *notes))
+
+
+def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) -> None:
+    claimed = Staging.create(context.layout, info.run, info.step)
+    try:
+        for blob in manifest.blobs:
+            if not claimed.claim(blob.digest, blob.nbytes):
+                claimed.unclaim(blob.digest)
+        give_blobs(context, info, manifest, claimed)
+    finally:
+        reclaim.discard(context, claimed)
 
 
 def list_from_mirror(context: Context, ref: AnyRef) -> None:

@@ -106,11 +106,6 @@ def dropped_in(key: str) -> Place | None:
     return place_in(key, _DROPPED)
 
 
-def annotated_in(key: str) -> Place | None:
-    """Return the checkpoint whose annotations have this key."""
-    return place_in(key, _ANNOTATIONS)
-
-
 def tag(name: str) -> str:
     """Return the key of a tag."""
     return f"{TAGS}{name}{_SUFFIX}"

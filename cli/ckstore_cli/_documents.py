@@ -17,10 +17,10 @@ SAFE_INT = 2**53
 
 _FORMS = {
     "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
-    "message metrics metadata tags durable damaged elsewhere",
+    "message metrics metadata tags durable damaged elsewhere compacted",
     "CheckpointUsage": "run step logical_bytes alone_bytes shared_bytes dead_bytes",
     "Compacted": "run=info.run step=info.step before_bytes after_bytes",
-    "CompactionEntry": "run=info.run step=info.step id=info.id base reason",
+    "CompactionEntry": "run=info.run step=info.step id=info.id base reason gone_bytes",
     "CompactionReport": "dry_run checkpoints=plan.entries compacted skipped encoded_count plain_bytes encoded_bytes",
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
@@ -54,9 +54,9 @@ _FORMS = {
     "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
     "Uncompacted": "run=info.run step=info.step reason",
     "Usage": "logical_bytes disk_bytes alone_bytes shared_bytes unused_bytes waiting_bytes dead_bytes "
-    "saved_bytes runs checkpoints cached_bytes elsewhere_bytes",
-    "VerifyReport": "ok mode checkpoint_count checked_bytes sample blob_count read_count unread_count oldest_check? "
-    "in_time whole damage findings repaired unrepaired quarantined healable elsewhere",
+    "saved_bytes encoded_bytes runs checkpoints cached_bytes elsewhere_bytes",
+    "VerifyReport": "ok mode checkpoint_count checked_bytes decoded_bytes sample blob_count read_count unread_count "
+    "oldest_check? in_time whole damage findings repaired unrepaired quarantined healable elsewhere",
     "Waiting": "run step id dropped until nbytes",
 }
 """The keys of a type, in their order; of one that is not listed, its fields.

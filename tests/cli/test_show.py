@@ -74,6 +74,11 @@ def test_a_compacted_checkpoint_says_what_is_kept_and_saved(run: Run, tmp_path: 
     assert "kept" not in labels(run("show", "main@2", "--store", tmp_path / "s").stdout)
     shown = json.loads(run("show", "main@0", "--json", "--store", tmp_path / "s").stdout)
     assert shown["kept_bytes"] + shown["saved_bytes"] == 400_000
+    lines = run("log", "--store", tmp_path / "s").stdout.splitlines()[1:]
+    assert ["compacted" in line for line in lines] == [False, True, True]
+    (file,) = [path for path in (tmp_path / "s/checkpoints/main/0/blobs").iterdir() if path.stat().st_size < 400_000]
+    assert "encoded, " in run("why", file.name, "--store", tmp_path / "s").stdout
+    assert "saved by compaction" in run("du", "--store", tmp_path / "s").stdout
 
 
 def test_a_checkpoint_that_holds_no_bytes_has_no_share(run: Run, saved: Path) -> None:

@@ -39,7 +39,7 @@ _PLACE = torch.device(_DEVICE)
 _STATE_BYTES = 2**30 if _ON_GPU else 8 * 2**20
 _ROUNDS = 5 if _ON_GPU else 1
 _TIMEOUT_S = 60.0
-_CORES_S = 46.0
+_CORES_S = 40.0
 """Less than `run._CASE_S` by what the imports and the act in hand take."""
 
 
@@ -249,7 +249,7 @@ def copies_in(events: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 def cores(folder: Path) -> Figures:
     """Save and load a state of the processor's memory by the number of threads, for at most a minute."""
-    return by_threads(folder, 4 * _STATE_BYTES, _CORES_S)
+    return by_threads(folder, 2 * _STATE_BYTES, _CORES_S)
 
 
 def event() -> torch.cuda.Event:

@@ -25,6 +25,7 @@ class Scenario:
         damaged: K is marked as damaged, so that a save of its step replaces it; the savers hold different content.
         drop: What retention may drop, in this order of age.
         relies: Whether retention drops only while a newer checkpoint is there.
+        undo: Whether what retention drops waits to be brought back.
         reader: ``open`` or ``map`` K; empty: no reader.
     """
 
@@ -40,6 +41,7 @@ class Scenario:
     damaged: bool = False
     drop: str = ""
     relies: bool = False
+    undo: bool = False
     reader: str = ""
 
     def under(self, rules: Rules, mode: Mode) -> Scenario:

@@ -54,7 +54,8 @@ def _sweep(scenario: Scenario, world: World, doing: str) -> Iterator[Step[World]
     elif doing == "sweep":
         yield from swept(scenario, world, "G")
     elif doing == "swept":
-        found = frozenset(x for x in CHECKPOINTS if world.where(x) == "X")
+        waits = world.waits if scenario.rules.undo_waits else frozenset[str]()
+        found = frozenset(x for x in CHECKPOINTS if world.where(x) == "X" and x not in waits)
         yield Step("G", _EMPTY, "lists trash/", world._replace(to_empty=found).then("G", "empty"))
     else:
         synced = world.sync("trash") if scenario.rules.sync_trash else world

@@ -1,11 +1,11 @@
-"""Retention, openers and readers: who drops checkpoints, who sets right what the dead left, who looks."""
+"""Retention, undo, openers and readers: who drops and restores, who sets right what the dead left, who looks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tests.protocol.bounds import Scenario
-from tests.protocol.catalog import catch_up, note_dropped
+from tests.protocol.catalog import catch_up, note_dropped, note_published
 from tests.protocol.locks import locked
 from tests.protocol.search import Step
 from tests.protocol.world import CHECKPOINTS, SAVERS, World
@@ -14,6 +14,9 @@ _PLAN = "ops.free.retain.plan_retention"
 _KEPT = "ops.free.drop.make_kept_durable"
 _HOLD = "ops.free.retain._hold_newest_valid"
 _DROP = "ops.free.drop.drop"
+_CHOOSE = "ops.free.waiting._chosen"
+_UNDELETE = "ops.free.waiting.undelete"
+_DUE = "objects.trash.due"
 _MOVE = "objects.trash.move_to_trash"
 _RECONCILE = "ops.free.drop._reconcile"
 _SWEEP = "objects.trash.sweep_staging"
@@ -46,7 +49,8 @@ def retention(scenario: Scenario, world: World) -> Iterator[Step[World]]:
         else:
             pair = {(x, world.keeping)} if world.keeping else set()
             gone = world.put(**{f"{x}l": "X"})
-            gone = gone._replace(dropped=world.dropped | {x}, kept=world.kept | pair)
+            gone = gone._replace(dropped=world.dropped | {x}, kept=world.kept | pair, asked=world.asked - {x})
+            gone = gone._replace(waits=world.waits | {x} if scenario.undo else world.waits)
             yield Step("R", _DROP, f"renames {x} to trash", gone.then("R", f"sync {x}"))
     elif doing in ("rename", "back"):
         yield _renames_what_is_there(scenario, world, doing, x)
@@ -54,8 +58,49 @@ def retention(scenario: Scenario, world: World) -> Iterator[Step[World]]:
         synced = world.sync("trash", "run") if rules.sync_dropped else world
         yield Step("R", _DROP, "makes that durable", synced.then("R", f"note {x}"))
     elif doing == "note":
-        told = note_dropped(rules, world, x)._replace(told_gone=world.told_gone | {x})
+        told_gone = world.told_gone | ({x} - world.asked)
+        told = note_dropped(rules, world, x)._replace(told_gone=told_gone)
         yield Step("R", _RECONCILE, f"the rows of {x} go", _idle(told))
+
+
+def undoer(scenario: Scenario, world: World) -> Iterator[Step[World]]:
+    """Yield what a process that brings a dropped checkpoint back can do now, and that the time for it may be over."""
+    doing, x = (world.does("U") + " ").split(" ")[:2]
+    rules = scenario.rules
+    if world.waits:
+        yield Step("", _DUE, "THE TIME IS OVER, or gc purges", world._replace(waits=frozenset()))
+    if doing == "idle" and world.left.undos:
+        for there in sorted(world.waits):
+            yield Step("U", _CHOOSE, f"chooses {there}", world.spend("undos").then("U", f"lock {there}"))
+    elif doing == "lock":
+        if world.where(x) != "X" or (rules.undo_locks and _taken_apart(world, x)):
+            yield Step("U", _UNDELETE, f"{x} is being freed: refused", world.then("U", "idle"))
+        else:
+            yield Step("U", _UNDELETE, f"locks {x}", world.then("U", f"look {x}"))
+    elif doing == "look":
+        if rules.undo_looks and not (world.at(f"{x}b") and world.at(f"{x}m")):
+            yield Step("U", _UNDELETE, f"{x} lacks something: refused", world.then("U", "idle"))
+        else:
+            yield Step("U", _UNDELETE, f"{x} is whole", world.then("U", f"rename {x}"))
+    elif doing == "rename":
+        if scenario.at_the_place_of(world, x) or world.where(x) != "X":
+            yield Step("U", _UNDELETE, "the place is taken: refused", world.then("U", "idle"))
+        else:
+            back = world.put(**{f"{x}l": "P"})._replace(waits=world.waits - {x}, asked=world.asked | {x})
+            # Dropped again it would have another name in trash, which the collector has not listed.
+            back = back._replace(told_gone=world.told_gone - {x}, to_empty=world.to_empty - {x})
+            yield Step("U", _UNDELETE, f"renames {x} into its place", back.then("U", f"sync {x}"))
+    elif doing == "sync":
+        synced = world.sync("run", "checkpoints", "staging", "trash") if rules.sync_restored else world
+        yield Step("U", _UNDELETE, "makes that durable", synced.then("U", f"note {x}"))
+    elif doing == "note":
+        told = note_published(rules, world, x)._replace(dropped=world.dropped - {x})
+        yield Step("U", _UNDELETE, f"enters {x}, and says that it is back", told.then("U", "idle"))
+
+
+def _taken_apart(world: World, x: str) -> bool:
+    """Whether the collector, or the process that dropped it, has an entry of trash locked."""
+    return world.does("G") in (f"enter {x}", f"others {x}") or world.does("R") == f"sync {x}"
 
 
 def _renames_what_is_there(scenario: Scenario, world: World, doing: str, x: str) -> Step[World]:

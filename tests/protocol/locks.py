@@ -13,7 +13,7 @@ PUBLISHED = ("check", "sync parents", "catalog", "release")
 
 def locked(scenario: Scenario, world: World, x: str) -> bool:
     """Whether a process holds the directory of `x` locked for use."""
-    if world.reader == f"open {x}" or world.keeping == x:
+    if world.reader == f"open {x}" or world.keeping == x or (scenario.rules.undo_locks and undoing(world, x)):
         return True
     if x not in SAVERS:
         return False
@@ -21,6 +21,11 @@ def locked(scenario: Scenario, world: World, x: str) -> bool:
     if doing in ("publish", "judged") and not scenario.rules.lock_until_acknowledged:
         return False
     return doing in FILLING or doing in PUBLISHED
+
+
+def undoing(world: World, x: str) -> bool:
+    """Whether `x` is being brought back by a process that has its entry of trash in hand."""
+    return world.does("U") in (f"look {x}", f"rename {x}", f"sync {x}", f"note {x}")
 
 
 def mapped(world: World, inode: str) -> bool:

@@ -212,7 +212,7 @@ class NodesModel:
             yield from self._loses(_WHOLE, there, world)
         elif doing == "ends":
             told = world._replace(outcome="saved").of(0, "lists", told="saved")
-            yield Step(who, _JOIN, "tells all ranks", told)
+            yield Step(who, _JOIN, "removes the intents of the parts, and tells all", told.intent(0, "").intent(1, ""))
 
     def _commits(self, world: World, who: str) -> Iterator[Step[World]]:
         if not self._rules.commit_by_intent or not self._rules.own_intent:

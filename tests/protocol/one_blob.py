@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.protocol.bounds import Scenario
 from tests.protocol.catalog import uses
 from tests.protocol.collector import collector
-from tests.protocol.keepers import opener, reader, retention
+from tests.protocol.keepers import opener, reader, retention, undoer
 from tests.protocol.locks import FILLING
 from tests.protocol.savers import steps as saver_steps
 from tests.protocol.search import Explored, Step, explore
@@ -37,6 +37,7 @@ class Model:
             yield from retention(scenario, world)
         yield from collector(scenario, world)
         yield from opener(scenario, world)
+        yield from undoer(scenario, world)
         yield from reader(scenario, world)
         if world.left.kills:
             yield from self._kills(world)
@@ -66,7 +67,8 @@ class Model:
         return problem
 
     def _bad(self, world: World) -> str:
-        problems = (self._half_visible(world), self._lost(world), self._robbed(world), self._pulled_away(world))
+        looks = (self._half_visible, self._lost, self._robbed, self._pulled_away, self._not_to_be_brought_back)
+        problems = (look(world) for look in looks)
         return next((problem for problem in problems if problem), "")
 
     def _half_visible(self, world: World) -> str:
@@ -110,6 +112,12 @@ class Model:
             return "bytes were freed under a mapping"
         if how == "open" and (not world.at(f"{what}b") or world.where(what) == "-"):
             return "an open checkpoint lost its names"
+        return ""
+
+    def _not_to_be_brought_back(self, world: World) -> str:
+        for x in sorted(world.waits):
+            if world.where(x) == "-" or not world.at(f"{x}b") or not world.at(f"{x}m"):
+                return f"{x} can still be brought back, and its names are gone"
         return ""
 
     def _settle(self, world: World) -> str:
@@ -166,11 +174,12 @@ def _settled_start(world: World) -> World:
     doing = tuple(does if does in ("new", "end", "failed") else "dead" for does in world.doing[:2])
     return world._replace(
         earlier=frozenset() if isinstance(world.earlier, frozenset) else (),
-        doing=(*doing, "idle", "idle", "idle"),
+        doing=(*doing, *["idle"] * 4),
         left=_NOTHING,
         judged=("", ""),
         keeping="",
         reader="",
         has_read=True,
         to_empty=frozenset(),
+        waits=frozenset(),
     )

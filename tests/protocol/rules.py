@@ -38,6 +38,10 @@ class Rules:
     relist_boot: bool = True  # C relist.list_blobs: after a power cut names may be back
     heal: bool = True  # Staging.claim: a blob without its size is a miss and is replaced
     exchange: bool = True  # publish: an old checkpoint and its successor change places in one step
+    undo_waits: bool = True  # K trash.due: what can be brought back is not taken apart before its time is over
+    undo_locks: bool = True  # L ops.free.waiting.undelete: nor while it is brought back
+    undo_looks: bool = True  # K ops.free.waiting.undelete: what lacks a blob is not brought back
+    sync_restored: bool = True  # F ops.free.waiting.undelete: the rename before any caller is told
     run_locks: bool = (
         True  # L publish._publish, ops.free.drop.drop: who judges what is at a place and moves it is alone in the run
     )

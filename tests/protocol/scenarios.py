@@ -33,6 +33,25 @@ _NAME_LOST = Scenario("mapped, name lost", Left(gcs=1, drops=1), savers="A", can
 _OPEN = Scenario("open, dropped", Left(gcs=1, drops=1), savers="A", drop="K", reader="open")
 _SHORT_BLOB = Scenario("a short blob", Left(cuts=1, gcs=1), savers="A", old=False, canonical="s")
 _TWO_SAVERS = Scenario("two savers, one collector", Left(gcs=1, failures=1), old=False)
+_UNDONE = Scenario(
+    "dropped, brought back",
+    Left(kills=1, opens=1, gcs=2, drops=2, undos=1),
+    savers="",
+    canonical="",
+    drop="K",
+    undo=True,
+)
+_UNDONE_CUT = Scenario(
+    "dropped, brought back, power cut", Left(cuts=1, gcs=1, drops=1, undos=1), savers="", drop="K", undo=True
+)
+_UNDONE_SAVED = Scenario(
+    "brought back beside a save of its step",
+    Left(kills=1, gcs=1, drops=1, undos=1),
+    savers="B",
+    same_place="KB",
+    drop="K",
+    undo=True,
+)
 
 SHORT: tuple[tuple[Scenario, tuple[Mode, ...]], ...] = (
     (_ONE_DROPPED, ("ordered", "weak")),
@@ -50,6 +69,9 @@ SHORT: tuple[tuple[Scenario, tuple[Mode, ...]], ...] = (
     (_OPEN, ("ordered",)),
     (_SHORT_BLOB, ("ordered", "weak")),
     (_TWO_SAVERS, ("ordered",)),
+    (_UNDONE, ("ordered",)),
+    (_UNDONE_CUT, ("ordered", "weak")),
+    (_UNDONE_SAVED, ("ordered",)),
 )
 """What is looked at each time: some seconds."""
 
@@ -83,6 +105,16 @@ FULL: tuple[tuple[Scenario, tuple[Mode, ...]], ...] = (
         ("ordered",),
     ),
     (Scenario("a short blob twice", Left(kills=1, gcs=1), old=False, canonical="s"), ("ordered",)),
+    (
+        Scenario(
+            "two dropped, brought back beside a save, power cut",
+            Left(cuts=1, gcs=1, drops=2, undos=2),
+            savers="A",
+            drop="KA",
+            undo=True,
+        ),
+        ("ordered", "weak"),
+    ),
     (Scenario("a short blob twice, cut", Left(cuts=1, gcs=1), old=False, canonical="s"), ("ordered",)),
 )
 """The larger bounds, beside the short ones: some minutes."""
@@ -131,6 +163,10 @@ MUTANTS = (
     Mutant(("relist_lost",), _LOST),
     Mutant(("heal",), _SHORT_BLOB),
     Mutant(("exchange",), _REPLACED),
+    Mutant(("undo_waits",), _UNDONE),
+    Mutant(("undo_locks",), _UNDONE),
+    Mutant(("undo_looks",), _UNDONE),
+    Mutant(("sync_restored",), _UNDONE_CUT),
     Mutant(("run_locks",), _DAMAGED),
     Mutant(("run_locks",), _REPLACED_DROPPED),
 )

@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple
 
 CHECKPOINTS = "KAB"
 SAVERS = "AB"
-ACTORS = "ABRGO"
-"""Savers A and B, retention R, the collector G (gc, or a save that gives back), an opener O."""
+ACTORS = "ABRGOU"
+"""Savers A and B, retention R, the collector G (gc, or a save that gives back), an opener O, U who undoes a drop."""
 
 CELLS = ("C", "T", "Kb", "Ab", "Bb", "At", "Bt", "Km", "Am", "Bm", "Kl", "Al", "Bl", "run")
 _INDEX = {cell: i for i, cell in enumerate(CELLS)}
@@ -42,6 +42,7 @@ class Left(NamedTuple):
     gcs: int = 0
     drops: int = 0
     failures: int = 0
+    undos: int = 0
 
 
 class World(NamedTuple):
@@ -66,6 +67,8 @@ class World(NamedTuple):
         reader: ``""``, ``open K`` or ``map o``.
         has_read: A reader was there.
         to_empty: What the collector found in trash/ and has not been through.
+        waits: What was dropped and can be brought back, until its time is over.
+        asked: What was asked back since it was dropped.
         left: What may still happen.
     """
 
@@ -89,6 +92,8 @@ class World(NamedTuple):
     reader: str = ""
     has_read: bool = False
     to_empty: frozenset[str] = frozenset()
+    waits: frozenset[str] = frozenset()
+    asked: frozenset[str] = frozenset()
 
     def at(self, cell: str) -> str:
         """Return the value of a name."""
@@ -186,14 +191,14 @@ def start_world(mode: Mode, names: dict[str, str], data: str, left: Left) -> Wor
     now = tuple(filled[cell] for cell in CELLS)
     earlier: frozenset[Names] | tuple[History, ...]
     earlier = frozenset() if mode == "ordered" else tuple((value,) for value in now) if left.cuts else ()
-    return World(names=now, earlier=earlier, data=data, doing=("new", "new", "idle", "idle", "idle"), left=left)
+    return World(names=now, earlier=earlier, data=data, doing=("new", "new", *["idle"] * 4), left=left)
 
 
 def after_power_cut(world: World) -> Iterator[World]:
     """Yield every world that the machine may find when it starts again."""
     doing = tuple("dead" if what not in ("new", "end", "failed", "idle") else what for what in world.doing[:2])
     base = world.spend("cuts")._replace(
-        doing=(*doing, "idle", "idle", "idle"),
+        doing=(*doing, *["idle"] * 4),
         judged=("", ""),
         reader="",
         keeping="",

@@ -41,10 +41,14 @@ def save(folder: str, mirror: str, step: int) -> CheckpointInfo:
     return dcp.save(_store(folder, mirror), _state(step), step)
 
 
-def save_async(folder: str, mirror: str, step: int) -> bool:
+def save_async(folder: str, mirror: str, step: int, process: bool = False) -> bool:
     """Save in the background; return whether the store of this node lists it afterwards."""
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+    kind = AsyncCheckpointerType.PROCESS if process else AsyncCheckpointerType.THREAD
+    group = dist.new_group(backend="gloo") if not process else None
     store = _store(folder, mirror)
-    dcp.async_save(store, _state(step), step, process_group=dist.new_group(backend="gloo")).result()
+    dcp.async_save(store, _state(step), step, process_group=group, async_checkpointer_type=kind).result()
     dist.barrier()
     return any(info.step == step for info in store.checkpoints())
 

@@ -91,6 +91,22 @@ def test_another_number_of_nodes_fetches_what_each_rank_needs(
     assert reads(proxy) <= {1: 5, 4: 8}[size]
 
 
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_what_another_process_saved_in_the_background_is_on_the_disks_of_its_nodes(
+    proxy: Proxy, service: Service, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    with Group(2, tmp_path, CASES, timeout_s=120) as pair:
+        for step in (1, 2):
+            assert pair.run("save_async", folder=folder, mirror=MIRROR, step=step, process=True) == [True, True]
+        assert len(manifests(service)) == 2
+        assert not [key for key in service.objects if key.startswith("run/intents/")]
+        reads(proxy)
+        assert pair.run("load", folder=folder, mirror=MIRROR, ref="latest", step=2) == [True, True]
+        assert reads(proxy) == 0
+
+
 _DEATHS = [
     (rank, key) for rank, keys in ((0, ("intents/", "blobs/", "checkpoints/")), (1, ("intents/",))) for key in keys
 ]

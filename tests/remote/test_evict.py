@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckstore import BytesElsewhere, DamagedBlob, RemoteError, RetentionPolicy, Store
+from ckstore import BytesElsewhere, CheckpointInfo, DamagedBlob, RemoteError, RetentionPolicy, Store
+from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.ops.context import Context
 from ckstore.remote import keys
 from ckstore.remote.objects import Remote
+from ckstore.store import context_of
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
@@ -323,6 +326,41 @@ def test_two_stores_never_let_go_of_each_others_last_copy(store: Store, tmp_path
     assert same(store.load(1), state(1))
     assert store.pull(1, other.path).moved_bytes > 3 * MIB
     assert same(ckstore_open(store, 1), state(1))
+
+
+def test_the_other_store_keeps_its_bytes_until_ours_are_gone(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.remote.elsewhere import evict as evicting
+
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    store.push(1, other.path)
+    real, reasons = evicting._let_go, list[str]()
+
+    def meanwhile(context: Context, info: CheckpointInfo, holder: Holder) -> None:
+        if context is context_of(store):
+            reasons.extend(skipped.reason for skipped in other.evict(1, store.path).skipped)
+        real(context, info, holder)
+
+    monkeypatch.setattr(evicting, "_let_go", meanwhile)
+    assert store.evict(1, other.path).evicted
+    assert "open for reading" in reasons[0]
+    assert same(store.load(1), state(1))
+
+
+def test_what_was_replaced_while_it_was_read_back_stays(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    replaced: list[CheckpointInfo] = []
+
+    def replace(call: str, _key: str) -> None:
+        if call == "read" and not replaced:
+            replaced.append(store.save(state(9), step=1, if_exists="replace"))
+
+    objects.fault = replace
+    report = store.evict(1, remote)
+    assert "replaced meanwhile" in report.skipped[0].reason
+    assert same(ckstore_open(store, 1), state(9))
 
 
 @pytest.mark.parametrize("step", ["write_elsewhere", "rename", "make_directory", "sync_directory", "touch"])

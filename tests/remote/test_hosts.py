@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,28 @@ from tests.support.s3_server import BUCKET, Service
 pytestmark = [pytest.mark.remote, pytest.mark.root, pytest.mark.timeout(1200)]
 
 PROGRAM = Path(__file__).with_name("on_node.py")
-# Of this process, so that another run beside it, or what a killed one left, is not met.
+# Of this process, so that another run beside it is not met.
 _PID = os.getpid()
 _NET = f"10.{200 + _PID % 50}.{_PID // 50 % 250}"
 _BRIDGE = f"ckb{_PID}"
 _HOSTS = 3
+_OF_RUN = re.compile(r"ck[bhv]([0-9]+)(?:\.[0-9]+)?\Z")
 
 
 def ip(*words: object) -> None:
     subprocess.run(["ip", *map(str, words)], check=True, capture_output=True, timeout=30)
+
+
+def remove_left_behind() -> None:
+    """Remove namespaces and bridges of runs whose process is gone: a killed one removes nothing itself."""
+    kinds = {"netns": Path("/run/netns"), "link": Path("/sys/class/net")}
+    for kind, folder in kinds.items():
+        # A device of a pair goes with its namespace, perhaps before its turn comes.
+        for name in sorted(path.name for path in folder.glob("ck[bhv]*")):
+            run = _OF_RUN.match(name)
+            if run is not None and not Path("/proc", run[1]).exists():
+                with suppress(subprocess.CalledProcessError):
+                    ip(kind, "del", name)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +54,7 @@ def hosts() -> Iterator[list[str]]:
     """Return network namespaces that reach one another and this machine by a bridge."""
     require_root()
     require(shutil.which("ip"), "ip is not installed (iproute2)")
+    remove_left_behind()
     names = [f"ckh{_PID}.{number}" for number in range(_HOSTS)]
     with ExitStack() as stack:
         ip("link", "add", _BRIDGE, "type", "bridge")

@@ -150,6 +150,52 @@ def test_local_retention_keeps_what_the_mirror_is_to_keep_and_lacks(store: Store
     assert there(store) == [2, 4, 5]
 
 
+def test_what_has_no_bytes_here_takes_no_place_of_those_that_keep_theirs(store: Store) -> None:
+    for step in range(1, 5):
+        store.save(state(step), step=step)
+    mirrored(store)
+    store.evict(4)
+    store.config.keep_local = RetentionPolicy(keep_last=2)
+
+    assert [info.step for info in store.evict(rule=True).evicted] == [1]
+    assert here(store) == [(1, False), (2, True), (3, True), (4, False)]
+
+
+def test_a_tag_and_a_pin_that_were_made_here_after_the_push_keep_it_there(store: Store) -> None:
+    for step in range(1, 5):
+        store.save(state(step), step=step)
+    mirrored(store)
+    store.tag("best", 1)
+    store.pin(2, "a paper names it")
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+
+    report = store.remotes.prune("cold").retention
+
+    assert report is not None
+    reasons = {entry.info.step: " ".join(entry.reasons) for entry in report.plan.entries}
+    assert there(store) == [1, 2, 4]
+    assert "the tag best here" in reasons[1]
+    assert "pinned here" in reasons[2]
+
+
+def test_what_is_open_here_and_only_listed_stays_at_both(store: Store) -> None:
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    mirrored(store)
+    store.evict(1)
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+
+    with store.open_checkpoint(1) as ckpt:
+        report = store.remotes.prune("cold").retention
+        assert report is not None
+        assert [one.info.step for one in report.skipped] == [1]
+        assert there(store) == [1, 2]
+        assert same(ckpt.load(), state(1))
+    store.remotes.prune("cold")
+    assert there(store) == [2]
+    assert here(store) == [(2, True)]
+
+
 def test_a_tag_that_cannot_be_read_there_stops_it(tmp_path: Path, memory: Target) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     store.remotes.add("cold", memory.address)

@@ -13,7 +13,9 @@ from ckstore.model.digest import ALGORITHMS
 from ckstore.remote import keys
 from ckstore.remote.intents import LIFE_S, Intent
 from ckstore.remote.objects import Listed
+from ckstore.remote.pruning.keep_remote import remove_there
 from ckstore.remote.pruning.prune import prune
+from ckstore.remote.source import ObjectSource
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 
 
@@ -113,3 +115,15 @@ def test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away(store:
     assert now_s[0]
     assert report.voided_count == 0
     assert b"uploading" in objects.held[intent.key]
+
+
+def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    info = store.push(1, remote).checkpoints[0]
+    place = keys.Place(info.run, info.step, info.id)
+    objects.fault = lambda call, key: "fail" if call == "delete" else None
+    with pytest.raises(RemoteError):
+        remove_there(REMOTES[remote], place)
+
+    # A client that lost its connection here has removed it all the same.
+    assert ObjectSource(objects, remote).places() == []

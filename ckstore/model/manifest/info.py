@@ -73,7 +73,7 @@ class CheckpointInfo:
     """One published checkpoint.
 
     What a save, a load and a listing return of one checkpoint is equal: `==` compares all but what a single call had to
-    say (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`).
+    say (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`), and how it is kept (`compacted`).
 
     Attributes:
         id: Digest of its manifest.
@@ -94,6 +94,7 @@ class CheckpointInfo:
         durable: False if it lies on a filesystem that is not known to keep it through a power cut.
         damaged: Whether a read or a verification found it damaged, and nothing has put it right since.
         elsewhere: Whether bytes of it are at a remote alone; a load fetches them.
+        compacted: Whether its directory has encoded forms of blobs: it takes less than `logical_bytes` says.
         remotes: From `Store.info`: the names of the remotes that have what is elsewhere.
         catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
         oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
@@ -125,6 +126,7 @@ class CheckpointInfo:
     damaged: bool = False
     out_of_order: bool = False
     elsewhere: bool = False
+    compacted: bool = field(default=False, compare=False)
     remotes: tuple[str, ...] = field(default=(), compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
     oldest_reading: str = field(default="", compare=False)
@@ -151,6 +153,7 @@ class CheckpointInfo:
         sizes = new_text(self.logical_bytes, new_bytes)
         at = f" at {' and '.join(self.remotes)}" if self.remotes else ""
         words = f"{', damaged' if self.damaged else ''}{f', elsewhere{at}' if self.elsewhere else ''}"
+        words += ", compacted" if self.compacted else ""
         return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}")
 
     def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:

@@ -26,6 +26,7 @@ class CompactionEntry:
         base: The checkpoint that it is encoded against, ``RUN@STEP``; empty where it stays plain.
         reason: Why it stays as it is; empty if it is compacted.
         shares: Whether old packs of which it needs little are encoded in its directory, too, although it stays plain.
+        gone_bytes: What stays of checkpoints that are gone, since this one is decoded with it.
     """
 
     info: CheckpointInfo
@@ -33,9 +34,12 @@ class CompactionEntry:
     base: str = ""
     reason: str = ""
     shares: bool = False
+    gone_bytes: int = 0
 
     def __str__(self) -> str:
         what = f"stays as it is: {self.reason}" if self.reason else f"encode against {self.base}"
+        if self.gone_bytes:
+            what += f"; decoded with {size_text(self.gone_bytes)} of checkpoints that are gone"
         return printable(f"{self.info.name}: {what}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ckstore.model.brief import brief
 from ckstore.model.sizes import size_text
@@ -94,6 +94,7 @@ class Usage:
         waiting_bytes: Blobs of dropped checkpoints alone, which `Store.undelete` can bring back; freed later.
         dead_bytes: The part of all packs that is dead, each pack once; see `CheckpointUsage`.
         saved_bytes: By how much compaction made blobs smaller: those that are encoded, and nowhere plain any more.
+        encoded_bytes: The part of `disk_bytes` in encoded forms of blobs.
         cached_bytes: What reads of checkpoints elsewhere fetched and the cache keeps, beside `disk_bytes`.
         elsewhere_bytes: The part of `logical_bytes` in checkpoints of which bytes are at a remote alone.
     """
@@ -108,6 +109,7 @@ class Usage:
     waiting_bytes: int
     dead_bytes: int
     saved_bytes: int = 0
+    encoded_bytes: int = 0
     cached_bytes: int = 0
     elsewhere_bytes: int = 0
 
@@ -119,8 +121,8 @@ def summary(usage: Usage) -> Iterator[str]:
     """Say what all checkpoints take together."""
     holds = f" for checkpoints of {size_text(usage.logical_bytes)}" if usage.checkpoints else ""
     yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
-    if usage.saved_bytes:
-        yield f"{size_text(usage.saved_bytes)} more without compaction"
+    if usage.encoded_bytes:
+        yield f"{size_text(usage.encoded_bytes)} of it is encoded: {size_text(usage.saved_bytes)} saved by compaction"
     if usage.elsewhere_bytes:
         yield f"{size_text(usage.elsewhere_bytes)} of these are elsewhere, at a remote"
     if usage.cached_bytes:
@@ -168,6 +170,9 @@ def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
     return {blob.digest: uses.get(blob.digest, BlobUse(blob.nbytes, is_pack=False)) for blob in manifest.stored}
 
 
+UseKind = Literal["plain", "encoded", "base"]
+
+
 @brief()
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -176,6 +181,9 @@ class Use:
     Attributes:
         run, step: Which.
         names: The tensors and other values whose bytes are in it, all or a part.
+        how: ``plain``: it has these bytes as they are. ``encoded``: it was compacted, and has them encoded, or they are
+            such an encoded form. ``base``: of it only, what is decoded with them.
+        nbytes, kept_bytes: Sizes of the blobs with these values: plain, and of the files that they are in.
         remotes: Where the bytes are, if the checkpoint does not have them here.
     """
 
@@ -183,6 +191,9 @@ class Use:
     step: int
     names: tuple[str, ...]
     remotes: tuple[str, ...] = ()
+    how: UseKind = "plain"
+    nbytes: int = 0
+    kept_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -191,4 +202,11 @@ class Use:
 
     def __str__(self) -> str:
         at = f" (elsewhere, at {' and '.join(self.remotes)})" if self.remotes else ""
-        return printable(f"{self.name}{at}: {some_of([named(name) for name in self.names] or [DEAD_PART])}")
+        names = some_of([named(name) for name in self.names] or [DEAD_PART])
+        return printable(f"{self.name}{at}: {names}{f' ({self.words})' if self.words else ''}")
+
+    @property
+    def words(self) -> str:
+        """How the bytes are there, in words; empty if they are plain."""
+        sizes = f"{size_text(self.kept_bytes)} kept of {size_text(self.nbytes)}"
+        return {"plain": "", "encoded": f"encoded, {sizes}", "base": f"decoded with it, {sizes}"}[self.how]

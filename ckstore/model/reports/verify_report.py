@@ -168,6 +168,7 @@ class VerifyReport:
         checkpoint_count: Checkpoints, whole or not, that were looked at.
         checked_bytes: Bytes of blobs that were read and compared with their digests; a blob that several
             checkpoints share counts once.
+        decoded_bytes: Bytes that were decoded and compared, of blobs that compaction encoded; each once.
         damage: Everything that is wrong, by checkpoint in the order of their commits; those whose order cannot be
             told come last. After a repair: what is still wrong.
         sample: The part of the blobs that was to be read, from 0 to 1; 1 is all.
@@ -204,6 +205,7 @@ class VerifyReport:
     quarantined: tuple[str, ...] = ()
     healable: tuple[str, ...] = ()
     elsewhere: tuple[Away, ...] = ()
+    decoded_bytes: int = 0
 
     @property
     def ok(self) -> bool:
@@ -233,7 +235,8 @@ def summary(report: VerifyReport) -> Iterator[str]:
     if report.healable:
         blobs = counted(len(report.healable), "damaged blob")
         yield f"the store has right copies of {blobs}: ckstore verify --repair heals"
-    read = f"{checkpoints}, {size_text(report.checked_bytes)} read"
+    decoded = f" and {size_text(report.decoded_bytes)} decoded" if report.decoded_bytes else ""
+    read = f"{checkpoints}, {size_text(report.checked_bytes)} read{decoded}"
     if report.mode == "sampled":
         yield _age(report)
         read += f" ({report.read_count} of {report.blob_count} blobs{'' if report.in_time else ', then time was up'})"

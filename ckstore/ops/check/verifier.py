@@ -56,6 +56,7 @@ class Verifier:
 
     Attributes:
         checked_bytes: Bytes that were read and compared.
+        decoded_bytes: Bytes of encoded blobs that were decoded and compared.
         good, bad: The copies that were read, by what they turned out to be.
         missing: Blobs that a checkpoint needs and does not have.
         away: The checkpoints of which blobs are at a remote alone.
@@ -73,6 +74,7 @@ class Verifier:
         quick: bool = False,
     ) -> None:
         self.checked_bytes = 0
+        self.decoded_bytes = 0
         self.good: set[Unit] = set()
         self.bad: set[Unit] = set()
         self.missing: set[str] = set()
@@ -222,6 +224,7 @@ class Verifier:
                 return
             self._decodings.add(key)
             problem = why_not_right(directory, extents, self._before_tile)
+            self.decoded_bytes += sum(extent.length for extent in extents)
             self._budget.done(encoding.files[form.file].nbytes)
             if problem:
                 yield teller.damage(form.file, Checked(problem))
@@ -254,6 +257,8 @@ class Verifier:
             return index, checked
         problem = problem or checked.problem
         known.update((piece, checked.bad.get(piece, "")) for piece in unknown)
+        if new:  # a base is read before the checkpoint that has it as a tensor; that need not read it again
+            known.setdefault((blob.digest, 0, blob.nbytes), problem)
         self._results[unit] = (problem, known)
         bad = {piece: known[piece] for piece in pieces if known[piece]}
         if problem or bad:

@@ -21,6 +21,7 @@ from ckstore.ops.compact.bases import Bases
 from ckstore.ops.compact.directory import gather, same, seal
 from ckstore.ops.compact.encode import BlobSource
 from ckstore.ops.compact.forms import Forms
+from ckstore.ops.compact.orphans import Orphans
 from ckstore.ops.compact.plan import opened
 from ckstore.ops.compact.settle import Settler
 from ckstore.ops.compact.shares import Owners, own_blobs
@@ -88,7 +89,8 @@ class _Compaction:
         self._context = context
         self._forms = Forms()
         self._bases = Bases(context, plan)
-        self._settler = Settler(self._forms)
+        self._orphans = Orphans()
+        self._settler = Settler(self._forms, self._orphans)
         self._owners = Owners()
         # What has old packs that an older checkpoint is going to encode, with what was staged for it.
         self._later: dict[str, Staging | None] = {}
@@ -105,6 +107,7 @@ class _Compaction:
             try:
                 with CheckpointDirectory.at(self._context.layout.checkpoint(run, step)) as directory:
                     manifest = directory.manifest
+                    self._orphans.note(manifest)
                     if (run, step) in shares:
                         self._keep_own(manifest)
                     else:
@@ -118,6 +121,7 @@ class _Compaction:
             unread = suppress(CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError)
             with unread, opened(self._context, entry.info) as directory:
                 self._owners.note(entry.info.key, directory.manifest)
+                self._orphans.note(directory.manifest)
 
     def _keep_own(self, manifest: Manifest) -> None:
         """Settle as plain what a checkpoint needs a good part of; the rest goes as older ones have it."""

@@ -64,11 +64,19 @@ class Forms:
         if encoding is None:
             self.keep_plain(manifest.blobs)
             return
-        for digest, form in encoding.encoded.items():
+        for digest in encoding.encoded:
             if not self.is_settled(digest):
-                self._encoded[digest] = Form(form.nbytes, encoding.files[form.file], form.bases)
+                self.adopt_one(encoding, digest)
         used = {encoding.files[form.file].digest for form in encoding.encoded.values()}
         self.keep_plain(file for file in encoding.files if file.digest not in used)
+
+    def adopt_one(self, encoding: Encoding, digest: str) -> None:
+        """Settle one blob as it is stored in the directory of a checkpoint."""
+        form = encoding.encoded.get(digest)
+        if form is None:
+            self._plain[digest] = dict(encoding.files)[digest]
+        else:
+            self._encoded[digest] = Form(form.nbytes, encoding.files[form.file], form.bases)
 
     def may_be_base(self, digest: str, of: str) -> bool:
         """Whether a blob may be what another one is decoded with: known, not decoded with it, and not too deep."""

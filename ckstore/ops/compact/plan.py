@@ -12,6 +12,7 @@ from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
+from ckstore.ops.compact.orphans import Orphans
 from ckstore.ops.compact.shares import own_blobs
 from ckstore.ops.refs.find import find
 from ckstore.ops.refs.listing import infos
@@ -82,11 +83,15 @@ def _plan_run(
     rest: _Rest,
 ) -> list[CompactionEntry]:
     """Return the entries of a run, the newest first; `of_run` has the oldest first."""
-    problems, places, compacted = [], [], []
+    problems, places, compacted, manifests = [], [], [], []
+    orphans = Orphans()
     at = -1
     for info in of_run:
         found = glance(context.layout.checkpoint(*info.key), *info.key, context.known.manifests)
         encoding = None if found.manifest is None else found.manifest.encoding
+        manifests.append(found.manifest)
+        if found.manifest is not None:
+            orphans.note(found.manifest)
         # A place is kept once it was given: it decides which base is the best, and dropped neighbours must not move it.
         at = max(at + 1, encoding.place if encoding is not None else 0)
         places.append(at)
@@ -110,7 +115,9 @@ def _plan_run(
             reason = "there is no newer one"
         name = "" if reason or base is None else of_run[base].name
         shares = not problems[i] and len(newer) < rest.keep_newest and not _why_plain(info, pinned)
-        entries.append(CompactionEntry(info, places[i], name, reason, shares))
+        manifest = manifests[i]
+        gone_bytes = 0 if manifest is None else orphans.gone_bytes(manifest)
+        entries.append(CompactionEntry(info, places[i], name, reason, shares, gone_bytes))
     return entries[::-1]
 
 

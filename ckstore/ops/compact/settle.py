@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.objects.staging import Staging
     from ckstore.ops.compact.encode import BlobSource
+    from ckstore.ops.compact.orphans import Orphans
 
 
 @dataclass(slots=True)
@@ -33,9 +34,10 @@ class Settler:
         encoded: What was encoded.
     """
 
-    def __init__(self, forms: Forms) -> None:
+    def __init__(self, forms: Forms, orphans: Orphans) -> None:
         self.encoded = Encoded()
         self._forms = forms
+        self._orphans = orphans
 
     def settle(
         self, manifest: Manifest, mine: Collection[str], base: Manifest, source: BlobSource, staging: Staging
@@ -62,7 +64,10 @@ class Settler:
             if self._keep_present(manifest, blob, header.bases, masters):
                 return
             # Asked before the work with the least that it may be: most paths that are too long are so by their bases.
-            if not self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters):
+            near = self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters)
+            if not (near and header.bases) and self._keep_over_hole(manifest, blob):
+                return
+            if not near:
                 continue
             data = encode(source, blob, header)
             if len(data) < blob.nbytes and self._forms.allows(
@@ -77,6 +82,24 @@ class Settler:
             if not header.bases:
                 break
         self._forms.keep_plain([blob])
+
+    def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord) -> bool:
+        """Keep what a blob is decoded with of checkpoints that are gone, where no base is near enough; True if so.
+
+        Against a base it takes less than its present form with the piece of the hole; without one more than half of
+        its plain bytes, nearly always (docs/adr/0020). So nothing is encoded only to compare.
+        """
+        form = None if manifest.encoding is None else manifest.encoding.encoded.get(blob.digest)
+        if manifest.encoding is None or form is None:
+            return False
+        encoding, path = manifest.encoding, manifest.encoding.path(blob.digest)
+        cost = encoding.files[form.file].nbytes + sum(self._orphans.share(digest) for digest in path[1:])
+        if cost > blob.nbytes / 2:
+            return False
+        for digest in reversed(path[1:]):
+            if self._orphans.share(digest) and not self._forms.is_settled(digest):
+                self._forms.adopt_one(encoding, digest)
+        return self._keep_present(manifest, blob, form.bases, ())
 
     def _keep_present(self, manifest: Manifest, blob: BlobRecord, bases: Iterable[str], masters: Iterable[str]) -> bool:
         """Keep the encoded form that a checkpoint has, if it is against the base that is wanted; True if so."""

@@ -67,6 +67,7 @@ def usage(context: Context) -> Usage:
         )
         for info in listed
     )
+    saved_bytes, encoded_bytes = _saved_bytes(context)
     alone_bytes, shared_bytes = sum(sums.alone.values()), sum(sums.shared.values())
     unused_bytes = sum(file.nbytes for file in files if not file.holders and not file.waits)
     waiting_bytes = sum(file.nbytes for file in files if not file.holders and file.waits)
@@ -80,14 +81,18 @@ def usage(context: Context) -> Usage:
         unused_bytes=unused_bytes,
         waiting_bytes=waiting_bytes,
         dead_bytes=packs.total_dead_bytes(),
-        saved_bytes=_saved_bytes(context),
+        saved_bytes=saved_bytes,
+        encoded_bytes=encoded_bytes,
         cached_bytes=cached_bytes(context.layout),
         elsewhere_bytes=sum(info.logical_bytes for info in listed if info.elsewhere),
     )
 
 
-def _saved_bytes(context: Context) -> int:
-    """Return by how much encoded blobs are smaller than plain ones, each once; one that is plain as well saves none."""
+def _saved_bytes(context: Context) -> tuple[int, int]:
+    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files.
+
+    One that is plain as well saves nothing.
+    """
     plain, files = {}, {}
     there: set[str] = set()
     for run, step, _ in context.layout.published():
@@ -99,7 +104,7 @@ def _saved_bytes(context: Context) -> int:
             plain[digest] = form.nbytes
             files[digest] = encoding.files[form.file].nbytes
     gone = (d for d in plain if d not in there and peek.find(context.layout.blob(d)) is None)
-    return sum(plain[digest] - files[digest] for digest in gone)
+    return sum(plain[digest] - files[digest] for digest in gone), sum(files.values())
 
 
 @dataclass(slots=True)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
 from ckstore.fs import files, peek
 from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.names import CheckpointKey, spellings
-from ckstore.model.reports.usage import Use
+from ckstore.model.reports.usage import Use, UseKind
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ckstore.ops.context import Context
 
@@ -38,12 +38,13 @@ def why(context: Context, digest: str) -> list[Use]:
         manifest = _manifest_with(context, run, step, wanted)
         if manifest is None:
             continue
-        names_by_digest = _users(manifest[0], wanted, whole=whole)
+        names_by_digest, kinds = _users(manifest[0], wanted, whole=whole)
         digests.update(names_by_digest)
         names = {name: None for listed in names_by_digest.values() for name in listed}
         if names_by_digest:
             order = (manifest[0].sequence, manifest[0].created, manifest[1])
-            found.append((order, Use(run, step, tuple(names), _remotes(context, (run, step), names_by_digest))))
+            remotes = _remotes(context, (run, step), names_by_digest)
+            found.append((order, Use(run, step, tuple(names), remotes, *_kept(manifest[0], kinds))))
     digests.update(_unused(context, wanted, whole=whole))
     if len(digests) > 1:
         listed = ", ".join(sorted(digests)[:4])
@@ -83,7 +84,7 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
         place
         for place in _published(context)
         if peek.find(context.layout.checkpoint(*place) / BLOBS / digest) is not None
-        or peek.exists(context.layout.checkpoint(*place) / ELSEWHERE)
+        or any(peek.exists(context.layout.checkpoint(*place) / name) for name in (ELSEWHERE, PLAIN))
     ]
 
 
@@ -115,8 +116,11 @@ def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Ma
     return None if published is None else (published.manifest, published.manifest_id)
 
 
-def _users(manifest: Manifest, wanted: str, *, whole: bool) -> dict[str, list[str]]:
-    """Return the digests of blobs and pieces that fit, and the names of the leaves that use each."""
+def _users(manifest: Manifest, wanted: str, *, whole: bool) -> tuple[dict[str, list[str]], dict[int, UseKind]]:
+    """Return the digests of blobs and pieces that fit with the names of the leaves that use each, and who uses it how.
+
+    The second has the indexes of the blobs of which these leaves are.
+    """
 
     def fits(digest: str) -> bool:
         return digest == wanted if whole else digest.startswith(wanted)
@@ -126,12 +130,28 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> dict[str, list[st
     for leaf in manifest.leaves:
         names.setdefault(leaf.storage, []).append(spelled[leaf.name])
     users: dict[str, list[str]] = {blob.digest: [] for blob in manifest.stored if fits(blob.digest)}
+    kinds: dict[int, UseKind] = {}
+    files = [manifest.files_of(index) for index in range(len(manifest.blobs))]
     for i, storage in enumerate(manifest.storages):
         for extent in storage.extents:
-            for digest in {extent.piece, *manifest.files_of(extent.blob)}:
+            own = {extent.piece, manifest.blobs[extent.blob].digest, files[extent.blob][0]}
+            for digest in own.union(files[extent.blob]):
                 if fits(digest):
                     users.setdefault(digest, []).extend(names.get(i, []))
-    return users
+                    if digest not in own:
+                        kinds.setdefault(extent.blob, "base")
+                    else:
+                        kinds[extent.blob] = "encoded" if manifest.places[extent.blob] is None else "plain"
+    return users, kinds
+
+
+def _kept(manifest: Manifest, kinds: Mapping[int, UseKind]) -> tuple[UseKind, int, int]:
+    """Return how a checkpoint has some blobs, their sizes, and the sizes of the files that they are in."""
+    sizes = dict(manifest.stored)
+    kept_bytes = sum(sizes[file] for file in {manifest.files_of(index)[0] for index in kinds})
+    ways: tuple[UseKind, ...] = get_args(UseKind)
+    how = next((kind for kind in ways if kind in kinds.values()), ways[0])
+    return how, sum(manifest.blobs[index].nbytes for index in kinds), kept_bytes
 
 
 def _unused(context: Context, wanted: str, *, whole: bool) -> set[str]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,7 @@ from ckstore.objects import blobs
 from ckstore.objects.blob_check import Piece
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 from ckstore.objects.trash import names_in
+from ckstore.ops.verify.decoded import decoded
 
 if TYPE_CHECKING:
     from ckstore.ops.context import Context
@@ -85,6 +87,16 @@ class Copies:
         if unread:
             raise unread[0]
         return None
+
+    def found(self, wanted: Wanted) -> Right | None:
+        """Return right bytes of a blob from anywhere, in whatever form; None if they are nowhere."""
+        return self.whole(wanted) or self.assembled(wanted) or self.decoded(wanted)
+
+    def decoded(self, wanted: Wanted) -> Right | None:
+        """Return a plain blob out of a compacted checkpoint that has it encoded; None if none has it right."""
+        own = (self._layout.checkpoint(run, step) for run, step, _ in self._layout.published())
+        found = decoded(chain(own, *(tree.compacted for tree in self._sources)), wanted.digest, wanted.nbytes)
+        return None if found is None else Right(f"its encoded form in {found[1]}", data=found[0])
 
     def assembled(self, wanted: Wanted) -> Right | None:
         """Return a blob put together from pieces that are right; None if some are nowhere."""
@@ -173,6 +185,11 @@ class _Tree:
     @cached_property
     def manifests(self) -> list[tuple[Path, Manifest]]:
         return [(path, found.parsed) for path in self._walked[2] if (found := _manifest_at(path)) is not None]
+
+    @property
+    def compacted(self) -> Iterator[Path]:
+        """The directories of compacted checkpoints."""
+        return (path.parent for path in self._walked[2] if path.name == PLAIN)
 
     @cached_property
     def pieces(self) -> dict[str, list[Range]]:

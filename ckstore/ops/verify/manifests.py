@@ -55,7 +55,7 @@ def repair_manifest(context: Context, copies: Copies, run: str, step: int) -> tu
             wanted = _documents(context, path, data)
             with locks.lock_shared(path) as lock, marks.kept_unless_durable(lock):
                 for name, text in wanted:
-                    _write(lock, name, text)
+                    write_document(lock, name, text)
             return Repair(manifest_id, len(data), source, 1), ""
         except (OSError, InUse) as error:
             reason = why_of(error)
@@ -138,7 +138,8 @@ def _header(fd: int, nbytes: int) -> container.Header | None:
         return None
 
 
-def _write(lock: locks.DirectoryLock, name: str, data: bytes) -> None:
+def write_document(lock: locks.DirectoryLock, name: str, data: bytes) -> None:
+    """Put a document into the directory of a checkpoint, durably, in one step."""
     if _FRESH in os.listdir(lock.fd):  # of a repair that was killed
         links.unlink(_FRESH, dir_fd=lock.fd)
     files.create_file(_FRESH, data, mode=0o444, dir_fd=lock.fd)

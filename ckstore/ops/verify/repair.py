@@ -23,13 +23,16 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
 from ckstore.ops.verify.manifests import repair_manifest
+from ckstore.ops.verify.plain_form import plain_of, put_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ckstore.fs.inside import Inside
+    from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.ops.context import Context
 
+_FRESH = ".plain-new"
 _NOWHERE = "no right copy was found"
 
 
@@ -105,7 +108,7 @@ def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
     found = []
     for blob in _wanted(context, damage).values():
         with suppress(OSError):
-            if copies.whole(blob) or copies.assembled(blob):
+            if copies.found(blob) or _plain_form(context, copies, blob.digest):
                 found.append(blob.digest)
     return tuple(found)
 
@@ -150,7 +153,7 @@ def _repair_blob(
     right_elsewhere: Container[tuple[int, int]],
 ) -> None:
     digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
-    right = copies.whole(wanted) or copies.assembled(wanted)
+    right = copies.found(wanted)
     names = list(names_of(context.layout, digest))
     # Every copy is read, not only the one that was found damaged: errors of a disk seldom come alone.
     bad = [path for path in names if not is_right(path, wanted)]
@@ -160,13 +163,35 @@ def _repair_blob(
     # Before the heal, which takes the damaged file's last name: the evidence needs another one by then.
     done.put_aside(context, digest, aside)
     if right is None:
-        done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
+        plain = _plain_form(context, copies, digest)
+        if plain is None:
+            done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
+            return
+        blob, right = plain
+        _stage(staging, blob.digest, right)
+        count = put_plain(context, digest, blob, staging.path_of(blob.digest), staging.path / _FRESH)
+        # Its name in `blobs/`, which may be free: another save finds it, and gc sees it.
+        staging.heal(blob.digest)
+        done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, count))
+        note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
     _stage(staging, digest, right)
     # Good copies keep their names: to rename over them would only make readers open another file.
     count = staging.heal(digest, spare={peek.status(path).st_ino for path in spare})
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, count))
     note(context, "healed", nbytes=wanted.nbytes, why=f"{digest} from {right.source}")
+
+
+def _plain_form(context: Context, copies: Copies, digest: str) -> tuple[BlobRecord, Right] | None:
+    """Return the plain blob of which a file is an encoded form, and where right bytes of it are."""
+    found = plain_of(context, digest)
+    if found is None:
+        return None
+    blob, manifest = found
+    wanted = Wanted(*blob)
+    add_pieces(manifest, {blob.digest: wanted})
+    right = copies.found(wanted)
+    return None if right is None else (blob, right)
 
 
 def _stage(staging: Staging, digest: str, right: Right) -> None:

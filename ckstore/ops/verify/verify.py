@@ -159,6 +159,7 @@ class Verification:
         return VerifyReport(
             checkpoint_count=len(self._order),
             checked_bytes=checker.checked_bytes,
+            decoded_bytes=checker.decoded_bytes,
             damage=tuple(damage),
             sample=1.0 if options.sample is None else float(options.sample),
             mode=options.mode,

@@ -536,7 +536,7 @@ def test_du_says_what_compaction_saves(store: Store) -> None:
 
     assert before.saved_bytes == 0
     assert after.disk_bytes + after.saved_bytes == pytest.approx(before.disk_bytes, rel=0.01)
-    assert "more without compaction" in str(after)
+    assert "saved by compaction" in str(after)
 
 
 def test_a_compacted_checkpoint_is_pulled_as_it_was_saved(store: Store, tmp_path: Path) -> None:

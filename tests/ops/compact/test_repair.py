@@ -108,3 +108,85 @@ def test_a_base_comes_from_a_plain_copy(store: Store, tmp_path: Path) -> None:
 
     assert store.verify(repair_from=tmp_path / "backup").ok
     assert all(torch.equal(store.load(step)["w"], value) for step, value in enumerate(values))
+
+
+def blob_of(store: Store, step: int) -> str:
+    with store.open_checkpoint(step) as opened:
+        (blob,) = opened._directory.manifest.blobs
+    return blob.digest
+
+
+def spoil_all(root: Path, name: str, how: str) -> None:
+    """Spoil every copy of a blob: a file that has several names only once."""
+    paths = list(root.rglob(name))
+    for path in paths if how == "missing" else {path.stat().st_ino: path for path in paths}.values():
+        spoil(path, how)
+
+
+def forms_of(store: Store, step: int) -> dict[str, str]:
+    """Return the plain digest of every blob that a checkpoint has encoded -> the name of its file."""
+    document = json.loads((store.path / f"checkpoints/main/{step}/manifest.json").read_bytes())["manifest"]
+    return {item[0]: document["files"][item[2]][0] for item in document.get("encoded", ())}
+
+
+@pytest.mark.parametrize("how", ["missing", "flipped"])
+def test_an_encoded_piece_is_healed_by_a_plain_copy(store: Store, tmp_path: Path, how: str) -> None:
+    values = compacted(store, tmp_path / "backup")
+    file = forms_of(store, 1)[blob_of(store, 1)]
+    spoil_all(store.path, file, how)
+    assert not store.verify(repair=True).ok
+
+    report = store.verify(repair_from=tmp_path / "backup")
+
+    assert report.ok, report
+    assert file not in forms_of(store, 1).values()
+    assert not list((store.path / "checkpoints").rglob(file))
+    assert all(torch.equal(store.load(step)["w"], value) for step, value in enumerate(values))
+    with Store.open(store.path) as again:
+        assert again.verify().ok
+        again.compact()
+        assert all(torch.equal(again.load(step)["w"], value) for step, value in enumerate(values))
+
+
+@pytest.mark.parametrize("how", ["missing", "flipped"])
+def test_a_plain_piece_is_healed_by_an_encoded_copy(store: Store, tmp_path: Path, how: str) -> None:
+    values = compacted(store)
+    shutil.copytree(store.path, tmp_path / "backup")
+    with Store.open(tmp_path / "backup") as backup:
+        backup.compact(keep_newest=1)
+        assert forms_of(backup, 2)
+    (plain,) = {path.name for path in files_of(store, 2)}
+    for root in (store.path, tmp_path / "backup"):
+        spoil_all(root, plain, how)
+
+    report = store.verify(repair_from=tmp_path / "backup")
+
+    assert report.ok, report
+    assert [repair.digest for repair in report.repaired] == [plain]
+    assert "encoded form" in report.repaired[0].source
+    assert all(torch.equal(store.load(step)["w"], value) for step, value in enumerate(values))
+
+
+def test_an_encoded_piece_is_healed_by_another_encoded_form_of_it(store: Store, tmp_path: Path) -> None:
+    values = compacted(store, tmp_path / "backup")
+    with Store.open(tmp_path / "backup") as backup:
+        backup.delete(4, now=True)
+        backup.compact(keep_newest=1)
+        plain = blob_of(store, 0)
+        assert forms_of(backup, 0)[plain] != forms_of(store, 0)[plain]
+    spoil_all(store.path, forms_of(store, 0)[plain], "flipped")
+
+    assert store.verify(repair_from=tmp_path / "backup").ok
+    assert all(torch.equal(store.load(step)["w"], value) for step, value in enumerate(values))
+
+
+def test_a_checkpoint_whose_last_encoded_piece_is_healed_is_plain_again(store: Store, tmp_path: Path) -> None:
+    values = compacted(store, tmp_path / "backup")
+    for file in forms_of(store, 0).values():
+        spoil_all(store.path, file, "flipped")
+
+    assert store.verify(repair_from=tmp_path / "backup").ok
+    assert not store.info(0).compacted
+    assert [path.name for path in (store.path / "checkpoints/main/0").iterdir()].count("plain.json") == 0
+    assert len(files_of(store, 0)) == 1
+    assert torch.equal(store.load(0)["w"], values[0])

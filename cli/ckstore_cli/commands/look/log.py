@@ -49,7 +49,8 @@ def log(  # noqa: PLR0917 - one for each option
     """List the checkpoints, the newest first.
 
     SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
-    marks what a read or ckstore verify found damaged.
+    marks what a read or ckstore verify found damaged, compacted what takes less by
+    now: ckstore show says how much is kept, ckstore du what is on the disk.
     Checkpoints are listed in the order in which they were saved, even if a run
     went back to an earlier step. In a pipe each checkpoint is one line.
 
@@ -151,5 +152,5 @@ def _about(info: CheckpointInfo) -> list[str]:
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     damaged = "DAMAGED" if info.damaged else ""
-    elsewhere = "elsewhere" if info.elsewhere else ""
-    return [part for part in (damaged, elsewhere, metrics_text(info.metrics), tags, printable(message)) if part]
+    where = ("elsewhere" if info.elsewhere else "", "compacted" if info.compacted else "")
+    return [part for part in (damaged, *where, metrics_text(info.metrics), tags, printable(message)) if part]

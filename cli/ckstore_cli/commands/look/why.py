@@ -16,7 +16,9 @@ from ckstore_cli._frame import Frame, framed
 def why(frame: Frame, blob: str) -> None:
     """List the checkpoints and tensors that use BLOB.
 
-    BLOB is the name of a file in blobs/, or 6 or more of its digits.
+    BLOB is the name of a file in blobs/, or 6 or more of its digits. Of what was
+    compacted HOW says whether its bytes are there encoded, or what is decoded
+    with them, and how many are kept of how many.
 
     \b
     Example:
@@ -37,8 +39,11 @@ def why(frame: Frame, blob: str) -> None:
     if not uses:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return
-    rows = [(_where(use), named(name)) for use in uses for name in use.names or (DEAD_PART,)]
-    out.table(columns_with_names([("CHECKPOINT", "NAME"), *rows], "<<", out.width))
+    rows = [(_where(use), use.words, named(name)) for use in uses for name in use.names or (DEAD_PART,)]
+    if any(use.words for use in uses):
+        out.table(columns_with_names([("CHECKPOINT", "HOW", "NAME"), *rows], "<<<", out.width))
+    else:
+        out.table(columns_with_names([("CHECKPOINT", "NAME"), *((row[0], row[2]) for row in rows)], "<<", out.width))
 
 
 def _where(use: Use) -> str:

@@ -1,0 +1,56 @@
+"""What of a checkpoint stays when it is dropped, since others are decoded with it: for a plan that a person sees."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted
+from ckstore.ops.check.validity import glance
+
+if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.settings.retention_plan import PlanEntry, RetentionPlan
+    from ckstore.ops.context import Context
+
+
+def with_what_stays(context: Context, made: RetentionPlan) -> RetentionPlan:
+    """Return a plan that says of what it drops how many bytes stay, and for which checkpoints."""
+    if not made.dropped or not any(entry.info.compacted for entry in made.kept):
+        return made
+    kept: set[str] = set()
+    needing: dict[str, list[str]] = defaultdict(list)
+    for entry in made.kept:
+        if (manifest := _manifest(context, entry)) is not None:
+            own = _own_files(manifest)
+            kept |= own
+            for file in manifest.stored:
+                if file.digest not in own:
+                    needing[file.digest].append(entry.info.name)
+    entries = [
+        entry if entry.keep else _told(entry, _manifest(context, entry), needing, kept) for entry in made.entries
+    ]
+    return replace(made, entries=tuple(entries))
+
+
+def _told(entry: PlanEntry, manifest: Manifest | None, needing: dict[str, list[str]], kept: set[str]) -> PlanEntry:
+    staying = set() if manifest is None else (_own_files(manifest) & needing.keys()) - kept
+    if manifest is None or not staying:
+        return entry
+    nbytes = sum(file.nbytes for file in manifest.stored if file.digest in staying)
+    first, *others = dict.fromkeys(name for digest in sorted(staying) for name in needing[digest])
+    who = f"{first} and {counted(len(others), 'other')} are" if others else f"{first} is"
+    return replace(entry, reasons=(*entry.reasons, f"{size_text(nbytes)} of it stays, since {who} decoded with it"))
+
+
+def _own_files(manifest: Manifest) -> set[str]:
+    return {manifest.files_of(index)[0] for index in range(len(manifest.blobs))}
+
+
+def _manifest(context: Context, entry: PlanEntry) -> Manifest | None:
+    with suppress(FileNotFoundError, NotADirectoryError):  # it went since the plan was made
+        return glance(context.layout.checkpoint(*entry.info.key), *entry.info.key, context.known.manifests).manifest
+    return None
