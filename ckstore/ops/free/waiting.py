@@ -32,13 +32,20 @@ _RUN_TIMEOUT_S = 10.0
 _CATALOG_TIMEOUT_S = 5.0
 
 
-def waiting(context: Context) -> tuple[Waiting, ...]:
-    """Return what can be brought back, the one dropped last first, with what purging it frees in turn."""
+def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
+    """Return what can be brought back, the one dropped last first, with what purging it frees in turn.
+
+    With a step only what has that one: to bring back one of thousands not each is looked into.
+    """
     layout = context.layout
     window_s = setting_of(layout, GRACE_S) if context.shared else 0.0
     found: list[Waiting] = []
     named = ((name, trash.former_place(name)) for name in trash.names_in(layout.trash))
-    entries = [(_left_s(layout.trash / name, window_s), name, place) for name, place in named if place is not None]
+    entries = [
+        (_left_s(layout.trash / name, window_s), name, place)
+        for name, place in named
+        if place is not None and step in (None, place[1])
+    ]
     entries = sorted(entry for entry in entries if entry[0] > 0)
     freed = freed_in_turn(context, (layout.trash / name for _, name, _ in entries))
     for (left_s, name, place), blobs in zip(entries, freed, strict=True):
@@ -106,24 +113,23 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
     """Return what a ref names among what waits; of several of one place the one dropped last."""
     from ckstore.model.manifest.info import CheckpointInfo
 
-    there = waiting(context)
     if isinstance(ref, CheckpointInfo):
-        fitting = [one for one in there if one.id == ref.id]
+        fitting = [one for one in waiting(context, ref.step) if one.id == ref.id]
     else:
         parsed = parse_ref(text_of(ref))
-        run = parsed.run if parsed.run is not None else context.run
-        own = [one for one in there if run in (None, one.run)]
-        if parsed.kind == "latest":  # the one dropped last
-            fitting = own
-        elif parsed.kind in ("step", "id"):
-            fitting = [one for one in own if str(one.step) == parsed.value]
-            fitting = fitting or [one for one in own if has_id(parsed, one.id)]
-        else:
+        if parsed.kind not in ("latest", "step", "id"):
             raise BadInput(f"{ref}: what was dropped is named by RUN@STEP or its id", hint="ckstore undo lists it")
+        run = parsed.run if parsed.run is not None else context.run
+        step = int(parsed.value) if parsed.kind == "step" else None
+        own = [one for one in waiting(context, step) if run in (None, one.run)]
+        # Of "latest" it is the one dropped last; digits are a step first, then the beginning of an id.
+        fitting = own if parsed.kind == "latest" else [one for one in own if str(one.step) == parsed.value]
+        if not fitting and parsed.kind != "latest":
+            fitting = [one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)]
         if parsed.kind != "latest" and len({one.run for one in fitting}) > 1:
             raise BadInput(f"{ref} was dropped of several runs", hint=f"write {fitting[0].ref}")
     if not fitting:
-        listed = ", ".join(one.ref for one in there[:4])
+        listed = ", ".join(one.ref for one in waiting(context)[:4])
         hint = f"what can be brought back: {listed}" if listed else "nothing waits to be brought back"
         raise NoSuchRef(f"{ref}: nothing of that name can be brought back", hint=hint)
     return fitting[0]
