@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from ckstore import CkstoreWarning, Store
-from tests.bench import histories, page
+from tests.bench import compact_loads, histories, page
 from tests.bench.compact_peers import PEERS, Peers
 from tests.bench.histories import Parts
+from tests.bench.sizes import size
 
 GOALS = {
     ("bf16 1e-6", 1): 75,
@@ -47,12 +48,36 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--width", type=int, default=histories.WIDTH, help="of the model")
     parser.add_argument("--batch", type=int, default=histories.BATCH, help="rows of a step")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="loads that are timed")
+    parser.add_argument("--only", choices=("bytes", "chain", "loads", "beside"), default="bytes", help="one part")
+    parser.add_argument(
+        "--size", type=size, default=64 * 2**20, help="of the tensor that is loaded, or compacted beside"
+    )
+    parser.add_argument("--share", type=float, default=0.1, help="of a processor, for the compaction beside a training")
     parser.add_argument("--page", action="store_true", help="put the figures into docs/performance.md")
     parser.add_argument("--out", type=Path, help="a file for the figures")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", CkstoreWarning)
+    if given.only in ("loads", "beside"):
+        found = (
+            list(compact_loads.loads(given.size, given.rounds))
+            if given.only == "loads"
+            else [compact_loads.beside(given.size, given.rounds, given.share)]
+        )
+        print(json.dumps(found, indent=1))
+        if given.page:
+            words = f"--size {given.size // 2**20}MiB --rounds {given.rounds}"
+            compact_loads.write_page(page.PAGE, given.only, found, words)
+        return 0
     histories.WIDTH, histories.BATCH = given.width, given.batch
+    if given.only == "chain":
+        model = next(trained for step, (trained, _) in enumerate(histories.pretraining()) if step == given.pretrained)
+        row = _chain(given.chain, model, given.rounds)
+        print(_line(row))
+        if given.page:
+            words = f"--chain {given.chain} --pretrained {given.pretrained} --width {given.width} --batch {given.batch}"
+            compact_loads.write_page(page.PAGE, "chain", [row], f"{words} --rounds {given.rounds}")
+        return 0
     rows = []
     with tempfile.TemporaryDirectory(prefix="ckstore-peers-") as folder:
         peers = Peers(Path(folder))
@@ -155,6 +180,7 @@ def _chain(count: int, model: histories.Model, rounds: int) -> dict[str, Any]:
             encode_s = time.process_time() - begun_s
             after = store.du().disk_bytes
             assert store.verify().ok
+            links = [done.before_bytes / done.after_bytes for done in report.compacted]
             plain_s = _seconds(lambda: store.load(count - 1), rounds)
             looked_at = range(0, count - 3, max(1, count // 16))
             deepest = max(_seconds(partial(store.load, step), rounds) for step in looked_at)
@@ -165,6 +191,7 @@ def _chain(count: int, model: histories.Model, rounds: int) -> dict[str, Any]:
             "encoded_bytes": after,
             "peers": {},
             "times": before / after,
+            "link_times": statistics.median(links),
             "encode_bytes_s": report.plain_bytes / encode_s,
             "decode_bytes_s": before / count / deepest,
             "load_times_plain": deepest / plain_s,

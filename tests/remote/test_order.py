@@ -126,5 +126,5 @@ def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> Non
     with pytest.raises(RemoteError):
         remove_there(REMOTES[remote], place)
 
-    # A client that lost its connection here has removed it all the same.
+    # A client that lost its connection here has removed it anyway.
     assert ObjectSource(objects, remote).places() == []

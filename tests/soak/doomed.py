@@ -30,6 +30,7 @@ _TRIES = 40
 _LOOKED_AT_MOST = 12
 _PAUSE_S = 0.05
 _BASE = np.random.default_rng(0).integers(0, 256, 600 * KIB, dtype=np.uint8)
+_NEAR = np.random.default_rng(1).standard_normal(60_000, np.float32)
 _TOKENS = random.SystemRandom()
 
 
@@ -38,13 +39,15 @@ def state_of(token: int) -> dict[str, Any]:
     turn = np.random.default_rng(token % 7).integers(0, 256, 300 * KIB, dtype=np.uint8)
     own = np.random.default_rng(token).integers(0, 256, 40_000, dtype=np.uint8)
     small = [np.full(50, token // 3 if i % 4 else token) for i in range(20)]
-    return {"base": _BASE, "turn": turn, "own": own, "small": small, "token": token}
+    near = _NEAR.copy()  # one in a hundred differs from that of another token: a compaction encodes it
+    near[token % 100 :: 100] += token % 1000 + 1
+    return {"base": _BASE, "turn": turn, "own": own, "near": near, "small": small, "token": token}
 
 
 def checksum(loaded: dict[str, Any]) -> int:
     """Return a checksum of all bytes of a state, mapped or not."""
     found = 0
-    for array in (loaded["base"], loaded["turn"], loaded["own"], *loaded["small"]):
+    for array in (loaded["base"], loaded["turn"], loaded["own"], loaded["near"], *loaded["small"]):
         found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
     return found
 
@@ -146,7 +149,7 @@ def _same_again(store: Store, ledger: Ledger, newest: CheckpointInfo) -> None:
 
 
 def collector(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> Callable[[], None]:
-    """Keep the last three of each run, now and then drop one more; free what they leave."""
+    """Keep the last three of each run, now and then drop one more, or compact older ones; free what they leave."""
     policy = RetentionPolicy(keep_last=KEEP_LAST)
 
     def act() -> None:
@@ -159,6 +162,8 @@ def collector(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> C
         older = [info for info in infos if newest[info.run] is not info]
         if len(infos) > 10 and older and draw.random() < 0.2:
             _delete(store, ledger, older[0])
+        if draw.random() < 0.3:
+            ledger.did(compacted=len(store.compact(keep_newest=1).compacted))
         try:
             report = store.gc()
         except InUse:  # the other collector is at work

@@ -95,7 +95,7 @@ def test_whatever_is_killed_when_nothing_is_lost_and_nothing_half_visible(
         print(f"\n{SOAK_S:.0f} s: {line}", flush=True)
     assert not wrong, "\n".join(wrong)
     # In the seconds of the short form a busy machine gets no further than this.
-    rest = ("gcs", "freed", "dropped", "mapped", "opened") if SOAK_S >= _LONG_S else ()
+    rest = ("gcs", "freed", "dropped", "compacted", "mapped", "opened") if SOAK_S >= _LONG_S else ()
     for what in ("acknowledged", "checked_at_start", *rest):
         assert did[what], f"no {what} in {SOAK_S} s: {dict(did)}"
     assert said["kills"]

@@ -26,7 +26,7 @@ class CompactionEntry:
         base: The checkpoint that it is encoded against, ``RUN@STEP``; empty where it stays plain.
         reason: Why it stays as it is; empty if it is compacted.
         shares: Whether old packs of which it needs little are encoded in its directory, too, although it stays plain.
-        gone_bytes: What stays of checkpoints that are gone, since this one is decoded with it.
+        gone_bytes: The bytes of checkpoints that are gone that this one is decoded with.
     """
 
     info: CheckpointInfo

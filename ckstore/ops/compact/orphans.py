@@ -1,4 +1,4 @@
-"""What stays of checkpoints that are gone: files of blobs that no checkpoint has, and others are decoded with."""
+"""The files of checkpoints that are gone: of blobs that no checkpoint has, and others are decoded with."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class Orphans:
         return sum(self._sizes[digest] for digest in needed - self._own)
 
     def share(self, digest: str) -> float:
-        """Return which part of the file of an orphan one of its users would be saved for; 0: it is none."""
+        """Return which part of the file of an orphan one of its users would be saved for; 0: it is not one."""
         return 0 if digest in self._own else self._sizes[digest] / len(self._users[digest])

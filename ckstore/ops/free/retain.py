@@ -23,7 +23,7 @@ from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import rules_of
 from ckstore.ops.context import annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
-from ckstore.ops.free.stays import with_what_stays
+from ckstore.ops.free.still_needed import with_needed_bytes
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.mirrored import behind, not_yet, spared
@@ -113,7 +113,7 @@ def plan_asked(
     """
     if policy is not None and not isinstance(policy, RetentionPolicy):
         raise BadInput(f"policy must be a RetentionPolicy or None, got {policy!r:.80}")
-    made = with_what_stays(context, plan_retention(context, policy, run, sure=sure))
+    made = with_needed_bytes(context, plan_retention(context, policy, run, sure=sure))
     if run is not None and not made.entries:
         runs = context.layout.runs()
         hint = f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet"

@@ -31,7 +31,7 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def plain_of(context: Context, file: str) -> tuple[BlobRecord, Manifest] | None:
-    """Return which plain blob an encoded file is a form of, and a manifest that has it; None: it is none."""
+    """Return which plain blob an encoded file is a form of, and a manifest that has it; None: of no blob."""
     for run, step, _ in context.layout.published():
         path = context.layout.checkpoint(run, step)
         encoding = encoding_at(path)

@@ -1,4 +1,4 @@
-"""What of a checkpoint stays when it is dropped, since others are decoded with it: for a plan that a person sees."""
+"""How much of a dropped checkpoint stays, since others are decoded with it: for a plan that a person sees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 
-def with_what_stays(context: Context, made: RetentionPlan) -> RetentionPlan:
+def with_needed_bytes(context: Context, made: RetentionPlan) -> RetentionPlan:
     """Return a plan that says of what it drops how many bytes stay, and for which checkpoints."""
     if not made.dropped or not any(entry.info.compacted for entry in made.kept):
         return made
