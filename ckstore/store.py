@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack
 
 from ckstore.background import BackgroundSaves
-from ckstore.errors import BadInput, StoreNotFound
+from ckstore.errors import BadInput, CkstoreError, StoreNotFound
 from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
@@ -1084,7 +1084,7 @@ class Store:
         """
         from ckstore.ops.events import events
 
-        return events(self._context, since=since, run=run)
+        return BriefList(events(self._context, since=since, run=run))
 
     @act
     def why(self, digest: str) -> list[Use]:
@@ -1401,7 +1401,7 @@ class Store:
             InUse: A save to it is under way, or one of its checkpoints is open.
             StepExists: The run `new` has checkpoints of its own.
             DamagedBlob, BytesElsewhere: One of them is not whole here; nothing was changed.
-            BadInput: A name cannot be that of a run.
+            BadInput: A name cannot be that of a run, or both names have rules in `config.retention_by_run`.
             SaveFailed, InsufficientSpace: The store cannot be written; the old names are all there.
         """
         from ckstore.ops.rename_run import rename_run
@@ -1619,6 +1619,18 @@ class Store:
         msg = f"a Store has no [...]: store.load({ref!r}) loads a checkpoint, store.info({ref!r}) says what it is"
         raise TypeError(msg)
 
+    def __setitem__(self, step: object, state: object) -> NoReturn:
+        msg = f"a Store has no [...]: store.save(state, step={step!r}) saves a checkpoint"
+        raise TypeError(msg)
+
+    def __delitem__(self, ref: object) -> NoReturn:
+        msg = f"a Store has no [...]: store.delete({ref!r}) deletes a checkpoint"
+        raise TypeError(msg)
+
+    def __contains__(self, ref: object) -> NoReturn:
+        msg = f"a Store is no collection: store.info({ref!r}) says what it is, and raises NoSuchRef where there is none"
+        raise TypeError(msg)
+
     def __iter__(self) -> NoReturn:
         msg = "a Store is not iterable: store.checkpoints() lists its checkpoints"
         raise TypeError(msg)
@@ -1744,15 +1756,25 @@ def _open(
     return context, notes
 
 
-def _wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
-    from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, setting_or_none
+def _wake(
+    context: Context,
+    catalog_path: Path | None,
+    settings: Callable[[], Mapping[str, Any]] | None = None,
+    *,
+    only_if_behind: bool = False,
+) -> None:
+    from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, read_config
 
+    try:
+        config = read_config(context.layout) if settings is None else settings()
+    except (CkstoreError, OSError):  # what needs the settings says why
+        return
     # Few stores have either, and the modules take a process of a command 20 ms.
-    if setting_or_none(context.layout, MIRROR) is not None:
+    if config.get(MIRROR.name) is not None:
         from ckstore.saver import mirror
 
         mirror.wake(context, catalog_path, only_if_behind=only_if_behind)
-    if not only_if_behind and setting_or_none(context.layout, COMPACT_AFTER) is not None:
+    if not only_if_behind and config.get(COMPACT_AFTER.name) is not None:
         from ckstore.saver import compactor
 
         compactor.wake(context, catalog_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from contextlib import suppress
 
 GRAIN_BYTES = 4096
@@ -45,5 +46,6 @@ def prefer_huge_pages(memory: memoryview) -> None:
 
 
 def is_aligned(data: memoryview) -> bool:
-    """Whether `data` is the beginning of an `aligned_buffer`; a slice from further inside passes, too."""
-    return isinstance(data.obj, mmap.mmap)
+    """Whether `data` is in an `aligned_buffer`, or in a mapping of `fs.mapping`; one from within a page passes, too."""
+    ctypes = sys.modules.get("ctypes")  # whose arrays those mappings are; not imported, there are none
+    return isinstance(data.obj, mmap.mmap) or (ctypes is not None and isinstance(data.obj, ctypes.Array))

@@ -111,6 +111,25 @@ def read_range(path: Where, start: int, stop: int) -> bytearray:
     return data
 
 
+def read_past_cache(fd: int, into: memoryview) -> int:
+    """Fill aligned memory with whole blocks from the beginning of an open file; return how many bytes came.
+
+    The caller reads the rest through the cache, and meets there what failed here.
+    """
+    done, whole = 0, len(into) - len(into) % GRAIN_BYTES
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+        # After a short read that ends within a block a further direct read would be refused.
+        while done < whole and done % GRAIN_BYTES == 0 and (count := os.preadv(fd, [into[done:whole]], done)):
+            done += count
+    except OSError:
+        return done
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    return done
+
+
 def check_on_disk(path: Where, data: memoryview) -> None:
     """Compare the file, which was made durable, with what was written to it: fsync says less.
 

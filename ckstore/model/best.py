@@ -66,6 +66,8 @@ def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
     from difflib import get_close_matches  # for an error alone
 
     names = sorted({name for metrics in found for name in metrics})
+    if wanted in names:
+        return f"{wanted} is nan in each that has it"
     near = get_close_matches(wanted, names, n=1)
     if near:
         return f"did you mean {near[0]}?"

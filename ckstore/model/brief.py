@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import reprlib
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from datetime import datetime
 from typing import SupportsIndex, TypeVar, overload
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class BriefList(list[T]):
     def __repr__(self) -> str:
         # Names are short, and may be copied into a program; of reports a line each is easier to read.
         is_short = len(self) <= (MOST_CHARS // 4 if self and isinstance(self[0], str) else _ITEMS_SHOWN)
-        if is_short and len(text := super().__repr__()) <= MOST_CHARS:
+        if is_short and len(text := super().__repr__()) <= MOST_CHARS and "\n" not in text:
             return text
         most = MOST_LINES - 3  # both brackets, and how many are left out
         first = self[: most // 2] if len(self) > most else self
@@ -97,11 +98,15 @@ def _line(item: object) -> str:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, datetime):
+        return str(value)
     try:
         text = _SHORT.repr(value)
     except ValueError:  # an integer of more digits than str() takes
         text = f"<{type(value).__name__}>"
     text = text.replace("(\n    ", "(").replace(",\n)", ")").replace("\n    ", " ")  # of a result in it, on one line
+    if len(text) > _VALUE_CHARS and isinstance(value, list | tuple) and value and is_dataclass(value[0]):
+        return f"<{len(value):,} {type(value[0]).__name__}>"  # of which a piece would say nothing
     if len(text) > _VALUE_CHARS:
         text = f"{text[: _VALUE_CHARS - 3]}..."
     is_long = isinstance(value, Collection) and not isinstance(value, str | bytes) and len(value) > _ITEMS_SHOWN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ckstore.model.sizes import size_text
 
@@ -67,6 +67,11 @@ def number_text(value: float) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.5g}"
+
+
+def metrics_text(metrics: Mapping[str, int | float]) -> str:
+    """Return ``loss=2.1031 val_loss=2.2``."""
+    return " ".join(f"{printable(name)}={number_text(value)}" for name, value in metrics.items())
 
 
 def share_text(part: int, whole: int) -> str:

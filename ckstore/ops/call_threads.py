@@ -21,7 +21,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 # How often the caller's thread may report progress while it waits.
 _LOOK_S = 0.1
-# Four keep a disk busy; more than that was not measured on more than two cores (docs/adr/0009).
+# Four keep a disk busy, sixteen one of 26 GB/s by what each costs; on 16 cores sixteen are no faster than eight
+# (docs/adr/0025).
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 _PATIENCE = 3
 """So many times Ctrl-C, or what another signal handler raises, comes before threads are waited for no more."""
@@ -32,7 +33,7 @@ def default_threads(cores: int) -> int:
     """Return how many threads a call works with on so many cores, if the settings do not say.
 
     Four on up to eight: fewer leave a disk waiting, more gained less than a tenth (docs/adr/0009). Half of the cores
-    above, since training goes on beside a save, and a disk of 10 GB/s takes what eight hash.
+    above, since training goes on beside a save.
     """
     return max(_LEAST_THREADS, min(cores // 2, _MOST_THREADS))
 

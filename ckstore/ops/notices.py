@@ -60,7 +60,8 @@ def tell_not_durable(reason: str, settings: StoreSettings) -> None:
 
     # The reason names the path: a copy of the store elsewhere, with the same uuid, is warned of by itself.
     # Also across processes: each rank and each restart of a job would repeat it.
-    if note_once(settings.uuid, f"told-{settings.algorithm.digest(reason.encode())}"):
+    told = settings.algorithm.digest(reason.encode("utf-8", "surrogatepass"))  # the path need not be UTF-8
+    if note_once(settings.uuid, f"told-{told}"):
         warn(f"a power cut may lose what is saved here: {reason}")
 
 

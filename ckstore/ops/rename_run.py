@@ -103,6 +103,12 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
         if trash.in_use(layout.checkpoint(*info.key)):
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
     _check_free(context, found, new)
+    if {old, new} <= config_file.policies_by_run(layout).keys():  # one of them would be lost, and what it keeps
+        raise BadInput(
+            f"the runs {old} and {new} both have rules in {config_file.BY_RUN}",
+            hint=f"take those of one of them out of store.config.{config_file.BY_RUN}",
+            command_hint=f"ckstore config retention --run {new} --off takes those of {new} away",
+        )
     return found
 
 

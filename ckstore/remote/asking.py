@@ -23,6 +23,26 @@ def is_asked(count: int, there_count: int) -> bool:
     return count <= PAGE_ASKS * (1 + there_count // _PAGE_KEYS)
 
 
+def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[dict[str, Listed], int]:
+    """Return what a remote says of some keys, and how many keys their folders have, as far as is known.
+
+    Args:
+        objects: The remote.
+        wanted: The keys; those that are missing are left out.
+        there_count: How many keys their folders had when they were listed last.
+    """
+    if is_asked(len(wanted), there_count):
+        return ask(objects, wanted), there_count
+    found: dict[str, Listed] = {}
+    count = 0
+    for folder in sorted({f"{key.partition('/')[0]}/" for key in wanted}):
+        for listed in objects.list(folder):
+            count += 1
+            if listed.key in wanted:
+                found[listed.key] = listed
+    return found, count
+
+
 def ask(objects: Objects, names: Collection[str]) -> dict[str, Listed]:
     """Return what a remote says of each of some keys; those that are missing are left out."""
     found: dict[str, Listed] = {}

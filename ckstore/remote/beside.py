@@ -16,7 +16,7 @@ from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.refs.protection import held
 from ckstore.ops.refs.tags import tag
 from ckstore.remote import keys
-from ckstore.remote.asking import ask, is_asked
+from ckstore.remote.asking import look
 from ckstore.remote.small_objects import TAG_MAX_BYTES, RemoteTag, change
 
 if TYPE_CHECKING:
@@ -49,10 +49,8 @@ class Beside:
         wanted = [*self._annotations(infos), *self._tags(infos), *self._pins(infos)]
         if not wanted:
             return
-        if is_asked(len(wanted), len(self._record.checkpoints)):
-            there = {key: listed.tag for key, listed in ask(self._remote.objects, [key for key, *_ in wanted]).items()}
-        else:
-            there = self._listed(wanted)
+        found, _ = look(self._remote.objects, {key for key, *_ in wanted}, len(self._record.checkpoints))
+        there = {key: listed.tag for key, listed in found.items()}
         for key, own, make, most_bytes in wanted:
             digest = _ALGORITHM.digest(own)
             if self._record.documents.get(key) == (digest, there.get(key, "")):
@@ -60,10 +58,6 @@ class Beside:
             left = change(self._remote, key, make, most_bytes=most_bytes)
             if left is not None:
                 self._record.documents[key] = (digest, left.tag)
-
-    def _listed(self, wanted: Sequence[_Wanted]) -> dict[str, str]:
-        prefixes = {keys.CHECKPOINTS, keys.TAGS, keys.PINS} & {f"{key.partition('/')[0]}/" for key, *_ in wanted}
-        return {listed.key: listed.tag for prefix in sorted(prefixes) for listed in self._remote.objects.list(prefix)}
 
     def _annotations(self, infos: Sequence[CheckpointInfo]) -> Iterator[_Wanted]:
         for info in infos:

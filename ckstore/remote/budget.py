@@ -7,6 +7,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -23,6 +25,8 @@ class MemoryBudget:
         self._all = self._free = nbytes
         self._changed = threading.Condition()
         self._is_ended = False
+        # Most blobs have one size. Together never more than what is free, so that others find room.
+        self._idle: list[memoryview] = []
 
     @contextmanager
     def taking(self, nbytes: int) -> Iterator[None]:
@@ -39,6 +43,28 @@ class MemoryBudget:
             with self._changed:
                 self._free += taken
                 self._changed.notify_all()
+
+    @contextmanager
+    def lending(self, nbytes: int) -> Iterator[memoryview]:
+        """As `taking`, and give memory of this size, aligned for direct writes; it may hold what another blob left.
+
+        The kernel takes longer to make fresh memory than a digest of it takes.
+        """
+        wanted = max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES
+        with self.taking(wanted):
+            memory = self._found_idle(wanted) or aligned_buffer(wanted)
+            yield memory[:nbytes]
+            with self._changed:
+                if wanted < self._all:
+                    self._idle.append(memory)
+
+    def _found_idle(self, wanted: int) -> memoryview | None:
+        with self._changed:
+            at = next((at for at, memory in enumerate(self._idle) if len(memory) == wanted), None)
+            found = None if at is None else self._idle.pop(at)
+            while sum(map(len, self._idle)) > self._free:
+                self._idle.pop()
+            return found
 
     @property
     def is_ended(self) -> bool:

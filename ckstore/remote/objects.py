@@ -45,8 +45,11 @@ class Objects(Protocol):
         Nothing is verified here: the caller compares digests.
         """
 
+    def send(self, key: str, data: bytes | memoryview) -> str:
+        """Write an object, over what is there, and return the service's mark of this write."""
+
     def put(self, key: str, data: bytes | memoryview) -> Listed:
-        """Write an object, over what is there."""
+        """As `send`, and look at it: one request more."""
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
         """Write an object that is not there; False if there is one whose bytes differ or are not known to be these.

@@ -71,7 +71,7 @@ class PushedPart:
 def push_part(context: Context, staging: Staging, remote: Remote, manner: Manner) -> PushedPart:
     """Bring the blobs of a sealed part to the remote."""
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
-        push = Push(context, remote, manner, There.nothing(remote))
+        push = Push(context, remote, manner, There.nothing(context, remote))
         part = PushedPart(remote, push.send([directory], is_part=True))
         push.keep_record()
     return part
@@ -85,7 +85,7 @@ def push_whole(context: Context, staging: Staging, remote: Remote, manner: Manne
         CkstoreError: It does not exist.
     """
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
-        push = Push(context, remote, manner, There.nothing(remote))
+        push = Push(context, remote, manner, There.nothing(context, remote))
         try:
             push.send([directory])
         except CkstoreError as error:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace, RemoteError
 from ckstore.fs import files, links, peek
-from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.transfer import TransferPlan, TransferReport
@@ -266,9 +265,8 @@ class Pull:
             raise InsufficientSpace(f"{msg}; nothing was fetched", hint=how_to_free(self.context, need.missing))
 
     def _fetch(self, place: Place, staging: Staging, blob: BlobRecord) -> None:
-        with self._budget.taking(blob.nbytes):
-            # Aligned, so that it is written past the page cache as a save writes.
-            buffer = aligned_buffer(-(-blob.nbytes // GRAIN_BYTES) * GRAIN_BYTES)[: blob.nbytes]
+        # Aligned, so that it is written past the page cache as a save writes.
+        with self._budget.lending(blob.nbytes) as buffer:
             came = fetch_checked(self.source, place, blob, buffer, budget=self._budget, limiter=self._limiter)
             staging.put(blob.digest, buffer)
         self._moved_bytes += came

@@ -12,22 +12,22 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
-from ckstore.fs import files, mapping
+from ckstore.fs import direct, files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
-from ckstore.objects.encoded import decoded, is_encoded
+from ckstore.objects.encoded import decoded
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
-from ckstore.remote.asking import ask, is_asked
+from ckstore.remote.asking import look
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.deltas.encode import delta_of
@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
-    from ckstore.remote.deltas.spool import Delta
+    from ckstore.remote.deltas.spool import Delta, Spool
     from ckstore.remote.objects import Listed, Remote
     from ckstore.remote.push_plan import There
 
+T = TypeVar("T")
 # Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
 _BATCH = 16
 # A push begins again when a pruner took its intent, or it slept: more often than this is no accident.
@@ -88,11 +89,12 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         RemoteError: The remote did not take something; the push can be repeated, and goes on where it ended.
     """
     begun_s = time.monotonic()
+    known = record.read_record(context.layout, remote.name)
     # Encoding looks for bases among all that is there.
     if manner.lacks_all and not setting_of(context.layout, PUSH_DELTAS):
-        found = believe(context, infos, remote, record.read_record(context.layout, remote.name))
+        found = believe(context, infos, remote, known)
     else:
-        found = look_there(context, infos, remote)
+        found = look_there(context, infos, remote, known)
     plan, work = found.plan, Push(context, remote, manner, found)
     try:
         work.send_all()
@@ -134,7 +136,7 @@ class Push:
         self._context, self._remote, self._manner, self._plan = context, remote, manner, there.plan
         self._there = there
         self._encodes = setting_of(context.layout, PUSH_DELTAS)
-        self._record = record.read_record(context.layout, remote.name)
+        self._record = there.known
         self._before = self._record.render()
         self._budget = MemoryBudget()
         self._limiter = None if manner.bytes_s is None else RateLimiter(manner.bytes_s, sleep=self._budget.sleep)
@@ -237,7 +239,7 @@ class Push:
         def send(digest: str) -> None:
             for intent in intents:
                 intent.renew(objects, cas=self._remote.cas)
-            tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest])).tag
+            tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest]))
 
         for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)
         there = self._look(names, wanted) if lacking else there
@@ -255,48 +257,39 @@ class Push:
 
     def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, Listed]:
         """Return the blobs whose current names are there with their sizes."""
-        objects = self._remote.objects
         by_key = {keys.blob(name): digest for digest, name in names.items()}
-        if is_asked(len(by_key), self._record.blob_count):
-            found = {by_key[key]: listed for key, listed in ask(objects, by_key).items()}
-        else:
-            found, count = {}, 0
-            for listed in objects.list(keys.BLOBS):
-                count += 1
-                if listed.key in by_key:
-                    found[by_key[listed.key]] = listed
-            self._record.blob_count = count
+        there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)
+        found = {by_key[key]: listed for key, listed in there.items()}
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
 
-    def _send_blob(self, blob: _Wanted, key: str) -> Listed:
-        with self._budget.taking(blob.nbytes):
-            data = memoryview(b"") if blob.read is None else blob.read()
+    def _send_blob(self, blob: _Wanted, key: str) -> str:
+        """Send a file, and return the mark of this write."""
+        with self._budget.lending(blob.nbytes) as memory:
+            data = memory[:0] if blob.read is None else blob.read(memory)
             if self._limiter is not None:
                 self._limiter.wait(blob.nbytes)
-            written = self._put(key, data)
+            # It is looked at with all others, after the last of them.
+            mark = self._again(lambda: self._remote.objects.send(key, data))
         self.sent_bytes += blob.nbytes
         self.sent_count += 1
-        return written
+        return mark
 
-    def _put(self, key: str, data: memoryview | bytes) -> Listed:
-        for attempt in range(_SENDS):
+    def _again(self, write: Callable[[], T]) -> T:
+        """Write what may be written again: an answer that was lost is no failure, since the bytes are the same."""
+        for attempt in range(_SENDS - 1):
             try:
-                written = self._remote.objects.put(key, data)
+                return write()
             except RemoteError:
-                # A lost answer is no failure: the same bytes are written again, which changes nothing.
-                if attempt + 1 == _SENDS or self._budget.is_ended:
+                if self._budget.is_ended:
                     raise
-            else:
-                if written.nbytes == len(data):
-                    return written
             self._budget.sleep(_PAUSE_S * attempt)
-        msg = f"{key} at {self._remote.name} has another size than was sent, {_SENDS} times"
-        raise RemoteError(msg)
+        return write()
 
     def _publish(self, directory: CheckpointDirectory, intent: Intent, delta: Delta | None) -> None:
         objects = self._remote.objects
         if delta is not None:
-            self._put(intent.place.plain, delta.plain)
+            plain = delta.plain
+            self._again(lambda: objects.send(intent.place.plain, plain))
             data = delta.text
         else:
             data = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
@@ -307,7 +300,7 @@ class Push:
         place = intent.place
         if objects.head(place.dropped) is not None:
             objects.delete([place.dropped])
-        written = self._put(place.manifest, data)
+        written = self._again(lambda: objects.put(place.manifest, data))
         self._record.checkpoints[place.id] = text_of_time(written.modified)
 
     def beside(self) -> None:
@@ -337,11 +330,11 @@ class _Wanted(NamedTuple):
 
     Attributes:
         nbytes: Its size.
-        read: Returns its bytes, compared; None: it is not here.
+        read: Returns its bytes, compared, in the memory that it is given or elsewhere; None: it is not here.
     """
 
     nbytes: int
-    read: Callable[[], memoryview] | None
+    read: Callable[[memoryview], memoryview] | None
 
 
 def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> dict[str, _Wanted]:
@@ -354,18 +347,21 @@ def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> 
         return found
     new = delta.spool
     return {
-        file.digest: _Wanted(file.nbytes, partial(new.get, file.digest))
+        file.digest: _Wanted(file.nbytes, partial(_spooled, new, file.digest))
         if file.digest in new
         else found.get(file.digest, _Wanted(file.nbytes, None))
         for file in delta.encoding.files
     }
 
 
-def _read_checked(directory: CheckpointDirectory, blob: BlobRecord) -> memoryview:
-    """Return the bytes of a blob, which have its digest."""
+def _spooled(spool: Spool, digest: str, _: memoryview) -> memoryview:
+    return spool.get(digest)
+
+
+def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memoryview) -> memoryview:
+    """Return the bytes of a blob, which have its digest, in `data` or in a mapping."""
     what = f"the push of {directory.manifest.name}"
     with directory.reporting_damage():
-        data = memoryview(bytearray(blob.nbytes)) if is_encoded(directory, blob.digest) else memoryview(b"")
         # The plain bytes: at a remote nothing is encoded yet.
         if decoded(directory, blob.digest, 0, data, what):
             return _checked(directory, blob, data)
@@ -374,8 +370,9 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord) -> memoryvie
         if blob.nbytes > _MAPPED_FROM_BYTES:
             data = mapping.map_file(fd, blob.nbytes)
         else:
-            data = memoryview(bytearray(blob.nbytes))
-            files.read_into(fd, 0, data, f"{directory.path}: blob {blob.digest}")
+            # What a save wrote is not in the page cache, and what a training has there stays in it.
+            done = direct.read_past_cache(fd, data) if blob.nbytes >= files.DIRECT_FROM_BYTES else 0
+            files.read_into(fd, done, data[done:], f"{directory.path}: blob {blob.digest}")
     finally:
         os.close(fd)
     return _checked(directory, blob, data)

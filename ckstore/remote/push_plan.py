@@ -1,29 +1,34 @@
-"""What a push would send: what a remote has, found by listing it. Nothing is encoded, and nothing is written."""
+"""What a push would send: what a remote has, asked for or listed. Nothing is encoded, and nothing is written."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.model.reports.transfer import TransferPlan
+from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys
+from ckstore.remote.asking import look
+from ckstore.remote.documents.condemned import read_condemned
 from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.keys import Place
+from ckstore.remote.record import read_record
 from ckstore.remote.source import ObjectSource
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.ops.context import Context
+    from ckstore.remote.documents.condemned import Condemned
     from ckstore.remote.objects import Remote
     from ckstore.remote.record import Record
 
 
 def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
     """Say what a push would send now."""
-    return look_there(context, infos, remote).plan
+    return look_there(context, infos, remote, read_record(context.layout, remote.name)).plan
 
 
 class There(NamedTuple):
@@ -33,21 +38,24 @@ class There(NamedTuple):
         plan: What is to be sent, before anything is encoded.
         lacking: Ids of the checkpoints that it lacks, or of which something is missing.
         source: For reading what it has.
-        places: Its checkpoints.
-        sizes: The sizes that it lists for the names of each digest that the plan needs.
+        places: Its checkpoints; where nothing is encoded those of the plan alone.
+        sizes: The sizes that it has of the blobs that the plan needs.
+        known: What was seen of it before.
     """
 
     plan: TransferPlan
     lacking: set[str]
     source: ObjectSource
     places: set[Place]
-    sizes: dict[str, set[int]]
+    sizes: Mapping[str, Collection[int]]
+    known: Record
 
     @classmethod
-    def nothing(cls, remote: Remote) -> There:
+    def nothing(cls, context: Context, remote: Remote) -> There:
         """Return what is there for a push that sends what it is given, whatever is there."""
         plan = TransferPlan("push", remote.name, (), (), (), 0)
-        return cls(plan, set(), ObjectSource(remote.objects, remote.name), set(), {})
+        known = read_record(context.layout, remote.name)
+        return cls(plan, set(), ObjectSource(remote.objects, remote.name), set(), {}, known)
 
 
 def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
@@ -60,18 +68,19 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
     sizes = {digest: {known.blobs[digest].nbytes} for digest in wanted if digest in known.blobs}
     missing = tuple((digest, nbytes) for digest, nbytes in sorted(wanted.items()) if digest not in sizes)
     plan = TransferPlan("push", remote.name, tuple(infos), tuple(infos), missing, sum(wanted.values()))
-    return There(plan, {info.id for info in infos}, ObjectSource(remote.objects, remote.name), set(), sizes)
+    return There(plan, {info.id for info in infos}, ObjectSource(remote.objects, remote.name), set(), sizes, known)
 
 
-def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> There:
-    """Find what a remote has of checkpoints."""
+def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
+    """Find what a remote has of checkpoints: what it costs goes by these, not by all that is there."""
     check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
     source = ObjectSource(remote.objects, remote.name)
-    there = set(source.places())
+    there = _places_there(source, context, infos, remote, known)
+    condemned = read_condemned(remote.objects)
     wanted: dict[str, int] = {}
     for info in infos:
         wanted.update(_blobs_of(context, info))
-    sizes = _sizes_there(remote, wanted)
+    sizes = _sizes_there(remote, condemned, wanted, known)
     missing = {digest: nbytes for digest, nbytes in wanted.items() if nbytes not in sizes.get(digest, ())}
     lacking = {info.id for info in infos if place_of(info) not in there}
     # Those that are there have it under another name, in encoded form, or lack it.
@@ -79,7 +88,7 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
     encoded = [info for info in encoded if any(digest in missing for digest, _ in _blobs_of(context, info))]
     forms = {info.id: source.encoding(place_of(info)) for info in encoded}
     wanted_files = {file.digest for form in forms.values() if form for file in form.files}
-    files_there = _sizes_there(remote, wanted_files) if wanted_files else {}
+    files_there = _sizes_there(remote, condemned, wanted_files, known) if wanted_files else {}
     whole = set()
     for id, form in forms.items():
         if form is not None and all(nbytes in files_there.get(digest, ()) for digest, nbytes in form.files):
@@ -91,7 +100,7 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
         missing = {digest: nbytes for digest, nbytes in missing.items() if digest in needed}
     new = tuple(info for info in infos if place_of(info) not in there)
     plan = TransferPlan("push", remote.name, tuple(infos), new, tuple(sorted(missing.items())), sum(wanted.values()))
-    return There(plan, lacking, source, there, sizes)
+    return There(plan, lacking, source, there, sizes, known)
 
 
 def _blobs_of(context: Context, info: CheckpointInfo) -> tuple[BlobRecord, ...]:
@@ -104,10 +113,21 @@ def place_of(info: CheckpointInfo) -> Place:
     return Place(info.run, info.step, info.id)
 
 
-def _sizes_there(remote: Remote, digests: Container[str]) -> dict[str, set[int]]:
-    """Return the sizes that a remote lists for the names of these digests; what else it lists is not kept."""
-    sizes: dict[str, set[int]] = {}
-    for listed in remote.objects.list(keys.BLOBS):
-        if (name := keys.blob_in(listed.key)) is not None and name.digest in digests:
-            sizes.setdefault(name.digest, set()).add(listed.nbytes)
-    return sizes
+def _places_there(
+    source: ObjectSource, context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record
+) -> set[Place]:
+    if setting_of(context.layout, PUSH_DELTAS):  # bases are looked for among all
+        return set(source.places())
+    places = {place_of(info) for info in infos}
+    wanted = {key for place in places for key in (place.manifest, place.dropped)}
+    found, _ = look(remote.objects, wanted, len(known.checkpoints))
+    return {place for place in places if place.manifest in found and place.dropped not in found}
+
+
+def _sizes_there(
+    remote: Remote, condemned: Condemned, digests: Iterable[str], known: Record
+) -> dict[str, Collection[int]]:
+    """Return the size that a remote has of each of these blobs; those that are missing are left out."""
+    by_key = {keys.blob(str(condemned.name(digest))): digest for digest in digests}
+    found, known.blob_count = look(remote.objects, by_key, known.blob_count)
+    return {by_key[key]: {listed.nbytes} for key, listed in found.items()}

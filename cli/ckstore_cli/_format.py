@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-
-from ckstore.model.words import number_text, printable
 
 _MINUTE_S = 60
 _HOUR_S = 60 * _MINUTE_S
@@ -26,11 +24,6 @@ def age_text(created: str, now: datetime) -> str:
         if age_s < limit_s:
             return f"{max(int(age_s // unit_s), 0)} {unit} ago"
     return created[:10]
-
-
-def metrics_text(metrics: Mapping[str, int | float]) -> str:
-    """Return ``loss=2.1031 val_loss=2.2``."""
-    return " ".join(f"{printable(name)}={number_text(value)}" for name, value in metrics.items())
 
 
 def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:

@@ -26,6 +26,7 @@ from tests.bench.states import Kind
 _IO_BYTES = 8 * 2**20
 _GRAIN_BYTES = 4096
 _HUGE_FROM_BYTES = 4 * 2**20
+_PART_BYTES = 2 * 2**20
 _PIECE_BYTES = 2**20
 """What a thread copies or hashes at once: the xxhash package lets other threads run above 64 KiB."""
 
@@ -89,6 +90,31 @@ class WriteFiles(Floor):
     def check(self) -> None:
         total = sum(path.stat().st_size for path in self._folder.iterdir())
         assert total == sum(_file_sizes(self._written_bytes)), "the floor did not write all bytes"
+
+
+class HashAndWriteFiles(WriteFiles):
+    """The same as a save has to do it: each file is hashed, copied to private memory part by part, and hashed there."""
+
+    def __init__(self, name: str, *, at_once: int) -> None:
+        super().__init__(name, direct=True, at_once=at_once)
+
+    def _write(self, buffer: memoryview, share: list[tuple[int, int]]) -> None:
+        private = _random_buffer(0, _PART_BYTES)
+        target = np.frombuffer(private, np.uint8)
+        for number, nbytes in share:
+            buffer[:8] = (number + 1).to_bytes(8, "little")
+            source = np.frombuffer(buffer[:nbytes], np.uint8)
+            first, second = xxhash.xxh3_128(source.data), xxhash.xxh3_128()
+            fd = os.open(self._folder / f"{number:06}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o600)
+            for at in range(0, nbytes, _PART_BYTES):
+                part = source[at : at + _PART_BYTES]
+                np.copyto(target[: len(part)], part)
+                second.update(private[: len(part)])
+                if os.pwrite(fd, private[: len(part)], at) != len(part):
+                    raise OSError(f"{self.name}: a write was cut short")
+            os.fsync(fd)
+            os.close(fd)
+            assert first.digest() == second.digest(), "the copy differs"
 
 
 class ReadFiles(Floor):

@@ -9,7 +9,16 @@ from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from tests.bench import states
 from tests.bench.results import Results, ratio
-from tests.bench.scenarios import COPY_FLOORS, FAST_OURS, FAST_READ, FAST_WRITE, HASH_FLOORS, READ_FLOORS, WRITE_FLOORS
+from tests.bench.scenarios import (
+    COPY_FLOORS,
+    FAST_HASHED,
+    FAST_OURS,
+    FAST_READ,
+    FAST_WRITE,
+    HASH_FLOORS,
+    READ_FLOORS,
+    WRITE_FLOORS,
+)
 from tests.bench.states import Sizes
 
 _OURS = "ckstore"
@@ -153,6 +162,12 @@ LINES = (
     Line("3 MB in 100 tensors: time of torch.save + fsync", 1.5, False, _slower("small-state", "torch.save")),
     Line("the same on XFS: time of torch.save + fsync", 1.5, False, _slower("small-state-xfs", "torch.save")),
     *_on_fast("fast-save", FAST_WRITE),
+    Line(
+        "save, a device in memory: share of hash, copy and direct write",
+        0.85,
+        True,
+        _floor_share("fast-save", tuple(FAST_HASHED.values())),
+    ),
     *_on_fast("fast-load", FAST_READ),
     *_mapped("map", "mapped, warm"),
     *_mapped("map-again", "mapped, after a load"),

@@ -22,7 +22,7 @@ from tests.bench.acts import (
 )
 from tests.bench.backups import Borg, Dvc, Restic
 from tests.bench.case import Cache, Case, Scenario
-from tests.bench.floors import Copy, FreshCopy, Fsync, Hash, ReadCached, ReadFiles, WriteFiles
+from tests.bench.floors import Copy, FreshCopy, Fsync, Hash, HashAndWriteFiles, ReadCached, ReadFiles, WriteFiles
 from tests.bench.frameworks import DistributedCheckpoint, FileEach, Safetensors, TorchSave
 from tests.bench.limits import MapFiles, RestedCopy
 from tests.bench.loaders import Orbax, Tensorizer
@@ -37,6 +37,7 @@ FRESH_FLOORS = ("memcpy to fresh memory", "memcpy to fresh huge pages")
 CACHED_FLOORS = ("read, 1 thread", "read, 2 threads")
 FAST_WRITE = {1: "direct write, 1 file", 2: "direct write, 2 files", 4: "direct write, 4 files"}
 FAST_READ = {1: "direct read, 1 file", 2: "direct read, 2 files", 4: "direct read, 4 files"}
+FAST_HASHED = {2: "hash, copy and write, 2 files", 4: "hash, copy and write, 4 files"}
 FAST_OURS = {1: "ckstore, 1 thread", 2: "ckstore, 2 threads", 4: "ckstore, 4 threads"}
 """By the number of threads."""
 COPY_FLOORS = ("memcpy, 1 thread", "memcpy, 2 threads")
@@ -170,12 +171,13 @@ def _fast() -> tuple[Scenario, ...]:
     """A disk as fast as memory: `make bench BENCH=fast SIZE=1GiB`."""
     ours = [Ckstore(), *(Ckstore(name=name, threads=n) for n, name in FAST_OURS.items())]
     write = (WriteFiles(name, direct=True, at_once=n) for n, name in FAST_WRITE.items())
+    hashed = (HashAndWriteFiles(name, at_once=n) for n, name in FAST_HASHED.items())
     read = (ReadFiles(name, at_once=n) for n, name in FAST_READ.items())
     return (
         Scenario(
             "fast-save",
             "First durable save to a block device in memory",
-            (*write, *_copy(), *_hash(), *(FirstSave(system) for system in ours)),
+            (*write, *hashed, *_copy(), *_hash(), *(FirstSave(system) for system in ours)),
             place="fast",
             curve=True,
         ),

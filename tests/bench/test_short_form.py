@@ -19,7 +19,7 @@ import torch
 from ckstore import Store
 from ckstore.ops.read import storage_read
 from ckstore.ops.save import write
-from tests.bench import background, brief, counting, long, page, scale, states
+from tests.bench import background, brief, cores, counting, long, page, scale, states
 from tests.bench.__main__ import chosen
 from tests.bench.background_cases import CASES, run_case
 from tests.bench.case import Here
@@ -118,6 +118,23 @@ def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monke
         case.check()
 
     assert (storage_read._CORES, vars(write)["PACK_BELOW_BYTES"]) == (8, 4 * 2**20)
+
+
+def test_a_floor_that_hashes_copies_and_writes_leaves_files_with_the_bytes(tmp_path: Path) -> None:
+    save, load = chosen(["fast"], large=False)
+    floor = next(case for case in save.cases if case.name == "hash, copy and write, 2 files")
+
+    home = tmp_path / "home"
+    home.mkdir()
+    floor.prepare(Here(home, TINY, thorough=True, rehearse=False))
+    floor.before(0)
+    floor.act(0)
+    floor.check()
+
+    assert {one.place for one in (save, load)} == {"fast"}
+    data = (home / "000000").read_bytes()
+    assert int.from_bytes(data[:8], "little") == 1
+    assert data[8:] != bytes(len(data) - 8)
 
 
 def test_what_limits_loads_is_run_by_name_beside_them(tmp_path: Path) -> None:
@@ -308,6 +325,18 @@ def test_the_cost_in_a_store_of_many_is_measured(tmp_path: Path, capsys: pytest.
         "log in a process of its own",
     ]
     assert not [*tmp_path.glob("ckstore-*")]
+
+
+def test_the_processor_s_time_is_measured_by_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("_STATE_MIB", 4), ("_LAPS", 2), ("_CHUNKS_MIB", (2,)), ("_THREADS", (2,))):
+        monkeypatch.setattr(cores, name, value)
+
+    cores.main()
+
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == [["save", form] for form in cores._FORMS] + [["load", form] for form in cores._LOADS]
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "read-back  off",
         "recheck  --share 0.005",
         "undo  off: what is dropped is freed at once",
-        "grace  --time 3600s",
+        "grace  --time 1h",
         "shared  as its filesystem is",
         "threads  as the machine has use for",
         "mirror  off: checkpoints are here alone",
@@ -82,7 +82,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "read-back  on",
         "recheck  --share 0.25",
         "undo  off: what is dropped is freed at once",
-        "grace  --time 5400s",
+        "grace  --time 90m",
         "shared  on: other hosts use the store",
         "threads  8",
         "mirror  off: checkpoints are here alone",
@@ -185,7 +185,7 @@ def test_a_run_has_a_policy_of_its_own_and_the_store_a_budget(run: Run, path: Pa
 
 def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
     said = run("config", "undo", "--on", "--store", path)
-    assert "undo  --time 86400s, 3600s for what rules drop" in said.stdout
+    assert "undo  --time 1d, 1h for what rules drop" in said.stdout
     with Store.open(path) as store:
         store.save({"w": list(range(9))}, step=1)
         store.save({"w": list(range(8))}, step=2)
@@ -208,7 +208,7 @@ def test_the_mirror_is_named_bounded_and_turned_off(run: Run, path: Path, tmp_pa
     run("remote", "add", "cold", tmp_path / "m", "--store", path)
     run("config", "mirror", "cold", "--time", "5m", "--bwlimit", "1MiB", "--count", "2", "--store", path)
     said = run("config", "--store", path).stdout.splitlines()
-    assert "mirror  cold --time 300s --count 2 --bwlimit 1048576" in said
+    assert "mirror  cold --time 5m --count 2 --bwlimit 1048576" in said
     assert "the mirror cold has every checkpoint" in run("savers", "--store", path).stderr
     for wrong in (["mirror"], ["mirror", "--on"], ["mirror", "cold", "--off"], ["threads", "cold"], ["mirror", "hot"]):
         assert run("config", *wrong, "--store", path).exit_code == 2
@@ -230,6 +230,23 @@ def test_a_mistaken_prune_is_undone_a_run_at_a_time(run: Run, path: Path) -> Non
     assert back == "brought back pruned@2\nbrought back pruned@1\n"
     assert run("undo", "--run", "pruned", "--store", path).exit_code == 4
     assert run("undo", "--run", "pruned", "--last", "--store", path).exit_code == 2
+
+
+def test_all_comes_back_but_what_has_another_checkpoint_in_its_place(run: Run, path: Path) -> None:
+    run("config", "undo", "--on", "--store", path)
+    with Store.open(path) as store:
+        for name in ("a", "b"):
+            store.save({"w": list(range(99))}, step=1, run=name)
+            store.delete(f"{name}@1")
+        store.save({"w": 2}, step=1, run="b")
+
+    done = run("undo", "--all", "--store", path)
+
+    assert (done.exit_code, done.stdout) == (1, "brought back a@1\n")
+    assert "b@1 is another checkpoint by now" in done.stderr
+    assert run("undo", "--all", "--run", "a", "--store", path).exit_code == 2
+    run("gc", "--now", "--store", path)
+    assert "nothing can be brought back" in run("undo", "--all", "--store", path).stderr
 
 
 def test_compaction_by_itself_is_set_and_taken_back(run: Run, path: Path) -> None:

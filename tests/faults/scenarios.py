@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckstore import Store
-from ckstore.errors import DamagedBlob, UnsafePlace
+from ckstore import Budget, RetentionPolicy, Store
+from ckstore.errors import DamagedBlob, InUse, UnsafePlace
 from ckstore.fs import links
 from ckstore.fs.inside import Where
 from ckstore.ops.free import reclaim
@@ -175,6 +175,65 @@ def _keeping(path: Path, journal: Journal) -> None:
     _saved("first", "second", "other")(path, journal)
     with _open(path, journal) as store:
         store.config.undo_by_hand_s = _DAY_S
+
+
+def _keeping_with_a_tag(path: Path, journal: Journal) -> None:
+    """A store that keeps what is dropped; the first of its three checkpoints has a tag."""
+    _with_a_tag(path, journal)
+    with _open(path, journal) as store:
+        store.config.undo_by_hand_s = _DAY_S
+
+
+def _with_a_tag(path: Path, journal: Journal) -> None:
+    _saved("first", "second", "other")(path, journal)
+    with _open(path, journal) as store:
+        journal.begin(("tag", "kept"), f"{RUN}@1")
+        store.tag("kept", f"{RUN}@1")
+        journal.done(("tag", "kept"), f"{RUN}@1")
+
+
+def _pruning(store: Store, journal: Journal) -> None:
+    """Drop all but the newest by a rule, and so the one without a tag."""
+    journal.begin((RUN, 2), None)
+    if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
+        for skipped in store.prune(RetentionPolicy(keep_last=1)).skipped:
+            raise InUse(skipped.reason)
+    journal.done((RUN, 2), None)
+
+
+def _budgeted(path: Path, journal: Journal) -> None:
+    """A store that is as large as its budget allows; of its three checkpoints one may go."""
+    _with_a_tag(path, journal)
+    with _open(path, journal) as store:
+        store.config.budget = Budget(_blob_bytes(path))
+
+
+def _blob_bytes(path: Path) -> int:
+    return sum(blob.stat().st_size for blob in path.glob("blobs/*/*"))
+
+
+def _saving_within_a_budget(store: Store, journal: Journal) -> None:
+    journal.begin((RUN, 2), None)
+    journal.begin((RUN, 4), "small-0")
+    info = store.save(state("small-0"), step=4, run=RUN)
+    journal.done((RUN, 4), "small-0")
+    if _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):
+        journal.done((RUN, 2), None)
+    elif not info.warnings:
+        raise RuntimeError("the save was acknowledged without a warning, and the store is above its budget")
+
+
+def _settle_budget(path: Path, done: bool) -> list[str]:
+    """The rules of the store bring it below its budget, and only what may go went."""
+    with Store.open(path) as store:
+        store.prune()
+        used, most = _blob_bytes(path), store.config.budget
+        store.config.budget = None  # who looks at the store saves more
+        there = {info.step for info in store.checkpoints()}
+        wrong = [] if most is not None and used <= most.most else [f"{used} bytes are used, and the budget is {most}"]
+        return (
+            wrong if there >= {1, 3} else [*wrong, f"a protected one or the newest is gone: {sorted(there)} are there"]
+        )
 
 
 def _bringing_back(store: Store, journal: Journal) -> None:
@@ -492,6 +551,10 @@ SCENARIOS = {
         Scenario("delete_with_undo", _keeping, _open, _deleting(2), uncertain=True, settle=_settle_undo(is_kept=True)),
         Scenario("undelete", _undoable, _open, _bringing_back, uncertain=True, settle=_settle_undo(is_kept=True)),
         Scenario("purge", _undoable, _open, _purging, settle=_settle_undo(is_kept=False)),
+        Scenario(
+            "prune_with_undo", _keeping_with_a_tag, _open, _pruning, uncertain=True, settle=_settle_undo(is_kept=True)
+        ),
+        Scenario("save_with_budget", _budgeted, _open, _saving_within_a_budget, settle=_settle_budget),
         Scenario("rename_run", _saved("first", "second"), _open, _renaming, uncertain=True, settle=_settle_rename),
         Scenario("verify_repair", _damaged, _open, _repairing, begins_damaged=True, settle=_settle_repair),
         Scenario("save_over_rot", _rotten, _open, _saving(3, "first"), begins_damaged=True, settle=_settle_rot),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore.fs import buffers, files
+from ckstore.fs import buffers, files, mapping
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer, is_aligned
 from tests.bench.usage import cached_share
 from tests.support.examples import examples
@@ -123,6 +123,7 @@ def test_an_error_of_the_disk_is_not_taken_for_a_refusal(tmp_path: Path, monkeyp
 def test_only_aligned_buffers_are_taken_for_such() -> None:
     assert is_aligned(aligned_buffer(GRAIN_BYTES))
     assert is_aligned(aligned_buffer(4 * MIB)[: MIB + 1])
+    assert is_aligned(mapping.reserve(4 * MIB)[MIB:].toreadonly())
     assert not is_aligned(memoryview(bytearray(GRAIN_BYTES)))
 
 

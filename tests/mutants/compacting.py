@@ -9,6 +9,15 @@ _FORMS = "tests/ops/compact/test_forms.py"
 
 COMPACTING = [
     Mutant(
+        "after a directory that may not be durable nothing more is compacted or written",
+        "compacting-after-a-failed-fsync",
+        "_Compaction._publish",
+        "            reclaim.abandon(self._context, staging, error)\n",
+        "            reclaim.discard(self._context, staging, error)\n",
+        f"{_COMPACT}::test_after_a_directory_that_could_not_be_made_durable_nothing_more_is_written",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "an encoded form is read from the disk before the plain bytes go",
         "encoded-form-from-memory",
         "stage",

@@ -109,6 +109,15 @@ SHARING = [
         "FAILED",
     ),
     Mutant(
+        "live memory is copied before it is written",
+        "live-memory-written-from-where-it-lies",
+        "_store_chunk",
+        "isinstance(source, BytesSource) and is_aligned(data)",
+        "is_aligned(data)",
+        "tests/ops/save/test_changing_state.py::test_live_memory_in_a_mapping_is_copied_and_hashed_again",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "hash of the copy in a pack (StateChanged)",
         "packed-copy-not-hashed",
         "Packer.add",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -53,6 +54,9 @@ def test_what_a_store_is_not_names_the_method_that_does_it(store: Store) -> None
         (lambda: store[7], r"store\.load\(7\)"),
         (lambda: len(store), r"store\.checkpoints\(\)"),
         (lambda: list(store), r"store\.checkpoints\(\)"),
+        (lambda: 7 in store, r"store\.info\(7\)"),
+        (lambda: operator.setitem(cast("Any", store), 7, {}), r"store\.save\(state, step=7\)"),
+        (lambda: operator.delitem(cast("Any", store), 7), r"store\.delete\(7\)"),
     ):
         with pytest.raises(TypeError, match=method):
             wrong()

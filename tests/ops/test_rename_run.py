@@ -92,6 +92,19 @@ def test_what_cannot_be_renamed_is_refused_before_anything_is_changed(store: Sto
     assert [info.id for info in store.checkpoints()] == before
 
 
+def test_rules_of_both_names_are_refused_as_one_of_them_would_be_lost(store: Store) -> None:
+    save(store, 1)
+    rules = {"old": RetentionPolicy(keep_last=50), "new": RetentionPolicy(keep_last=1)}
+    store.config.retention_by_run = rules
+
+    with pytest.raises(BadInput, match="old and new both have rules in retention_by_run") as caught:
+        store.rename_run("old", "new")
+
+    assert store.config.retention_by_run == rules
+    assert [info.name for info in store.checkpoints()] == ["old@1"]
+    assert caught.value.command_hint == "ckstore config retention --run new --off takes those of new away"
+
+
 def test_a_run_with_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "damaged")
     save(store, 1)

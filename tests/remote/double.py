@@ -72,6 +72,9 @@ class Double:
             self.keys_read.append(key)
         return True
 
+    def send(self, key: str, data: bytes | memoryview) -> str:
+        return self.put(key, data).tag
+
     def put(self, key: str, data: bytes | memoryview) -> Listed:
         fault = self._begin("put", key)
         return self._write(key, data, fault)

@@ -26,6 +26,7 @@ from ckstore.remote.mirror.work import Mirror
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
+from ckstore.saver.server.report import Page
 from ckstore.store import context_of
 from ckstore_cli.app import app
 from tests.remote.double import Double, new_remote
@@ -169,7 +170,7 @@ def test_a_mirror_that_is_away_fails_no_save_and_is_tried_again(
         if len(pauses) == 12:
             (tmp_path / "away").rename(tmp_path / "m")
 
-    with process.Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+    with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
         patched.setattr(time, "sleep", pause)
         process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
     assert [info.step for info in Store.open(tmp_path / "m").checkpoints()] == [1]
@@ -327,6 +328,23 @@ def test_a_training_whose_node_is_gone_goes_on_elsewhere_bit_for_bit(
     other = Store.open(tmp_path / "b", readonly=True)
     wait_for(lambda: not (other.mirror_status() or pytest.fail("no mirror")).behind, "all are at the mirror")
     assert SECRET not in "".join(path.read_text() for path in (tmp_path / "b").rglob("*.json*"))
+
+
+@pytest.mark.whole
+@pytest.mark.usefixtures("no_process_left")
+def test_after_saves_in_the_background_bytes_go_that_keep_local_does_not_keep(tmp_path: Path) -> None:
+    with Store.open_or_init(tmp_path / "a", chunk_bytes=MIB, mirror=tmp_path / "m") as store:
+        store.config.keep_local = RetentionPolicy(keep_last=1)
+        for step in (1, 2, 3):
+            store.save_async(state(step), step=step)
+        store.background.wait()
+        wait_for(
+            lambda: [info.elsewhere for info in store.checkpoints()] == [True, True, False],
+            "the process that mirrors has let go of all but the newest",
+        )
+        assert same(store.load(1), state(1))
+        assert {event.step for event in store.events() if event.event == "evicted"} == {1, 2}
+        assert store.verify().ok
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from ckstore import DamagedBlob, RemoteError, Store
 from ckstore.remote import keys
+from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
 from ckstore.remote.push import Manner, push
 from ckstore.remote.record import read_record
@@ -69,6 +70,24 @@ def test_an_unchanged_state_costs_few_requests_and_no_bytes(store: Store) -> Non
     assert report.new_count == report.moved_bytes == 0
     assert objects.request_count() <= 20
     assert objects.sent_bytes == 0
+
+
+def test_what_a_push_costs_goes_by_what_is_pushed_however_much_is_there(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    for number in range(5000):
+        objects.put(keys.blob(f"xxh3-{number:032x}"), b"x")
+        objects.put(keys.Place("other", number, f"xxh3-{number:032x}").annotations, b"x")
+    store.save(state(2), step=2)
+    store.push(2, remote)  # sees how much is there
+    store.save(state(3), step=3)
+    objects.forget_requests()
+    store.plan_push(3, remote)
+    report = store.push(3, remote)
+
+    assert report.new_count == 1
+    assert objects.requests["list"] == 0
+    assert objects.request_count() <= 50
 
 
 def test_a_second_checkpoint_of_mostly_the_same_bytes_sends_what_changed(store: Store) -> None:
@@ -276,8 +295,6 @@ def test_a_removed_checkpoint_is_pushed_again_when_it_is_asked_for(store: Store)
 
 
 def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
-    from ckstore.remote.budget import MemoryBudget
-
     budget = MemoryBudget(10)
     with budget.taking(7):
         import threading
@@ -295,6 +312,21 @@ def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
     assert came.is_set()
     with budget.taking(100):  # larger than all of it: alone
         pass
+
+
+def test_memory_is_lent_again_and_what_lies_idle_makes_way() -> None:
+    budget = MemoryBudget(8 * 4096)
+    with budget.lending(5000) as memory:
+        memory[:5] = b"first"
+    with budget.lending(4097) as memory, budget.lending(4097) as other:
+        assert len(memory) == len(other) == 4097
+        assert {bytes(memory[:5]), bytes(other[:5])} == {b"first", bytes(5)}
+    with budget.lending(8 * 4096 - 1):
+        assert not budget._idle
+    with pytest.raises(ValueError, match="cut off"), budget.lending(10):
+        raise ValueError("cut off")
+    # What was abandoned may still be on its way.
+    assert not budget._idle
 
 
 def test_what_was_sent_is_noted_by_the_version_that_was_seen(store: Store) -> None:

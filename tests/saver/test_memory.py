@@ -189,3 +189,18 @@ def test_memory_that_a_thread_may_still_write_to_is_not_taken_from_it(monkeypatc
     os.close(fd)
 
     assert size == 40 * 2**20
+
+
+def test_large_storages_lie_where_pages_begin_and_no_two_share_a_byte() -> None:
+    sizes = [5, 2**20, 2**20 - 1, 3 * 2**20 + 1, 2**20, 64, 1, 2**21]
+    sources = capture({str(i): np.zeros(nbytes, np.uint8) for i, nbytes in enumerate(sizes)}).sources
+
+    for first in ((), (3, 0)):
+        places, nbytes = places_of(sources, (1,), first)
+
+        assert places[1].offset == -1  # it is kept
+        placed = sorted((place for place in places if place.offset >= 0), key=lambda place: place.offset)
+        ends = [place.offset + place.nbytes for place in placed]
+        assert all(end <= after.offset for end, after in zip(ends, placed[1:], strict=False))
+        assert ends[-1] <= nbytes <= sum(map(snapshot.aligned, sizes))
+        assert all(place.offset % (4096 if place.nbytes >= 2**20 else 64) == 0 for place in placed)

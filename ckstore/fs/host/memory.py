@@ -48,12 +48,6 @@ def left() -> Left | None:
     return min((*_of_machine(), *_of_groups(), *_of_limit()), default=None)
 
 
-def available_bytes() -> int | None:
-    """Return the bytes of `left`."""
-    found = left()
-    return None if found is None else found.nbytes
-
-
 def _of_machine() -> Iterator[Left]:
     known = _numbers(_MEMINFO)
     if "MemAvailable:" in known:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ckstore.model.brief import brief
-from ckstore.model.words import printable
+from ckstore.model.words import counted, printable
 
 if TYPE_CHECKING:
     from ckstore.model.reports.held import DeletedFile
@@ -76,9 +76,12 @@ class DoctorReport:
 
 
 def summary(report: DoctorReport) -> str:
-    """Return how many findings there are of each level, the worst first: ``1 warning, 12 ok``."""
+    """Return how many findings there are of each level, the worst first: ``2 warnings, 12 ok``."""
     counts = [(level, sum(finding.level == level for finding in report.findings)) for level in reversed(LEVELS)]
-    return ", ".join(f"{count} {level}" for level, count in counts if count) or "nothing was looked at"
+    return (
+        ", ".join(f"{count} ok" if level == "ok" else counted(count, level) for level, count in counts if count)
+        or "nothing was looked at"
+    )
 
 
 def ok(what: str, found: str) -> DoctorFinding:

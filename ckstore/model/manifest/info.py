@@ -9,7 +9,7 @@ from ckstore.model.brief import brief
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.describe import decoded_metadata
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted, new_text, printable, time_text
+from ckstore.model.words import counted, metrics_text, new_text, printable, time_text
 
 if TYPE_CHECKING:
     import os
@@ -154,7 +154,9 @@ class CheckpointInfo:
         at = f" at {' and '.join(self.remotes)}" if self.remotes else ""
         words = f"{', damaged' if self.damaged else ''}{f', elsewhere{at}' if self.elsewhere else ''}"
         words += ", compacted" if self.compacted else ""
-        return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}")
+        metrics = f", {metrics_text(self.metrics)}" if self.metrics else ""
+        tags = f" ({', '.join(self.tags)})" if self.tags else ""
+        return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}{metrics}{tags}")
 
     def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:
         """Return this with what was added after the save: such a metric comes before one of the same name."""

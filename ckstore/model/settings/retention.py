@@ -71,6 +71,10 @@ class RetentionPolicy:
                 hint=f"give one of {', '.join(_RULES)}",
             )
 
+    def __repr__(self) -> str:
+        given = (f"{name}={getattr(self, name)!r}" for name in _MEMBERS if getattr(self, name) not in (None, ()))
+        return f"RetentionPolicy({', '.join(given)})"
+
     @property
     def bests(self) -> tuple[Best, ...]:
         """The rules in `keep_best`."""

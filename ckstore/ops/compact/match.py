@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.manifest import LeafRecord, Manifest
 
+    ReadRange = Callable[[str, int, int], bytes | bytearray | memoryview]
+
 _SAMPLE = 256
 _COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -134,7 +136,7 @@ class Matcher:
         self,
         own: Layout,
         base: Layout,
-        read: Callable[[str, int, int], bytes | bytearray | memoryview],
+        read: ReadRange,
         may_be_base: Callable[[str, str], bool],
     ) -> None:
         self._may_be_base = may_be_base
@@ -189,7 +191,7 @@ class Matcher:
             self._asked[digest, blob] = digest != blob and self._may_be_base(digest, blob)
         return self._asked[digest, blob]
 
-    def _pairs(self, read: Callable[[str, int, int], bytes | bytearray | memoryview]) -> dict[int, int]:
+    def _pairs(self, read: ReadRange) -> dict[int, int]:
         """Return the float32 storage of which each storage in half the precision is a copy, by their first values."""
         own = self._own
         copies = [i for i, leaf in own.leaves.items() if leaf.dtype in _COPIES and own.is_one_leaf(i)]
@@ -210,9 +212,7 @@ class Matcher:
                 pairs[i] = master
         return pairs
 
-    def _sample(
-        self, storage: int, width: int, read: Callable[[str, int, int], bytes | bytearray | memoryview]
-    ) -> bytes:
+    def _sample(self, storage: int, width: int, read: ReadRange) -> bytes:
         found = next(self._own.within(storage, 0, _SAMPLE * width), None)
         if found is None:
             return b""

@@ -204,21 +204,20 @@ def next_to_free(context: Context) -> NextToFree | None:
         return None
     for key in listed[:-1]:  # the last is the newest
         if key not in tagged:
-            (freed,) = freed_in_turn(context, [key])
+            (freed,) = freed_in_turn(context, [context.layout.checkpoint(*key)])
             return NextToFree(f"{key[0]}@{key[1]}", sum(nbytes for _, nbytes in freed))
     return None
 
 
-def freed_in_turn(context: Context, keys: Iterable[CheckpointKey]) -> list[list[tuple[str, int]]]:
-    """Return, for checkpoints that are dropped one after another, the blobs (digest, size) that go with each.
+def freed_in_turn(context: Context, folders: Iterable[Inside]) -> list[list[tuple[str, int]]]:
+    """Return, for directories of checkpoints that go one after another, the blobs (digest, size) that go with each.
 
     The link counts say it: a blob goes with the last of the checkpoints that have it, unless it has another name.
     """
     going = NameCount()
     canonical: set[str] = set()
     freed = []
-    for key in keys:
-        folder = context.layout.checkpoint(*key)
+    for folder in folders:
         gone = []
         for digest, there in blobs_in(folder / BLOBS):
             lasts = [going.add(digest, folder / BLOBS / digest, there)]

@@ -147,7 +147,7 @@ def _freed_by_each(
     context: Context, entries: Sequence[PlanEntry] | Sequence[CheckpointInfo], claimed: Collection[str] = ()
 ) -> list[Amount]:
     freed = []
-    for blobs in freed_in_turn(context, ((entry.run, entry.step) for entry in entries)):
+    for blobs in freed_in_turn(context, (context.layout.checkpoint(entry.run, entry.step) for entry in entries)):
         sizes = [nbytes for digest, nbytes in blobs if digest not in claimed]
         freed.append(Amount(sum(sizes), _CHECKPOINT_INODES + len(sizes)))
     return freed

@@ -12,12 +12,12 @@ from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
-from ckstore.objects.last_names import NameCount, blobs_in
-from ckstore.objects.layout import BLOBS, RunChange
+from ckstore.objects.layout import RunChange
 from ckstore.ops import events
 from ckstore.ops.check.validity import glance
 from ckstore.ops.config_file import GRACE_S, setting_of
 from ckstore.ops.context import read_info
+from ckstore.ops.free.gc_plan import freed_in_turn
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.find import text_of
 
@@ -32,33 +32,32 @@ _RUN_TIMEOUT_S = 10.0
 _CATALOG_TIMEOUT_S = 5.0
 
 
-def waiting(context: Context) -> tuple[Waiting, ...]:
-    """Return what can be brought back, the one dropped last first, with what purging it frees in turn."""
+def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
+    """Return what can be brought back, the one dropped last first, with what purging it frees in turn.
+
+    With a step only what has that one: to bring back one of thousands not each is looked into.
+    """
     layout = context.layout
     window_s = setting_of(layout, GRACE_S) if context.shared else 0.0
     found: list[Waiting] = []
-    going = NameCount()
-    canonical: set[str] = set()
-    entries = [(_left_s(layout.trash / name, window_s), name) for name in trash.names_in(layout.trash)]
-    for left_s, name in sorted(entry for entry in entries if entry[0] > 0):
+    named = ((name, trash.former_place(name)) for name in trash.names_in(layout.trash))
+    entries = [
+        (_left_s(layout.trash / name, window_s), name, place)
+        for name, place in named
+        if place is not None and step in (None, place[1])
+    ]
+    entries = sorted(entry for entry in entries if entry[0] > 0)
+    freed = freed_in_turn(context, (layout.trash / name for _, name, _ in entries))
+    for (left_s, name, place), blobs in zip(entries, freed, strict=True):
         path = layout.trash / name
-        place = trash.former_place(name)
-        if place is None:
-            continue
-        nbytes = 0
-        for digest, there in blobs_in(path / BLOBS):
-            lasts = [going.add(digest, path / BLOBS / digest, there)]
-            if digest not in canonical:
-                canonical.add(digest)
-                lasts.append(going.add(digest, layout.blob(digest)))
-            nbytes += sum(last.st_size for last in lasts if last is not None)
         with suppress(FileNotFoundError, NotADirectoryError):
-            looked = glance(path, *place)
+            looked = glance(path, *place, context.known.manifests)
             if looked.manifest is None or looked.problem:  # a failed save, or one that gc has begun to take apart
                 continue
             status = peek.status(path)
             dropped = text_of_time(datetime.fromtimestamp(status.st_ctime, UTC))
             until = text_of_time(datetime.now(UTC) + timedelta(seconds=left_s))
+            nbytes = sum(size for _, size in blobs)
             found.append(Waiting(*place, looked.manifest_id, dropped, until, nbytes, name))
     return tuple(sorted(found, key=lambda one: one.dropped, reverse=True))
 
@@ -114,24 +113,23 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
     """Return what a ref names among what waits; of several of one place the one dropped last."""
     from ckstore.model.manifest.info import CheckpointInfo
 
-    there = waiting(context)
     if isinstance(ref, CheckpointInfo):
-        fitting = [one for one in there if one.id == ref.id]
+        fitting = [one for one in waiting(context, ref.step) if one.id == ref.id]
     else:
         parsed = parse_ref(text_of(ref))
-        run = parsed.run if parsed.run is not None else context.run
-        own = [one for one in there if run in (None, one.run)]
-        if parsed.kind == "latest":  # the one dropped last
-            fitting = own
-        elif parsed.kind in ("step", "id"):
-            fitting = [one for one in own if str(one.step) == parsed.value]
-            fitting = fitting or [one for one in own if has_id(parsed, one.id)]
-        else:
+        if parsed.kind not in ("latest", "step", "id"):
             raise BadInput(f"{ref}: what was dropped is named by RUN@STEP or its id", hint="ckstore undo lists it")
+        run = parsed.run if parsed.run is not None else context.run
+        step = int(parsed.value) if parsed.kind == "step" else None
+        own = [one for one in waiting(context, step) if run in (None, one.run)]
+        # Of "latest" it is the one dropped last; digits are a step first, then the beginning of an id.
+        fitting = own if parsed.kind == "latest" else [one for one in own if str(one.step) == parsed.value]
+        if not fitting and parsed.kind != "latest":
+            fitting = [one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)]
         if parsed.kind != "latest" and len({one.run for one in fitting}) > 1:
             raise BadInput(f"{ref} was dropped of several runs", hint=f"write {fitting[0].ref}")
     if not fitting:
-        listed = ", ".join(one.ref for one in there[:4])
+        listed = ", ".join(one.ref for one in waiting(context)[:4])
         hint = f"what can be brought back: {listed}" if listed else "nothing waits to be brought back"
         raise NoSuchRef(f"{ref}: nothing of that name can be brought back", hint=hint)
     return fitting[0]

@@ -92,6 +92,9 @@ class OpenCheckpoint:
         """
         return BriefList(self._names.listed)
 
+    def __repr__(self) -> str:
+        return f"<{self.info.name}, {'closed' if self._closed else 'open for reading'}: {len(self)} tensors>"
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.reports.html_report import HtmlReport
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted, number_text, printable
+from ckstore.model.words import counted, metrics_text, printable
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.report.metrics import replace_text
 from ckstore.ops.report.page import page
@@ -265,7 +265,7 @@ def _checkpoints(page: Page) -> str:
             info.created[:19].replace("T", " "),
             size_text(info.logical_bytes),
             size_text(info.new_bytes),
-            " ".join(f"{name}={number_text(value)}" for name, value in info.metrics.items()),
+            metrics_text(info.metrics),
             ", ".join(info.tags) + (" DAMAGED" if info.damaged else ""),
             parent.name if (parent := by_id.get(info.parent or "")) and parent.run != info.run else "",
         )

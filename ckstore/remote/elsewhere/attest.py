@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys, record
@@ -68,8 +67,7 @@ class _Reader:
         budget = MemoryBudget()
 
         def read(blob: BlobRecord) -> None:
-            with budget.taking(blob.nbytes):
-                buffer = aligned_buffer(-(-blob.nbytes // GRAIN_BYTES) * GRAIN_BYTES)[: blob.nbytes]
+            with budget.lending(blob.nbytes) as buffer:
                 fetch_checked(source, place, blob, buffer, budget=budget)
             self.read_back_bytes += blob.nbytes
 

@@ -11,8 +11,8 @@ from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_
 from ckstore.ops.events import note
 from ckstore.ops.mirrored import add_mirrored, behind
 from ckstore.ops.refs.listing import infos
-from ckstore.remote import keys, transfer
-from ckstore.remote.asking import ask, is_asked
+from ckstore.remote import transfer
+from ckstore.remote.asking import look
 from ckstore.remote.elsewhere.keep_local import keep_local
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
@@ -120,10 +120,7 @@ class Mirror:
         self._asked.update(info.id for info in new)
         places = {info.id: place_of(info) for info in new}
         wanted = {key for place in places.values() for key in (place.manifest, place.dropped)}
-        if is_asked(len(wanted), len(self._asked)):
-            found = {*ask(there.objects, wanted)}
-        else:
-            found = wanted & {listed.key for listed in there.objects.list(keys.CHECKPOINTS)}
+        found = look(there.objects, wanted, len(self._asked))[0].keys()
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
     def _push(self, name: str, info: CheckpointInfo) -> None:

@@ -125,8 +125,14 @@ class ServiceObjects:
             raise RemoteError(msg)
         return True
 
-    def put(self, key: str, data: bytes | memoryview) -> Listed:
+    def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object; see `Objects`."""
+        result = self._call(lambda: self._send(self._store, key, data, None), f"writing {key}")
+        # Multipart uploads have no mark in their answer at some services.
+        return result.get("e_tag") or self._listed(key, data, result).tag
+
+    def put(self, key: str, data: bytes | memoryview) -> Listed:
+        """Write an object and look at it; see `Objects`."""
         return self._listed(key, data, self._call(lambda: self._send(self._store, key, data, None), f"writing {key}"))
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
@@ -244,8 +250,8 @@ class ServiceObjects:
             raise RemoteUnavailable(
                 msg, hint="another client removed it, or the service does not show each write at once"
             )
-        # Multipart uploads have no mark in their answer at some services. Else another client's later write must not
-        # pass for ours: a compare-and-swap would then overwrite it.
+        # The mark of the answer, where there is one: else another client's later write could pass for ours, and a
+        # compare-and-swap would then overwrite it.
         tag = result.get("e_tag") or found.tag
         return found._replace(tag=tag, nbytes=memoryview(data).nbytes)
 

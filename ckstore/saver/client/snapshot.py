@@ -13,11 +13,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import InsufficientSpace
+from ckstore.fs.buffers import GRAIN_BYTES
 from ckstore.fs.host.memory import left
 from ckstore.fs.mapping import HUGE_BYTES, gather_huge_pages, map_shared
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Place
-from ckstore.model.sizes import DEVICE_SMALL_BYTES, size_text
+from ckstore.model.sizes import DEVICE_SMALL_BYTES, PACK_BELOW_BYTES, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +31,7 @@ _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 """Of a file in memory the last is the limit of sizes (ulimit -f)."""
 _SPARE_BYTES = 64 * 2**20
 """Room that has to stay beside a snapshot: a saver takes some 40 MiB, and the training goes on meanwhile."""
-# The saver hashes and writes from here: a cache line, and every dtype is aligned.
+# The saver hashes from here: a cache line, and every dtype is aligned.
 _ALIGNMENT = 64
 # Large enough that the two threads seldom meet at the lock, small enough that both end at about the same time.
 _PART_BYTES = 16 * 2**20
@@ -39,8 +40,13 @@ _THREADS = 2
 
 
 def aligned(nbytes: int) -> int:
-    """Return how many bytes of a snapshot `nbytes` take, so that what follows is aligned."""
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    """Return how many bytes of a snapshot `nbytes` take, wherever in it they come, with what their beginning needs."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _grain(nbytes) - _ALIGNMENT
+
+
+def _grain(nbytes: int) -> int:
+    # The saver writes a large one past the page cache from where it lies, which only whole pages can be.
+    return GRAIN_BYTES if nbytes >= PACK_BELOW_BYTES else _ALIGNMENT
 
 
 def places_of(
@@ -52,15 +58,20 @@ def places_of(
     """
     offsets = dict.fromkeys(kept, -1)
     end = 0
+
+    def place(index: int) -> None:
+        nonlocal end
+        nbytes = sources[index].nbytes
+        offsets[index] = -(-end // _grain(nbytes)) * _grain(nbytes)
+        end += aligned(nbytes)
+
     for index in first:
-        offsets[index] = end
-        end += aligned(sources[index].nbytes)
+        place(index)
     # Small ones on a device behind the others, in one row: they are transferred together.
     for is_last in (False, True):
         for index, source in enumerate(sources):
             if index not in offsets and (source.on_device and source.nbytes < DEVICE_SMALL_BYTES) == is_last:
-                offsets[index] = end
-                end += aligned(source.nbytes)
+                place(index)
     return tuple(Place(source.name, offsets[index], source.nbytes) for index, source in enumerate(sources)), end
 
 

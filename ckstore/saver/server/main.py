@@ -11,24 +11,30 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
-from ckstore.errors import CkstoreError, SaveFailed, UnknownOutcome
+from ckstore.errors import CkstoreError, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs.inside import NotInStore
+from ckstore.fs.mapping import map_shared
+from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
 from ckstore.ops.os_errors import describe_os_error, unsafe
+from ckstore.ops.save.recorded import manifest_of, recorded_sources
+from ckstore.ops.save.save import Request, save_captured
 from ckstore.saver import compactor, mirror
 from ckstore.saver.server.inbox import Inbox
-from ckstore.saver.server.job import carry_out
 from ckstore.saver.server.report import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from ckstore.model.manifest.captured import ByteSource
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.evict_report import EvictReport
+    from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
 
 
@@ -94,7 +100,7 @@ def _evict(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
     return evict_mirrored(context, infos)
 
 
-def _saved(context: Context, catalog_path: Path | None) -> None:
+def _saved(context: Context, catalog_path: Path | None, _: Callable[[], Mapping[str, Any]]) -> None:
     mirror.wake(context, catalog_path)
     compactor.wake(context, catalog_path)
 
@@ -126,3 +132,55 @@ def _as_error(error: OSError | MemoryError, act_name: str) -> CkstoreError:
         return unsafe(f"{act_name} failed", error)
     reason = describe_os_error(error) if isinstance(error, OSError) else "not enough memory"
     return SaveFailed(f"{act_name} failed in the saver: {reason}", hint="see the cause; the next save tries again")
+
+
+def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
+    """Save what lies in the snapshot."""
+    # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
+    context.known.last_parents.update(order.last_parents)
+    about = order.about
+    if order.parent:
+        from ckstore.ops.refs.find import find
+
+        about = replace(about, parent=find(context, order.parent).id)
+    request = Request(
+        run=order.run,
+        # The saver before this one may have published there: the same content at the same step is that success.
+        step=order.step if order.tried_step is None else order.tried_step,
+        about=about,
+        tags=order.tags,
+        if_exists=cast("IfExists", order.if_exists),
+        force=order.force,
+    )
+    captured = replace(order.captured, sources=_sources(context, order, snapshot))
+    try:
+        return save_captured(context, captured, request)
+    except StepExists:
+        if order.step is not None or order.tried_step is None:
+            raise
+    # Another process has that step: the earlier saver did not publish there.
+    return save_captured(context, captured, replace(request, step=None))
+
+
+def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource, ...]:
+    """Return where the bytes of each storage are: in the snapshot, or in an earlier checkpoint."""
+    kept = order.kept
+    samples = () if kept is None else kept.samples
+    ends = [place.offset + place.nbytes for place in order.places if place.offset >= 0]
+    # Only as far as the state goes: the snapshot is kept from an earlier save and may be larger.
+    end = max((*ends, *(sample.offset + sample.nbytes for sample in samples)), default=0)
+    # Unmapped when nothing looks at it any more: a thread of a save that failed may still be reading.
+    whole = map_shared(snapshot, end, writable=False) if end else memoryview(b"")
+    sources: dict[int, ByteSource] = {
+        index: BytesSource(place.name, whole[place.offset : place.offset + place.nbytes])
+        for index, place in enumerate(order.places)
+        if place.offset >= 0
+    }
+    if kept is not None:
+        in_hand: dict[int, dict[int, memoryview]] = {}
+        for sample in samples:
+            data = whole[sample.offset : sample.offset + sample.nbytes]
+            in_hand.setdefault(sample.storage, {})[sample.start] = data
+        manifest = manifest_of(context, order.run, kept.step, kept.id)
+        sources |= recorded_sources(manifest, order, kept, in_hand)
+    return tuple(sources[index] for index in range(len(order.places)))

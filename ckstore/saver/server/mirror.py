@@ -12,21 +12,20 @@ import random
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import peek
-from ckstore.fs.memory_file import open_memory
-from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
 from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
 from ckstore.ops.os_errors import why_of
 from ckstore.remote.mirror.work import Mirror
 from ckstore.saver.mirror import lock_mirror
+from ckstore.saver.server.report import Page
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.ops.context import Context
 
 # Below the training, whose cores and links it shares.
@@ -42,7 +41,7 @@ def main(about: str) -> None:
     """Mirror the store that `about` names, until nothing is left to do."""
     context = begin(about)
     with Page(str(context.layout.path)) as page:
-        mirror = Mirror(context, page.begin, page.progress)
+        mirror = Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring"))
         while True:
             lock = lock_mirror(context)
             if lock is None:
@@ -112,41 +111,3 @@ def _tell(context: Context, mirror: Mirror, error: CkstoreError | OSError) -> No
     """Note why a try failed, where `doctor` and others find it; as far as that works."""
     with suppress(CkstoreError, OSError):
         note_problem(context.layout, mirror.name or "", why_of(error))
-
-
-class Page:
-    """What ``ckstore savers`` sees of this process: the page of memory that each saver has."""
-
-    def __init__(self, store: str) -> None:
-        self._page = open_memory(STATUS_NAME)
-        os.ftruncate(self._page, STATUS_BYTES)
-        self._about: dict[str, object] = {
-            "store": store,
-            "trainer": os.getppid(),
-            "run": "",
-            "step": None,
-        }
-        self._bytes = {"done_bytes": 0, "total_bytes": 0}
-        self.at("starting")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._page)
-
-    def begin(self, info: CheckpointInfo) -> None:
-        """Be at another checkpoint."""
-        self._about |= {"run": info.run, "step": info.step}
-        self._bytes = {"done_bytes": 0, "total_bytes": 0}
-        self.at("mirroring")
-
-    def progress(self, done_bytes: int, total_bytes: int) -> None:
-        """Have sent so much."""
-        self._bytes = {"done_bytes": done_bytes, "total_bytes": total_bytes}
-        self.at("mirroring")
-
-    def at(self, state: str) -> None:
-        """Be in another state."""
-        status = {**self._about, **self._bytes, "state": state, "since": time.time()}
-        os.pwrite(self._page, json.dumps(status).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)

@@ -29,6 +29,36 @@ if TYPE_CHECKING:
 _EVERY_S = 0.1
 
 
+class Page:
+    """What ``ckstore savers`` sees of a process that works on a store in the background."""
+
+    def __init__(self, store: str) -> None:
+        self._fd = open_memory(STATUS_NAME)
+        os.ftruncate(self._fd, STATUS_BYTES)
+        self._about: dict[str, object] = {"store": store, "trainer": os.getppid(), "run": "", "step": None}
+        self.at("starting", 0, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def begin(self, what: Order | CheckpointInfo, state: SaverState) -> None:
+        """Be at another save or checkpoint."""
+        self._about |= {"run": what.run, "step": what.step}
+        self.at(state, 0, 0)
+
+    def at(self, state: SaverState, done_bytes: int | None = None, total_bytes: int = 0) -> None:
+        """Be in this state, with so much done, if that is new."""
+        if done_bytes is not None:
+            self._about |= {"done_bytes": done_bytes, "total_bytes": total_bytes}
+        more = {"state": state, "since": time.time()}
+        # Written in place, always at its full length: who reads it through /proc needs no lock and no frozen saver's
+        # help.
+        os.pwrite(self._fd, json.dumps({**self._about, **more}).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
+
+
 class Reporter(SaveWatch):
     """Tells trainer and onlookers how far the saver is. Its methods may be called from several threads."""
 
@@ -37,24 +67,21 @@ class Reporter(SaveWatch):
         self._sock = inbox.sock
         # Re-entrant: `at` is called inside other methods that hold it.
         self._mutex = threading.RLock()
-        self._page = open_memory(STATUS_NAME)
-        os.ftruncate(self._page, STATUS_BYTES)
-        self._about = {"store": store, "trainer": os.getppid(), "run": "", "step": None}
+        self._page = Page(store)
         self._number = self._done = self._total = 0
         self._state: SaverState = "starting"
         self._told_at = 0.0
-        self._tell(by_socket=False)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        os.close(self._page)
+    def __exit__(self, *exit_of: object) -> None:
+        self._page.__exit__(*exit_of)
 
     def begin(self, order: Order) -> None:
         """Go on with another order."""
         with self._mutex:
-            self._about |= {"run": order.run, "step": order.step}
+            self._page.begin(order, self._state)
             self._number, self._done = order.number, 0
             self._total = sum(place.nbytes for place in order.places)
 
@@ -112,16 +139,7 @@ class Reporter(SaveWatch):
 
     def _tell(self, *, by_socket: bool = True) -> None:
         self._told_at = time.monotonic()
-        status = {
-            **self._about,
-            "state": self._state,
-            "done_bytes": self._done,
-            "total_bytes": self._total,
-            "since": time.time(),
-        }
-        # Written in place, always at its full length: who reads it through /proc needs no lock and no frozen saver's
-        # help.
-        os.pwrite(self._page, json.dumps(status).encode().ljust(STATUS_BYTES)[:STATUS_BYTES], 0)
+        self._page.at(self._state, self._done, self._total)
         if by_socket:
             with contextlib.suppress(OSError):
                 # Without waiting: a status that does not fit is old when there is room.

@@ -332,6 +332,7 @@ def test_a_metric_that_a_run_has_no_number_for_keeps_the_whole_run(
         ({"loss": 1.0, "acc": 2.0}, "los", "did you mean loss?"),
         ({"loss": 1.0, "acc": 2.0}, "bleu", "metrics there: acc, loss"),
         ({}, "loss", "they have no metrics"),
+        ({"loss": math.nan, "acc": 2.0}, "loss", "loss is nan in each that has it"),
     ],
 )
 def test_a_metric_that_is_nowhere_is_said_with_what_there_is(metrics: dict[str, float], wanted: str, said: str) -> None:

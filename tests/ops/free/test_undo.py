@@ -16,6 +16,8 @@ import pytest
 
 from ckstore import BadInput, Budget, CkstoreWarning, NoSuchRef, RetentionPolicy, StepExists, Store
 from ckstore.fs import files, locks
+from ckstore.objects import checkpoints
+from ckstore.ops.check import validity
 from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
@@ -217,6 +219,23 @@ def test_what_lacks_a_blob_or_is_being_taken_apart_is_refused(kept: Store) -> No
     for wrong in ("main@best:loss", "no/ref"):
         with pytest.raises(BadInput):
             kept.undelete(wrong)
+
+
+def test_what_waits_is_read_once_however_often_it_is_listed(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(4):
+        save(kept, step)
+    kept.prune(RetentionPolicy(keep_last=1))
+    reading: list[object] = []
+    original = checkpoints.manifest_in
+
+    def counted(*args: Any) -> Any:
+        reading.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(validity, "manifest_in", counted)
+    with Store.open(kept.path) as other:
+        assert [one.step for one in other.dropped()] == [2, 1, 0] == [one.step for one in other.gc().waiting]
+    assert len(reading) == 3
 
 
 def test_a_step_of_several_runs_is_not_guessed(kept: Store) -> None:

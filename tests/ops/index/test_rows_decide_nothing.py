@@ -213,8 +213,8 @@ def test_a_place_counted_from_the_end_is_not_used(store: Store) -> None:
     real = Catalog.find_pieces
 
     def from_the_end(catalog: Catalog, digests: Any) -> Any:
-        places = real(catalog, digests)
-        return {digest: place._replace(offset=place.offset - nbytes) for digest, place in places.items()}
+        places, counted = real(catalog, digests)
+        return {digest: place._replace(offset=place.offset - nbytes) for digest, place in places.items()}, counted
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Catalog, "find_pieces", from_the_end)
@@ -235,7 +235,7 @@ def test_what_deleting_would_free_is_counted_by_links(store: Store) -> None:
     change(store.path, "uses", "used_bytes", 1, where="1")
     change(store.path, "blobs", "nbytes", 7, where="1")
 
-    freed = freed_in_turn(store._context, [("main", step) for step in range(3)])
+    freed = freed_in_turn(store._context, [store._context.layout.checkpoint("main", step) for step in range(3)])
     advice = next_to_free(store._context)
     assert advice is not None
 

@@ -39,6 +39,14 @@ def state() -> dict[str, object]:
     return {"w": np.arange(5)}
 
 
+def test_a_path_that_is_not_utf_8_is_warned_of_as_others_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_warned_not_durable", set())
+    reason = f"{os.fsdecode(b'/data/' + bytes([255]))} is on tmpfs, and is gone after a restart"
+
+    with pytest.warns(CkstoreWarning, match="a power cut may lose what is saved here: /data/"):
+        notices.tell_not_durable(reason, store._context.settings)
+
+
 @pytest.mark.filterwarnings("ignore:a power cut may lose")
 def test_every_way_to_get_an_info_gives_the_same(kind: str, tmp_path: Path) -> None:
     store = Store.init(tmp_path / "s")

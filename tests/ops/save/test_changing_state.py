@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +16,20 @@ import torch
 from ckstore import Store
 from ckstore.errors import StateChanged
 from ckstore.fs import files
+from ckstore.fs.mapping import map_shared
+from ckstore.fs.memory_file import open_memory
+from ckstore.model.manifest.captured import BytesSource, RangeSource
+from ckstore.model.manifest.manifest import Description
 from ckstore.objects.staging import Staging
+from ckstore.ops.save.save import Request, save_captured
+from ckstore.tensors.capture import capture
 from tests.support.stores import check_blobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+    from ckstore.model.manifest.captured import ByteSource
 
 MIB = 2**20
 
@@ -135,3 +146,59 @@ def test_a_tensor_that_changes_between_two_parts_of_a_chunk_fails_the_save(
         assert list((store.path / "staging").iterdir()) == []
         store.save({"w": array})
         assert np.array_equal(store.load()["w"], array)
+
+
+@contextmanager
+def shared(data: np.ndarray[Any, Any]) -> Iterator[tuple[memoryview, memoryview]]:
+    """Give memory with these bytes that another process may have as well, as a snapshot is: to read, and to write."""
+    with open(open_memory("test"), "wb", buffering=0) as file:
+        file.write(data.tobytes())
+        whole = map_shared(file.fileno(), data.nbytes, writable=True)
+        yield map_shared(file.fileno(), data.nbytes, writable=False), whole
+
+
+def save_from(store: Store, source: ByteSource, array: np.ndarray[Any, Any]) -> None:
+    """Save `array` with the bytes that a source has of it."""
+    captured = replace(capture({"w": array}), sources=(source,))
+    save_captured(store._context, captured, Request("main", None, Description(), (), "error"))
+
+
+@pytest.mark.parametrize("reads_back", [False, True], ids=["written", "compared"])
+def test_bytes_that_nothing_writes_to_are_written_from_where_they_lie(
+    journaled_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_back: bool
+) -> None:
+    array = np.random.default_rng(0).integers(0, 200, 5 * MIB + 12, dtype=np.uint8)
+    real, direct = os.write, list[int]()
+
+    def write(fd: int, data: memoryview) -> int:
+        count = real(fd, data)
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            direct.append(count)
+        return count
+
+    with shared(array) as (memory, _), closing(Store.init(journaled_tmp_path / "store", chunk_bytes=8 * MIB)) as store:
+        store.config.read_back = reads_back
+        with monkeypatch.context() as patch:
+            patch.setattr(BytesSource, "read_into", None)  # no copy is made
+            patch.setattr(os, "write", write)
+            save_from(store, BytesSource("w", memory), array)
+
+        assert sum(direct) == 5 * MIB
+        assert np.array_equal(store.load()["w"], array)
+        check_blobs(store.path)
+
+
+def test_live_memory_in_a_mapping_is_copied_and_hashed_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = np.random.default_rng(0).integers(0, 200, MIB, dtype=np.uint8)
+    claim = Staging.claim
+
+    with shared(array) as (memory, writable):
+
+        def change_after_the_hash(self: Staging, digest: str, nbytes: int) -> bool:
+            writable[7] ^= 1
+            return claim(self, digest, nbytes)
+
+        monkeypatch.setattr(Staging, "claim", change_after_the_hash)
+
+        with pytest.raises(StateChanged, match=r"^w was changed"):
+            save_from(store, RangeSource(BytesSource("w", memory), 0, MIB), array)

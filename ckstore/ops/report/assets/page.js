@@ -14,7 +14,22 @@
   // Eight hues can be told apart; more runs have them again with dashes.
   const line = (index) => ({ stroke: color(`--c${index % 8}`), dash: index < 8 ? [] : [6, 4], width: 2 });
   const axis = (more) => ({ stroke: color("--soft"), grid: { stroke: color("--line") }, ticks: { stroke: color("--line") }, ...more });
-  const bytes = { size: 80, values: (_, splits) => splits.map((value) => (value === null ? "" : size(value))) };
+  // As wide as its longest number, so that the name of the axis is beside it.
+  const room = (_, values) => 24 + 7 * Math.max(3, ...(values ?? []).map((text) => (text ?? "").length));
+  const values = (more) => axis({ size: room, ...more });
+  const powers = (base, digits) => [...Array(16).keys()].flatMap((power) => digits.map((digit) => digit * base ** power));
+  const bytes = { incrs: powers(16, [1, 2, 4, 8]), values: (_, splits) => splits.map((value) => (value === null ? "" : size(value))) };
+  const whole = { incrs: powers(10, [1, 2, 5]) };
+  // UTC, as everywhere in ckstore; the day below the first hour of it.
+  const stamp = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ");
+  const clock = (_, splits, __, ___, step) => splits.map((at, index) => {
+    const day = stamp(at).slice(0, 10);
+    if (step >= 86400) return day;
+    const isNew = !index || stamp(splits[index - 1]).slice(0, 10) !== day;
+    return stamp(at).slice(11, step >= 60 ? 16 : step >= 1 ? 19 : 22) + (isNew ? `\n${day}` : "");
+  });
+  const timed = () => axis({ space: 90, values: clock });
+  const when = { label: "time (UTC)", value: (_, at) => (at === null || at === undefined ? "-" : stamp(at).slice(0, 19)) };
   const numeric = (_, value) => (value === null || value === undefined ? "-" : String(value));
   const sized = (_, value) => (value === null || value === undefined ? "-" : size(value));
   const plots = new Map();
@@ -25,7 +40,10 @@
     // A value that is given once must be seen, also without a line to the next one; thousands would cost a second.
     const points = { show: table[0].length <= 600, size: 4 };
     const series = options.series.map((one, index) => (index ? { spanGaps: true, points, ...one } : one));
-    plots.set(id, new uPlot({ width: Math.max(place.clientWidth, 240), height: HEIGHT, ...options, series }, table, place));
+    plots.set(id, new uPlot({
+      width: Math.max(place.clientWidth, 240), height: HEIGHT, tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
+      legend: { markers: { dash: (plot, index) => (plot.series[index].dash?.length ? "dashed" : "solid") } }, ...options, series,
+    }, table, place));
   };
   const byRun = (of, x, y) => {
     // One row for each place on the axis: the runs have theirs at different ones.
@@ -40,6 +58,7 @@
   const marks = (plot) => {
     const { ctx } = plot;
     const at = (one) => [plot.valToPos(one.time, "x", true), plot.valToPos(one.step, "y", true)];
+    const texts = [];
     ctx.save();
     ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     for (const one of all) {
@@ -51,14 +70,19 @@
       if (from && from.run !== one.run) { ctx.setLineDash([2, 4]); ctx.moveTo(...at(from)); ctx.lineTo(x, y); ctx.stroke(); ctx.setLineDash([]); }
       ctx.fillStyle = color(one.damaged ? "--bad" : "--ink");
       ctx.textAlign = x > plot.bbox.left + plot.bbox.width / 2 ? "right" : "left";
-      ctx.fillText([...one.tags, ...(one.damaged ? ["\u2715 damaged"] : [])].join(", "), x, y - 8 * devicePixelRatio);
+      const text = [...one.tags, ...(one.damaged ? ["\u2715 damaged"] : [])].join(", ");
+      const wide = ctx.measureText(text).width;
+      // Of names on top of each other the first can be read; the table below has all.
+      if (!one.damaged && texts.some(([left, top]) => Math.abs(left - x) < wide && Math.abs(top - y) < 14 * devicePixelRatio)) continue;
+      texts.push([x, y]);
+      ctx.fillText(text, x, y - 8 * devicePixelRatio);
     }
     ctx.restore();
   };
   const steps = () => {
     const { runs, table } = byRun(all, (one) => one.time, (one) => one.step);
     const series = runs.map((run) => ({ label: run, value: numeric, ...line(data.runs.indexOf(run)) }));
-    draw("steps", { hooks: { draw: [marks] }, series: [{}, ...series], axes: [axis({}), axis({ label: "step" })] }, table);
+    draw("steps", { hooks: { draw: [marks] }, series: [when, ...series], axes: [timed(), values({ label: "step" })] }, table);
   };
   const choose = document.getElementById("choose");
   const metric = () => {
@@ -66,7 +90,7 @@
     const of = all.filter((one) => name in one.metrics);
     const { runs, table } = byRun(of, (one) => one.step, (one) => one.metrics[name]);
     const series = runs.map((run) => ({ label: run, value: numeric, ...line(data.runs.indexOf(run)) }));
-    const options = { scales: { x: { time: false } }, series: [{ label: "step" }, ...series], axes: [axis({ label: "step" }), axis({ label: name })] };
+    const options = { scales: { x: { time: false } }, series: [{ label: "step" }, ...series], axes: [axis({ label: "step", ...whole }), values({ label: name })] };
     draw("metric", options, table);
   };
   const written = () => {
@@ -76,27 +100,27 @@
       { label: "new", value: sized, ...line(1) },
       { label: "reused", value: sized, ...line(0) },
     ];
-    draw("bytes", { scales: { x: { time: false } }, series, axes: [axis({ label: "save, in order" }), axis(bytes)] },
+    draw("bytes", { scales: { x: { time: false } }, series, axes: [axis({ label: "save, in order", ...whole }), values(bytes)] },
       [order, all.map((one) => one.new), all.map((one) => one.reused)]);
   };
   const growth = () => {
     let added = 0;
-    let whole = 0;
+    let apart = 0;
     const ordered = [...all].sort((one, other) => one.time - other.time);
     const table = [[], [], []];
     for (const one of ordered) {
       added += one.new;
-      whole += one.logical;
-      table[0].push(one.time); table[1].push(added); table[2].push(whole);
+      apart += one.logical;
+      table[0].push(one.time); table[1].push(added); table[2].push(apart);
     }
-    const series = [{}, { label: "added by the saves that are there", value: sized, ...line(2) },
+    const series = [when, { label: "added by the saves that are there", value: sized, ...line(2) },
       { label: "without sharing", value: sized, ...line(3) }];
-    draw("growth", { series, axes: [axis({}), axis(bytes)] }, table);
+    draw("growth", { series, axes: [timed(), values(bytes)] }, table);
   };
   const durations = () => {
     const { runs, table } = byRun(data.durations, (one) => one.time, (one) => one.seconds);
     const series = runs.map((run) => ({ label: run, value: numeric, ...line(data.runs.indexOf(run)) }));
-    draw("durations", { series: [{}, ...series], axes: [axis({}), axis({ label: "seconds" })] }, table);
+    draw("durations", { series: [when, ...series], axes: [timed(), values({ label: "seconds" })] }, table);
   };
   const names = [...new Set(all.flatMap((one) => Object.keys(one.metrics)))].sort();
   for (const name of names) choose.add(new Option(name, name));

@@ -12,8 +12,8 @@ from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.times import start_of, time_of_text
-from ckstore.model.words import printable
-from ckstore_cli._format import age_text, columns, cut, metrics_text, wrap
+from ckstore.model.words import metrics_text, printable
+from ckstore_cli._format import age_text, columns, cut, wrap
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run, no_such_run, runs, steps

@@ -11,8 +11,8 @@ import click
 
 from ckstore.errors import CkstoreError
 from ckstore.model.sizes import size_text
-from ckstore.model.words import printable
-from ckstore_cli._format import age_text, columns, cut, metrics_text
+from ckstore.model.words import metrics_text, printable
+from ckstore_cli._format import age_text, columns, cut
 from ckstore_cli._frame import Frame, framed
 
 if TYPE_CHECKING:

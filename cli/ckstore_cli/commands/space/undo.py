@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import BadInput, NoSuchRef
+from ckstore.errors import BadInput, NoSuchRef, StepExists
 from ckstore.model.digest import short_id
 from ckstore.model.sizes import size_text
 from ckstore_cli._format import columns
@@ -22,8 +22,9 @@ _HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL", "SIZE")
 @click.argument("refs", metavar="[REF...]", nargs=-1)
 @click.option("--last", is_flag=True, help="Bring back the one that was dropped last.")
 @click.option("--run", metavar="RUN", help="Bring back all that was dropped of this run.")
+@click.option("--all", "every", is_flag=True, help="Bring back all that was dropped.")
 @framed
-def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None) -> None:  # noqa: FBT001 - click's
+def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every: bool) -> None:  # noqa: FBT001 - click's
     """Bring back the dropped checkpoints REF; without one, list those that can be.
 
     A REF is RUN@STEP or an id of the list. SIZE is what it alone keeps on the disk
@@ -36,22 +37,31 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None) -> No
       ckstore undo main@1200
       ckstore undo --last
       ckstore undo --run sweep-7
+      ckstore undo --all
 
     \b
     Exit status:
       0  done
-      2  wrong usage, or another checkpoint has its place by now
+      1  another checkpoint has its place by now
+      2  wrong usage
       4  there is no such store, or nothing of that name can be brought back
     """
-    if (last, bool(refs), run is not None).count(True) > 1:
-        raise BadInput("undo takes either REFs, --last or --run", hint="ckstore undo --last")
+    if (last, bool(refs), run is not None, every).count(True) > 1:
+        raise BadInput("undo takes either REFs, --last, --run or --all", hint="ckstore undo --last")
     out = frame.output()
-    if refs or last or run is not None:
+    if refs or last or every or run is not None:
         with frame.writing() as store:
-            for ref in _of_run(store, run) if run is not None else refs or ("latest",):
-                info = store.undelete(ref)
+            taken = None
+            for ref in _waiting(store, run) if every or run is not None else refs or ("latest",):
+                try:
+                    info = store.undelete(ref)
+                except StepExists as error:  # the others need not wait for this one
+                    taken = taken or error
+                    continue
                 out.document({"run": info.run, "step": info.step, "id": info.id})
                 out.line(f"brought back {info.name}")
+            if taken is not None:
+                raise taken
         return
     with frame.reading() as store:
         found = store.dropped()
@@ -66,11 +76,12 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None) -> No
     out.table(columns([_HEAD, *rows], "<<<<>"))
 
 
-def _of_run(store: Store, run: str) -> list[str]:
-    """Return what can be brought back of a run; of several that had one place the one that was dropped last."""
-    found = list(dict.fromkeys(one.ref for one in store.dropped() if one.run == run))
+def _waiting(store: Store, run: str | None) -> list[str]:
+    """Return what can be brought back, of a run or of all; of several that had one place the one dropped last."""
+    found = list(dict.fromkeys(one.ref for one in store.dropped() if run in (None, one.run)))
     if not found:
-        raise NoSuchRef(f"nothing of the run {run} can be brought back", hint="ckstore undo lists what can be")
+        of_run = "" if run is None else f" of the run {run}"
+        raise NoSuchRef(f"nothing{of_run} can be brought back", hint="ckstore undo lists what can be")
     return found
 
 

@@ -41,6 +41,7 @@ _ATTRIBUTES = {
 }
 _SETTINGS = [*_ATTRIBUTES]
 _POLICIES = (RETENTION, MAKE_ROOM, KEEP_LOCAL, KEEP_REMOTE)
+_UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _MIRROR_MORE = ("mirror_age_s", "mirror_bytes_s", "mirror_keep")
 _COMPACT_MORE = ("compact_share", "compact_keep")
 _COMPACT_HOW = "ckstore config compact --time 12h --share 0.1 --count 3"
@@ -207,10 +208,10 @@ def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, Retention
     out.line(
         f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves reuse what is in the store without reading it'}"
     )
-    by_rule = f"{found['undo_by_rule_s']:g}s" if found["undo_by_rule_s"] else "nothing"
-    undo = f"--time {found['undo_by_hand_s']:g}s, {by_rule} for what rules drop"
+    by_rule = _time(found["undo_by_rule_s"]) if found["undo_by_rule_s"] else "nothing"
+    undo = f"--time {_time(found['undo_by_hand_s'])}, {by_rule} for what rules drop"
     out.line(f"{UNDO}  {undo if found['undo_by_hand_s'] else 'off: what is dropped is freed at once'}")
-    waits = f"--time {grace_s:g}s" if grace_s else "off: gc frees at once, whatever other hosts have open"
+    waits = f"--time {_time(grace_s)}" if grace_s else "off: gc frees at once, whatever other hosts have open"
     out.line(f"{GRACE}  {waits}")
     out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
     out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
@@ -296,12 +297,18 @@ def _compact_of(
     return given or {"compact_after": None}
 
 
+def _time(seconds: float) -> str:
+    """Return a time as it is given: in the largest unit of which it is a whole number."""
+    unit, unit_s = next(one for one in _UNITS if not seconds % one[1] or one[1] == 1)
+    return f"{seconds / unit_s:g}{unit}"
+
+
 def _mirror_words(found: Mapping[str, Any]) -> str:
     if found["mirror"] is None:
         return "off: checkpoints are here alone"
     limit = "" if found["mirror_bytes_s"] is None else f" --bwlimit {found['mirror_bytes_s']}"
     name = printable(found["mirror"])
-    return f"{name} --time {found['mirror_age_s']:g}s --count {found['mirror_keep']}{limit}"
+    return f"{name} --time {_time(found['mirror_age_s'])} --count {found['mirror_keep']}{limit}"
 
 
 def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:
