@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack
 
 from ckstore.background import BackgroundSaves
-from ckstore.errors import BadInput, StoreNotFound
+from ckstore.errors import BadInput, CkstoreError, StoreNotFound
 from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
@@ -1756,15 +1756,25 @@ def _open(
     return context, notes
 
 
-def _wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
-    from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, setting_or_none
+def _wake(
+    context: Context,
+    catalog_path: Path | None,
+    settings: Callable[[], Mapping[str, Any]] | None = None,
+    *,
+    only_if_behind: bool = False,
+) -> None:
+    from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, read_config
 
+    try:
+        config = read_config(context.layout) if settings is None else settings()
+    except (CkstoreError, OSError):  # what needs the settings says why
+        return
     # Few stores have either, and the modules take a process of a command 20 ms.
-    if setting_or_none(context.layout, MIRROR) is not None:
+    if config.get(MIRROR.name) is not None:
         from ckstore.saver import mirror
 
         mirror.wake(context, catalog_path, only_if_behind=only_if_behind)
-    if not only_if_behind and setting_or_none(context.layout, COMPACT_AFTER) is not None:
+    if not only_if_behind and config.get(COMPACT_AFTER.name) is not None:
         from ckstore.saver import compactor
 
         compactor.wake(context, catalog_path)

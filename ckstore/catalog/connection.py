@@ -1,7 +1,8 @@
 """Open, check and close the catalog: one connection for each operation, never kept (docs/adr/0002-catalog.md).
 
 Writing: exclusive flock on the directory of the catalog, open, `BEGIN IMMEDIATE`, work, `COMMIT`, truncate the WAL,
-close, and only then release the flock. Reading takes no flock.
+close, and only then release the flock. A commit that need not be durable leaves its rows in the WAL while that is
+short. Reading takes no flock.
 
 A statement that still has rows to give keeps its connection open past `close()`. So everything here, in `rows` and in
 `queries` fetches all rows at once.
@@ -53,6 +54,8 @@ _CACHE_KIB = 64 * 1024
 # since a truncated file would end the process by SIGBUS.
 _PRAGMAS = ("trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0", "temp_store=MEMORY")
 _TRIED_BYTES = 64 * 1024
+# Some eight saves of 100 tensors. Each opening reads the log, 0.1 ms of these; to empty it takes three fsyncs.
+_LOG_MOST_BYTES = 256 * 1024
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 """What a full disk, or a quota, is to SQLite; the last two can be something else."""
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -189,18 +192,27 @@ def reading(path: Path) -> Iterator[BoundedConnection]:
 def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[BoundedConnection]:
     """Open the catalog for one transaction: it is durable after the block, or has not happened.
 
-    Without `durable` a power cut may undo it.
+    Without `durable` a power cut may undo it, and nothing is synced while the log is short.
 
     The block must not use the catalog in any other way: the flock is held.
     """
     deadline = time.monotonic() + timeout_s
     # The flock first and to the end: SQLite up to 3.51.2 can damage the file when one process checkpoints while
     # another commits.
-    with locked(path, timeout_s=timeout_s), opened_for_writing(path, deadline) as connection:
+    with (
+        locked(path, timeout_s=timeout_s),
+        contextlib.ExitStack() as closed_last,
+        opened_for_writing(path, deadline) as connection,
+    ):
         check_header(connection, path, for_writing=True)
         prepare_to_write(connection, durable=durable)
         with transaction(connection):
             yield connection
+        if durable or not (connection.may_map and _has_short_log(path)):
+            empty_log(connection)
+        else:
+            with contextlib.suppress(sqlite3.Error):  # then closing empties the log
+                closed_last.enter_context(_keeping_log(path))
 
 
 @contextlib.contextmanager
@@ -233,7 +245,7 @@ def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnectio
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Run the block in one `BEGIN IMMEDIATE`; afterwards move the WAL into the database."""
+    """Run the block in one `BEGIN IMMEDIATE`; `empty_log` is to follow."""
     # A deferred transaction that becomes a writing one fails at once if another was faster, without waiting.
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -243,11 +255,36 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         with contextlib.suppress(sqlite3.Error):  # closing does it too; the first error is the news
             connection.execute("ROLLBACK")
         raise
+
+
+def empty_log(connection: sqlite3.Connection) -> None:
+    """Move the WAL into the database."""
     # The commit is durable in the WAL. A reader who keeps it, or a full disk, must not make
     # a failure of that: the next writer truncates it.
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA busy_timeout=0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _has_short_log(path: Path) -> bool:
+    try:
+        return os.lstat(f"{path}-wal").st_size <= _LOG_MOST_BYTES
+    except OSError:  # as without a log
+        return False
+
+
+@contextlib.contextmanager
+def _keeping_log(path: Path) -> Iterator[None]:
+    """Hold the database as a reader, so that a writer that closes is not the last, which empties the log."""
+    # Python 3.11 has no setting for it (SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE).
+    token = object()
+    _open.add(token)
+    try:
+        with contextlib.closing(_connect(path, "ro", _LEAST_WAIT_S)) as reader:
+            header(reader)  # the first statement takes the lock that a reader has
+            yield
+    finally:
+        _open.discard(token)
 
 
 def prepare_to_write(connection: BoundedConnection, *, durable: bool = True) -> None:
@@ -333,13 +370,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
             seen = beside.examine(path, alone=not _open)
             # In the same lock as the look: a child forked in between must know that the file was being opened.
             _open.add(token)
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode={mode}",
-            uri=True,
-            timeout=timeout_s,
-            isolation_level=None,
-            factory=BoundedConnection,
-        )
+        connection = _connect(path, mode, timeout_s)
         try:
             # Before any statement: reading the schema of a forged file may take for ever.
             connection.bound(seen.file_bytes)
@@ -360,6 +391,17 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
         _check_same(path, seen.identity, "open")
     finally:
         _open.discard(token)
+
+
+def _connect(path: Path, mode: str, timeout_s: float) -> BoundedConnection:
+    connection: BoundedConnection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=timeout_s,
+        isolation_level=None,
+        factory=BoundedConnection,
+    )
+    return connection
 
 
 def _check_same(path: Path, identity: tuple[int, int], when: str) -> None:

@@ -5,11 +5,12 @@ Answers have the form that `forms` asks for; else they raise `forms.NotOfItsForm
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import forms
 from ckstore.catalog.forms import IS_RIGHT, checked
-from ckstore.catalog.values import Described, Listing, decode_metrics, decode_stamps, decode_text, in_parts
+from ckstore.catalog.values import Counted, Described, Listing, decode_metrics, decode_stamps, decode_text, in_parts
 from ckstore.model.manifest.describe import decoded_metadata
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
@@ -233,10 +234,11 @@ def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
     return count, newest or 0
 
 
-def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, PieceLocation]:
-    """Return where pieces are; those that are not known are left out."""
+def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tuple[dict[str, PieceLocation], Counted]:
+    """Return where pieces are, without those that are not known, and what the next sequence number goes by."""
     from ckstore.catalog.values import PieceLocation
 
+    counted = Counted(*count_and_sequence(connection), time.monotonic())
     wanted = sorted(set(digests))
     found: dict[str, PieceLocation] = {}
     for marks, part in in_parts(wanted):
@@ -256,7 +258,7 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> dic
         for piece, nbytes in checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes):
             # Last, so that a whole blob wins over a pack: it is never mostly dead.
             found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
-    return found
+    return found, counted
 
 
 def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, int]:

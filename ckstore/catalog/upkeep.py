@@ -87,6 +87,7 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
             if not is_schema_of(connection, VERSION):  # else the next opener would take it for damaged
                 found = "cannot be made: this SQLite writes a schema that ckstore does not know"
                 raise unavailable(path, found, "unreadable")
+        connections.empty_log(connection)
     return True
 
 

@@ -77,6 +77,20 @@ class Outline(NamedTuple):
     blobs_listed: str
 
 
+class Counted(NamedTuple):
+    """The checkpoints of a catalog at a moment.
+
+    Attributes:
+        checkpoints: How many there are.
+        newest: The greatest sequence number; 0 without one.
+        at_s: When it was asked, by the monotonic clock.
+    """
+
+    checkpoints: int
+    newest: int
+    at_s: float
+
+
 class PieceLocation(NamedTuple):
     """Where the store has a piece.
 

@@ -189,9 +189,9 @@ class StoreRules:
         return self.by_run[fitting[0]] if fitting else self.default
 
 
-def rules_of(layout: Layout) -> StoreRules:
-    """Return what the settings say about which checkpoints stay."""
-    config = read_config(layout)  # once: it is asked for after each save
+def rules_of(layout: Layout, config: Mapping[str, Any] | None = None) -> StoreRules:
+    """Return what the settings say about which checkpoints stay; None: they are read."""
+    config = read_config(layout) if config is None else config
     return StoreRules(policy_of(layout, RETENTION, config), policies_by_run(layout, config), budget_of(layout, config))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed
@@ -22,7 +22,7 @@ from ckstore.ops.notices import Notices, warn, way_in
 from ckstore.ops.pace import DutyCycle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
@@ -125,8 +125,9 @@ class Context:
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
     # Lets go of bytes here of checkpoints that the mirror has, which it looks at first; None: it is not reached.
     evict: Callable[[Sequence[CheckpointInfo]], EvictReport] | None = None
-    # Called after a checkpoint is durable here, for the mirror; it raises nothing. None: no mirror is looked for.
-    saved: Callable[[], None] | None = None
+    # Called after a checkpoint is durable here, with what gives the settings, for the mirror; it raises nothing. None:
+    # no mirror is looked for.
+    saved: Callable[[Callable[[], Mapping[str, Any]]], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
     watch: SaveWatch = NO_WATCH  # called as a save goes on
     totals: SaveTotals = field(default_factory=SaveTotals)  # what the saves of this store did so far

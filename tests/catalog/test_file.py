@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -592,6 +593,40 @@ def test_a_foreign_writer_is_waited_for_and_then_named(catalog: Catalog) -> None
         assert catalog.outline().blobs_listed == ""
         foreign.execute("ROLLBACK")
     catalog.note_blobs_listed("test", timeout_s=SOON_S)
+
+
+def test_a_commit_that_need_not_be_durable_stays_in_the_log_until_that_is_long(catalog: Catalog) -> None:
+    def save(step: int) -> None:
+        catalog.reconcile(
+            [("main", step)],
+            lambda run, at: published(run, at, sequence=at + 1, chunks=range(100 * at, 100 * at + 100)),
+            timeout_s=SOON_S,
+            durable=False,
+        )
+
+    log = Path(f"{catalog.path}-wal")
+    sizes = []
+    for step in range(40):
+        save(step)
+        sizes.append(log.stat().st_size if log.exists() else 0)
+
+    assert sizes[0] > 0
+    assert 0 in sizes  # it was emptied into the file
+    assert max(sizes) < 2**19
+    assert len(catalog.listing()) == 40
+    assert catalog.check() == []
+
+
+def test_what_is_left_in_the_log_is_made_durable_with_the_next_durable_commit(catalog: Catalog) -> None:
+    look = partial(published, chunks=[1])
+    catalog.reconcile([("main", 1)], look, timeout_s=SOON_S, durable=False)
+    log = Path(f"{catalog.path}-wal")
+    assert log.stat().st_size > 0
+
+    catalog.note_blobs_listed("test", timeout_s=SOON_S)
+
+    assert not log.exists()
+    assert catalog.listing().keys() == {("main", 1)}
 
 
 def test_a_reader_who_stays_neither_stops_writers_nor_delays_them(catalog: Catalog) -> None:

@@ -68,25 +68,31 @@ def is_a_hardlink(root: Path, victim: Path) -> None:
     (root / "catalog.db-journal").hardlink_to(victim)
 
 
+def without(root: Path, name: str) -> Path:
+    """Return the path of a file beside the database, which a save may have left."""
+    (root / name).unlink(missing_ok=True)
+    return root / name
+
+
 def log_is_a_hardlink(root: Path, victim: Path) -> None:
-    (root / "catalog.db-wal").hardlink_to(victim)
+    without(root, "catalog.db-wal").hardlink_to(victim)
 
 
 def log_is_a_symlink(root: Path, victim: Path) -> None:
-    (root / "catalog.db-wal").symlink_to(victim)
+    without(root, "catalog.db-wal").symlink_to(victim)
 
 
 def map_is_a_hardlink(root: Path, victim: Path) -> None:
-    (root / "catalog.db-shm").hardlink_to(victim)
+    without(root, "catalog.db-shm").hardlink_to(victim)
 
 
 def map_is_a_pipe(root: Path, victim: Path) -> None:
-    os.mkfifo(root / "catalog.db-shm")
+    os.mkfifo(without(root, "catalog.db-shm"))
     del victim
 
 
 def log_is_a_directory(root: Path, victim: Path) -> None:
-    (root / "catalog.db-wal").mkdir()
+    without(root, "catalog.db-wal").mkdir()
     del victim
 
 

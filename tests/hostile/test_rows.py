@@ -200,7 +200,7 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         catalog.infos,
         lambda: catalog.current(catalog.listing()),
         catalog.count_and_sequence,
-        lambda: catalog.find_pieces(digests),
+        lambda: catalog.find_pieces(digests)[0],
         lambda: catalog.best_shares(digests),
         lambda: catalog.blobs_of("main", 1),
         lambda: catalog.readings(digests),

@@ -26,6 +26,7 @@ from ckstore.remote.mirror.work import Mirror
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
+from ckstore.saver.server.report import Page
 from ckstore.store import context_of
 from ckstore_cli.app import app
 from tests.remote.double import Double, new_remote
@@ -169,7 +170,7 @@ def test_a_mirror_that_is_away_fails_no_save_and_is_tried_again(
         if len(pauses) == 12:
             (tmp_path / "away").rename(tmp_path / "m")
 
-    with process.Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+    with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
         patched.setattr(time, "sleep", pause)
         process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
     assert [info.step for info in Store.open(tmp_path / "m").checkpoints()] == [1]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, InUse
 from ckstore.fs.lock_files import service_failed
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.words import counted
-from ckstore.ops.config_file import UNDO_BY_RULE_S, rules_of, setting_of
+from ckstore.ops.config_file import UNDO_BY_RULE_S, read_config, rules_of
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_drops, plan_retention
 from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckstore.ops.context import Context
 
@@ -24,10 +24,13 @@ PROBLEM = "retention"
 _UNASKED = "unasked"
 
 
-def after_save(context: Context, run: str) -> tuple[str, ...]:
-    """Apply the policy of the store to a run and collect; return what the user should know, since the save is done."""
+def after_save(context: Context, run: str, settings: Callable[[], Mapping[str, Any]] | None = None) -> tuple[str, ...]:
+    """Apply the policy of the store to a run and collect; return what the user should know, since the save is done.
+
+    `settings` gives what ``config.json`` says; None: it is read.
+    """
     try:
-        problems = _keep_policy(context, run)
+        problems = _keep_policy(context, run, read_config(context.layout) if settings is None else settings())
     except (CkstoreError, CkstoreWarning, OSError) as error:  # the warning where warnings are errors
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
         problems = (f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}",)
@@ -38,13 +41,13 @@ def after_save(context: Context, run: str) -> tuple[str, ...]:
     return problems
 
 
-def _keep_policy(context: Context, run: str) -> tuple[str, ...]:
+def _keep_policy(context: Context, run: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Apply and collect; return what the user should know."""
-    rules = rules_of(context.layout)
+    rules = rules_of(context.layout, config)
     policy = rules.of(run)
     if policy is None and rules.budget is None:
         return ()
-    undo_s = setting_of(context.layout, UNDO_BY_RULE_S)
+    undo_s = UNDO_BY_RULE_S.of(config, str(context.layout.config))
     plans = [] if policy is None else [plan_drops(context, policy, run)]
     dropped = [info for plan in plans for info in carry_out(context, plan, undo_s).dropped]
     if rules.budget is not None and _used_bytes(context) > rules.budget.most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
@@ -15,16 +16,19 @@ from ckstore.ops.index.reconcile import write_again
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckstore.catalog.values import Listing
+    from ckstore.catalog.values import Counted, Listing
     from ckstore.model.manifest.info import Stamp
     from ckstore.ops.manifest_cache import RunSeen
 
 
-def next_sequence(context: Context) -> int:
-    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
+def next_sequence(context: Context, counted: Counted | None = None) -> int:
+    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not.
+
+    `counted`: what the catalog said when this save asked it for pieces.
+    """
     runs = context.known.directories.look(context.layout)
     known = _Known(context)
-    known.look(*_asked(context, runs, context.known.greatest_sequence.value))
+    known.look(*_asked(context, runs, context.known.greatest_sequence.value, counted))
     greatest = known.greatest()
     # Below that every number counts, since the first one may be so far from 0; only beyond it all must be compared.
     if greatest > WIDEST_GAP:
@@ -50,18 +54,26 @@ def sequence_limit(context: Context) -> int:
 
 
 _MANY = 20  # more are looked for by listing the runs
+# As long as a seal takes, in which others may publish in any case: such saves are at the same time (docs/adr/0003).
+_FRESH_S = 0.05
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 
 
-def _asked(context: Context, runs: dict[str, RunSeen], own: int) -> tuple[set[CheckpointKey], Rows]:
+def _asked(
+    context: Context, runs: dict[str, RunSeen], own: int, counted: Counted | None
+) -> tuple[set[CheckpointKey], Rows]:
     """Return the checkpoints that this process has not looked at, and what the catalog says of these and newer ones."""
     published = {place for state in runs.values() for place in state.published}
     unsure = {place for state in runs.values() for place in state.unsure}
-    try:
-        count, newest = context.catalog.count_and_sequence()
-    except CatalogUnavailable:
-        return published, {}
+    # Another opening of the catalog would be a tenth of a small save; of a longer one others may have published since.
+    if counted is not None and time.monotonic() - counted.at_s <= _FRESH_S:
+        count, newest = counted.checkpoints, counted.newest
+    else:
+        try:
+            count, newest = context.catalog.count_and_sequence()
+        except CatalogUnavailable:
+            return published, {}
     if count != len(published):  # one that is not in the catalog may have the inode of an older one
         unsure = published
     if len(unsure) > _MANY and (few := _proposed(context, runs)) is not None:

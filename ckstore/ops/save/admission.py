@@ -91,7 +91,7 @@ def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> 
         for start in range(0, source.nbytes, context.settings.chunk_bytes):
             stop = min(start + context.settings.chunk_bytes, source.nbytes)
             _claim(staging, found, context.algorithm.digest(bytes_of(source, start, stop)), stop - start)
-    places = find_pieces(context, small)
+    places, _ = find_pieces(context, small)
     for pack, nbytes in {(place.blob, place.blob_nbytes) for place in places.values()}:
         if staging.claim(pack, nbytes):
             found.claimed.add(pack)

@@ -12,9 +12,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.catalog.values import PieceLocation
+from ckstore.catalog.values import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
@@ -49,6 +49,18 @@ WriteBlob = Callable[[memoryview, bool], Callable[[], str]]
 With the second argument, for the last blob, it may store all of it before it returns.
 """
 
+_kept: list[memoryview] = []
+"""Memory of the last small pack: to get it anew from the kernel takes longer than to copy a pack of 3 MB."""
+_KEPT_MOST_BYTES = _LEAST_PACK_BYTES + _FIRST_OFFSET_BYTES
+
+
+def _memory(nbytes: int) -> memoryview:
+    try:
+        kept = _kept.pop()  # one call: another thread may be packing, too
+    except IndexError:
+        return aligned_buffer(nbytes)
+    return kept if len(kept) >= nbytes else aligned_buffer(nbytes)
+
 
 def aligned(nbytes: int) -> int:
     """Return `nbytes` rounded up to the alignment of pieces in packs."""
@@ -72,21 +84,25 @@ class Packer:
     def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
         """Add the bytes of a source, no more than a pack has, whose digest the key has."""
         # `apart`: not at the start of a pack, so that the pack is not the piece itself.
-        if self._entries and aligned(self._end) + source.nbytes > self._pack_bytes:
+        nbytes = source.nbytes
+        start = aligned(self._end)
+        if self._entries and start + nbytes > self._pack_bytes:
             self._flush()
+            start = 0
         if self._pack is None:
-            self._pack = self._free.pop() if self._free else aligned_buffer(self._pack_bytes + _FIRST_OFFSET_BYTES)
-        start = aligned(self._end) or (ALIGNMENT if apart else 0)
-        stop = start + source.nbytes
+            self._pack = self._free.pop() if self._free else _memory(self._pack_bytes + _FIRST_OFFSET_BYTES)
+        if apart and not start:
+            start = ALIGNMENT
+        stop = start + nbytes
         piece = self._pack[start:stop]
-        source.read_into(0, source.nbytes, piece)
+        source.read_into(0, nbytes, piece)
         # Hashed where it lay, copied later: a tensor that changed in between would be stored under the digest of old
         # bytes.
         if self._algorithm.digest(piece) != key.partition(KEY_MARK)[0]:
             raise state_changed(source.name)
         # The buffer is used again: bytes of an earlier pack in the gap would change the digest of equal packs.
         self._pack[self._end : start] = bytes(start - self._end)
-        self._entries.append((key, start, source.nbytes))
+        self._entries.append((key, start, nbytes))
         self._end = stop
 
     def _flush(self, *, last: bool = False) -> None:
@@ -102,13 +118,32 @@ class Packer:
         self._flush(last=True)
         while self._waiting:
             self._wait_for_first()
+        if self._free and len(self._free[0]) <= _KEPT_MOST_BYTES:
+            _kept[:] = self._free[:1]
 
     def _wait_for_first(self) -> None:
         first = self._waiting.pop(0)
         blob = first.wait()
         self._free.append(first.memory)
         for key, offset, length in first.entries:
-            self.places[key] = PieceLocation(blob=blob, blob_nbytes=first.nbytes, offset=offset, length=length)
+            self.places[key] = PieceLocation(blob, first.nbytes, offset, length)
+
+
+class Placed(NamedTuple):
+    """Where small sources are.
+
+    Attributes:
+        keys: The key of each, in order: the digest, or, of further bytes with the same digest, the digest, `KEY_MARK`
+            and a number.
+        places: Where each piece is, by its key.
+        written_bytes: How many bytes of pieces were written.
+        counted: What the catalog said of its checkpoints when it was asked; None: it was not.
+    """
+
+    keys: list[str]
+    places: dict[str, PieceLocation]
+    written_bytes: int
+    counted: Counted | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +166,20 @@ def place_small(
     recheck: Recheck,
     compare: bool = False,
     devices: DeviceChunks | None = None,
-) -> tuple[list[str], dict[str, PieceLocation], int]:
+) -> Placed:
     """Store the bytes of small sources as pieces."""
     # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
-    # `compare`: equal digests do not prove equal bytes. `devices`: what lies there. Returns: The key of each source in
-    # order, where each piece is by its key, and how many bytes of pieces were written. A key is the digest, or, of
-    # further bytes with the same digest, the digest, `KEY_MARK` and a number.
+    # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.
     packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
+    counted: Counted | None = None
     for batch in _batches(sources):
         with python_gc_paused():
             digests = _digests(context, batch, devices)
             sizes = {digest: source.nbytes for digest, source in zip(digests, batch, strict=True) if digest not in seen}
-            found = find_pieces(context, sizes)
+            found, counted = find_pieces(context, sizes)
         for digest, source in zip(digests, batch, strict=True):
             key = _key_of(context, digest, source, seen) if compare else digest
             keys.append(key)
@@ -164,7 +198,7 @@ def place_small(
     packer.finish()
     written_bytes = sum(place.length for place in packer.places.values())
     places.update(packer.places)
-    return keys, places, written_bytes
+    return Placed(keys, places, written_bytes, counted)
 
 
 def _digests(context: Context, batch: Sequence[ByteSource], devices: DeviceChunks | None) -> list[str]:
@@ -231,18 +265,22 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
     return data
 
 
-def find_pieces(context: Context, sizes: Mapping[str, int]) -> dict[str, PieceLocation]:
-    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be."""
+def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, PieceLocation], Counted | None]:
+    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
+
+    The second is what the catalog said of its checkpoints; None: it was not asked.
+    """
     # The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
     found = {digest: place for digest in sizes if (place := context.known.pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()
-    if unknown:
-        try:
-            places = context.catalog.find_pieces(unknown)
-        except CatalogUnavailable:  # only a chance to deduplicate is lost
-            return found
-        found.update((digest, place) for digest, place in places.items() if _may_be_there(place, sizes[digest]))
-    return found
+    if not unknown:
+        return found, None
+    try:
+        places, counted = context.catalog.find_pieces(unknown)
+    except CatalogUnavailable:  # only a chance to deduplicate is lost
+        return found, None
+    found.update((digest, place) for digest, place in places.items() if _may_be_there(place, sizes[digest]))
+    return found, counted
 
 
 def _may_be_there(place: PieceLocation, nbytes: int) -> bool:

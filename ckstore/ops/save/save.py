@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import (
     BadInput,
@@ -52,7 +52,7 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
-from ckstore.ops.config_file import UNDO_BY_RULE_S, save_checks_or_all, setting_of
+from ckstore.ops.config_file import UNDO_BY_RULE_S, read_config, save_checks_or_all, setting_of
 from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint
 from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
@@ -73,8 +73,9 @@ from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ckstore.catalog.values import Counted
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists, Outcome
 
@@ -182,6 +183,7 @@ class Staged:
     by_others: bool = False  # what it says was chosen by others, so that it is to be read again as strictly as any
     # Bytes of it that were not read; None: that is not known, as of what several ranks staged.
     kept_bytes: int | None = None
+    counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for pieces
 
     def counters(self, staging: Staging, laps: Laps) -> SaveCounters | None:
         """Return what a save did that made this."""
@@ -237,7 +239,9 @@ def save_staged(
         notes.append(_kept(published.manifest))
     # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
     watch.committed(replace(CheckpointInfo.of(published.manifest, published.manifest_id), durable=context.durable))
-    info = _follow_up(context, staging, staged, request.tags, published, outcome, notes)
+    # Once, and after the commit: rules that were changed during the save must hold for what is dropped now.
+    settings = cache(partial(read_config, context.layout))
+    info = _follow_up(context, staging, staged, request.tags, published, outcome, notes, settings)
     laps.end("finishing_s")
     info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
     context.totals.saved(info)
@@ -245,7 +249,7 @@ def save_staged(
         kind, took_s = "saved" if outcome.old is None else "replaced", round(sum(laps.seconds.values()), 3)
         events.note(context, kind, info.key, id=info.id, nbytes=info.new_bytes, seconds=took_s)
         if context.saved is not None:
-            context.saved()
+            context.saved(settings)
     return info
 
 
@@ -257,6 +261,7 @@ def _follow_up(  # noqa: PLR0917
     published: Published,
     outcome: Outcome,
     notes: list[str],
+    settings: Callable[[], Mapping[str, Any]],
 ) -> CheckpointInfo:
     """Do what comes after the commit: tags, the catalog, what was replaced, retention; add to `notes` what failed."""
     own = published if outcome.existing is None else None
@@ -281,7 +286,7 @@ def _follow_up(  # noqa: PLR0917
     info = info_of(context, manifest, manifest_id, tags=tags)
     notes += staged.warnings()
     # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
-    notes += after_save(context, manifest.run)
+    notes += after_save(context, manifest.run, settings)
     if why_not_catalogued:
         notes.append(
             f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next "
@@ -315,7 +320,13 @@ def _stage_captured(
     recorded = [source.nbytes for source in captured.sources if isinstance(source, RecordedSource)]
     kept_bytes = sum(recorded) + stored.kept_bytes
     return Staged(
-        draft, texts, recheck.readings, recheck.warnings, by_others=bool(captured.files), kept_bytes=kept_bytes
+        draft,
+        texts,
+        recheck.readings,
+        recheck.warnings,
+        by_others=bool(captured.files),
+        kept_bytes=kept_bytes,
+        counted=stored.counted,
     )
 
 
@@ -324,8 +335,9 @@ def _publish(  # noqa: PLR0917
 ) -> tuple[Manifest, str, Outcome]:
     step = request.step if request.step is not None else _next_step(context, request.run)
     # Another process may publish the step between the look and the rename; each try takes the next number.
+    counted = staged.counted
     for _ in range(_AUTO_STEP_TRIES):
-        manifest = replace(staged.draft, step=step, sequence=next_sequence(context))
+        manifest = replace(staged.draft, step=step, sequence=next_sequence(context, counted))
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
         # Readers refuse a larger one, so such a save would be acknowledged and never load.
         if len(data) > MANIFEST_MAX_BYTES:
@@ -356,6 +368,7 @@ def _publish(  # noqa: PLR0917
             if request.step is not None:
                 raise
             step = _step_after(step, request.run)  # another process took the step that was free a moment ago
+            counted = None
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"
     raise SaveFailed(msg, hint="give a step: step=")
 

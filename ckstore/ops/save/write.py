@@ -27,7 +27,7 @@ from ckstore.ops.save.recorded import RecordedChunk, RecordedSource, state_chang
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ckstore.catalog.values import PieceLocation
+    from ckstore.catalog.values import Counted, PieceLocation
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.staging import Staging
@@ -56,6 +56,7 @@ class Stored:
     new_bytes: int  # sizes of the blobs that were written
     reused_bytes: int  # bytes of the storages that needed no writing
     kept_bytes: int = 0  # bytes on devices that were not read
+    counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for small pieces
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ def store_sources(
         chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
         # Before the small ones: threads wait for the disk with large chunks while this one hashes and asks the catalog.
         writer.start_chunks()
-        digests, places, packed_bytes = place_small(
+        keys, places, packed_bytes, counted = place_small(
             context,
             staging,
             [sources[i] for i in small],
@@ -134,7 +135,7 @@ def store_sources(
 
     # Tens of thousands of records make the collector walk the whole heap of the trainer again and again.
     with python_gc_paused():
-        blobs, storages = _records(sources, dict(zip(small, digests, strict=True)), places, chunked)
+        blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
     # N1: what the manifest names must be in the staging directory before that is sealed.
     writer.complete(blobs)
     recheck.remember(blobs, packs={place.blob for place in places.values()})
@@ -150,6 +151,7 @@ def store_sources(
         # Zeros before a collision and blobs that were healed count as written, so the difference may fall below zero.
         reused_bytes=max(0, logical_bytes - written_bytes),
         kept_bytes=0 if devices is None else devices.claimed_bytes,
+        counted=counted,
     )
 
 

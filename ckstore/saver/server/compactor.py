@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError
 from ckstore.ops.compact.by_rule import compact_due, rule_of
 from ckstore.saver.compactor import lock_compaction
-from ckstore.saver.server.mirror import Page, begin
+from ckstore.saver.server.mirror import begin
+from ckstore.saver.server.report import Page
 
 if TYPE_CHECKING:
     from ckstore.ops.context import Context

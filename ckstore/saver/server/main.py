@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ckstore.errors import CkstoreError, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs.inside import NotInStore
@@ -29,7 +29,7 @@ from ckstore.saver.server.inbox import Inbox
 from ckstore.saver.server.report import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.model.manifest.info import CheckpointInfo
@@ -100,7 +100,7 @@ def _evict(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
     return evict_mirrored(context, infos)
 
 
-def _saved(context: Context, catalog_path: Path | None) -> None:
+def _saved(context: Context, catalog_path: Path | None, _: Callable[[], Mapping[str, Any]]) -> None:
     mirror.wake(context, catalog_path)
     compactor.wake(context, catalog_path)
 

@@ -16,6 +16,7 @@ import pytest
 
 from ckstore import BadInput, Budget, CkstoreWarning, NoSuchRef, RetentionPolicy, StepExists, Store
 from ckstore.fs import files, locks
+from ckstore.objects import checkpoints
 from ckstore.ops.check import validity
 from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
@@ -225,7 +226,7 @@ def test_what_waits_is_read_once_however_often_it_is_listed(kept: Store, monkeyp
         save(kept, step)
     kept.prune(RetentionPolicy(keep_last=1))
     reading: list[object] = []
-    original = validity.manifest_in
+    original = checkpoints.manifest_in
 
     def counted(*args: Any) -> Any:
         reading.append(args)

@@ -213,8 +213,8 @@ def test_a_place_counted_from_the_end_is_not_used(store: Store) -> None:
     real = Catalog.find_pieces
 
     def from_the_end(catalog: Catalog, digests: Any) -> Any:
-        places = real(catalog, digests)
-        return {digest: place._replace(offset=place.offset - nbytes) for digest, place in places.items()}
+        places, counted = real(catalog, digests)
+        return {digest: place._replace(offset=place.offset - nbytes) for digest, place in places.items()}, counted
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Catalog, "find_pieces", from_the_end)
