@@ -146,6 +146,7 @@ CALLS = st.tuples(
 CHANGES = st.tuples(st.just("change"), st.sampled_from(NAMES))
 ENDS = st.tuples(st.just("end"), st.sampled_from([True, True, True, False]))
 OTHERS = st.just(("other",))
+FIRST: Any = ("call", "abc", set(), "saved", "error", 1)
 
 
 def carried_out(acts: Iterable[tuple[Any, ...]], on_device: str = "") -> Trainer:
@@ -163,6 +164,8 @@ def carried_out(acts: Iterable[tuple[Any, ...]], on_device: str = "") -> Trainer
 
 
 @given(st.lists(st.one_of(CALLS, CALLS, CHANGES, ENDS, ENDS, OTHERS), min_size=5, max_size=20))
+@example([FIRST, ("end", True), ("call", "abc", set("abc"), "saved", "error", 1)])  # a step that is replaced
+@example([(*FIRST[:4], "keep", 1), ("end", True), ("call", "abc", set("abc"), "saved", "error", 2)])
 @settings(max_examples=examples(120))
 def test_what_is_kept_by_true_words_is_in_the_checkpoint_as_it_is_in_the_trainer(acts: list[Any]) -> None:
     carried_out(acts)
