@@ -6,7 +6,6 @@ Several processes may make one at once: none removes another's name, and ``store
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from contextlib import suppress
