@@ -57,7 +57,7 @@ class Beside:
                 continue
             left = change(self._remote, key, make, most_bytes=most_bytes)
             if left is not None:
-                self._record.documents[key] = (digest, left.tag)
+                self._record.documents[key] = (digest, left)
 
     def _annotations(self, infos: Sequence[CheckpointInfo]) -> Iterator[_Wanted]:
         for info in infos:

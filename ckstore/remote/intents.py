@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ckstore.remote.keys import Place
-    from ckstore.remote.objects import Listed, Objects
+    from ckstore.remote.objects import Objects
 
 LIFE_S = 3600
 """So long a pruner spares what an intent names after it was last written: many times what a blob takes."""
@@ -33,7 +33,7 @@ class Intent:
         key: Of its object.
         place: The checkpoint.
         digests: Every blob that it needs.
-        version: What this process wrote last; None: nothing yet.
+        version: The mark of what this process wrote last; None: nothing yet.
         written_s: When, by `clock`.
         mutex: Held while it is renewed.
     """
@@ -42,7 +42,7 @@ class Intent:
     place: Place
     digests: tuple[str, ...]
     clock: Callable[[], float]
-    version: Listed | None = None
+    version: str | None = None
     written_s: float = 0.0
     mutex: threading.Lock = field(default_factory=threading.Lock)
 
@@ -54,7 +54,7 @@ class Intent:
     def write(self, objects: Objects) -> None:
         """Write it first; nothing that the push has looked at before counts."""
         begun_s = self.clock()
-        self.version = objects.put(self.key, self._render("uploading"))
+        self.version = objects.send(self.key, self._render("uploading"))
         self.written_s = begun_s
 
     def renew(self, objects: Objects, *, cas: bool) -> None:
@@ -85,7 +85,7 @@ class Intent:
         data = self._render(state, manifest)
         if self.version is None:
             raise Voided
-        version = objects.update(self.key, data, self.version) if cas else objects.put(self.key, data)
+        version = objects.update(self.key, data, self.version) if cas else objects.send(self.key, data)
         if version is None:
             raise Voided
         self.version, self.written_s = version, begun_s

@@ -57,8 +57,8 @@ class Objects(Protocol):
         An object that holds exactly these bytes counts as made: the answer to an earlier try may have been lost.
         """
 
-    def update(self, key: str, data: bytes | memoryview, expected: Listed) -> Listed | None:
-        """Write an object over that version of it alone; None if there is another version, or none."""
+    def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
+        """Write an object over the version with that mark alone, and return the new mark; None: it is not there."""
 
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose keys begin with a prefix, by their keys."""

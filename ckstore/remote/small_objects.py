@@ -17,7 +17,7 @@ from ckstore.remote import keys
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ckstore.remote.objects import Listed, Objects, Remote
+    from ckstore.remote.objects import Objects, Remote
 
 _FORMAT = "ckstore-remote-tag"
 _VERSION = 1
@@ -71,7 +71,7 @@ def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, RemoteTag]
     return tags
 
 
-def change(remote: Remote, key: str, make: Callable[[bytes | None], bytes | None], *, most_bytes: int) -> Listed | None:
+def change(remote: Remote, key: str, make: Callable[[bytes | None], bytes | None], *, most_bytes: int) -> str | None:
     """Give a small object the content that `make` returns for what is there, by compare-and-swap where it works.
 
     Args:
@@ -81,7 +81,7 @@ def change(remote: Remote, key: str, make: Callable[[bytes | None], bytes | None
         most_bytes: More is refused.
 
     Returns:
-        The version that is there now; None: nothing is there.
+        The mark of the version that is there now; None: nothing is there.
 
     Raises:
         RemoteError: Others changed it again and again.
@@ -89,18 +89,19 @@ def change(remote: Remote, key: str, make: Callable[[bytes | None], bytes | None
     objects = remote.objects
     for _ in range(_TRIES):
         # The version first: what is read is that or a newer one, and then the swap fails.
-        version = objects.head(key)
+        found = objects.head(key)
+        version = None if found is None else found.tag
         present = None if version is None else objects.get(key, most_bytes)
         wanted = make(present)
         if wanted is None or wanted == present:
             return version
         if not remote.cas:
-            return objects.put(key, wanted)
+            return objects.send(key, wanted)
         if version is not None:
             written = objects.update(key, wanted, version)
-        else:
-            written = objects.head(key) if objects.create(key, wanted) else None
-        if written is not None:
-            return written
+            if written is not None:
+                return written
+        elif objects.create(key, wanted) and (made := objects.head(key)) is not None:
+            return made.tag
         time.sleep(_PAUSE_S)
     raise RemoteError(f"{key} at {remote.name} was changed by other clients {_TRIES} times", hint="push again")

@@ -87,12 +87,12 @@ class Double:
             self._write(key, data, fault)
             return True
 
-    def update(self, key: str, data: bytes | memoryview, expected: Listed) -> Listed | None:
+    def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
         fault = self._begin("update", key)
         with self._mutex:
-            if key not in self.held or self._listed(key) != expected:
+            if key not in self.held or self._listed(key).tag != expected:
                 return None
-            return self._write(key, data, fault)
+            return self._write(key, data, fault).tag
 
     def list(self, prefix: str) -> Iterator[Listed]:
         self._begin("list", prefix)

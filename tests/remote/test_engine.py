@@ -56,7 +56,7 @@ def test_a_missing_object_is_said_to_be_missing(objects: Objects) -> None:
     assert not objects.read_into("blobs/ab/x", 0, memoryview(bytearray(3)))
     assert not objects.read_into("blobs/ab/x", 0, memoryview(bytearray()))
     objects.delete(["blobs/ab/x", "y"])
-    assert objects.update("x", b"1", objects.put("y", b"1")) is None
+    assert objects.update("x", b"1", objects.send("y", b"1")) is None
 
 
 def test_an_object_that_is_larger_than_wanted_is_refused(objects: Objects) -> None:
@@ -110,7 +110,7 @@ def test_an_object_is_created_once(objects: Objects) -> None:
 
 
 def test_an_update_needs_the_version_that_is_there(objects: Objects) -> None:
-    first = objects.put("x", b"1")
+    first = objects.send("x", b"1")
     second = objects.update("x", b"2", first)
 
     assert second is not None
@@ -129,7 +129,7 @@ def test_of_racing_updates_each_that_succeeds_counts(objects: Objects) -> None:
                 assert head is not None
                 value = int((objects.get("x", 100) or b"").split()[0])
                 # Read again: the version must be that of the bytes.
-                if objects.head("x") == head and objects.update("x", f"{value + 1} {name}{value}".encode(), head):
+                if objects.head("x") == head and objects.update("x", f"{value + 1} {name}{value}".encode(), head.tag):
                     break
 
     threads = [threading.Thread(target=add, args=(name,)) for name in "abc"]
@@ -189,7 +189,7 @@ def test_a_loser_that_is_answered_409_sees_whose_object_it_is() -> None:
 
 def test_an_update_whose_answer_was_lost_is_ours(through: Target, proxy: Proxy) -> None:
     objects = ServiceObjects(through)
-    first = objects.put("x", b"1")
+    first = objects.send("x", b"1")
     proxy.once("lose", of="PUT")
     second = objects.update("x", b"2", first)
 
@@ -199,7 +199,7 @@ def test_an_update_whose_answer_was_lost_is_ours(through: Target, proxy: Proxy) 
 
 def test_an_update_that_did_not_arrive_is_repeated(through: Target, proxy: Proxy) -> None:
     objects = ServiceObjects(through)
-    first = objects.put("x", b"1")
+    first = objects.send("x", b"1")
     proxy.once("drop", "500", of="PUT")
 
     assert objects.update("x", b"2", first) is not None
@@ -282,7 +282,7 @@ def test_a_service_that_sends_whole_objects_for_ranges_can_be_read() -> None:
 def test_a_service_that_wants_no_quotes_gets_none() -> None:
     with s3_service(Habits(conditions="unquoted")) as service:
         quoted, unquoted = ServiceObjects(service.target()), ServiceObjects(service.target(), Abilities(cas="unquoted"))
-        first = quoted.put("x", b"1")
+        first = quoted.send("x", b"1")
 
         assert quoted.update("x", b"2", first) is None
         assert unquoted.update("x", b"2", first) is not None

@@ -50,7 +50,7 @@ With the second argument, for the last blob, it may store all of it before it re
 """
 
 _kept: list[memoryview] = []
-"""Memory of the last small pack: to get fresh memory from the kernel takes longer than to copy a pack of 3 MB."""
+"""Memory of the last small pack: to get it from the kernel again takes longer than to copy a pack of 3 MB."""
 _KEPT_MOST_BYTES = _LEAST_PACK_BYTES + _FIRST_OFFSET_BYTES
 
 

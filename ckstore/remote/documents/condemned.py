@@ -20,7 +20,7 @@ from ckstore.remote.keys import BlobName
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckstore.remote.objects import Listed, Objects
+    from ckstore.remote.objects import Objects
 
 _FORMAT = "ckstore-remote-condemned"
 _VERSION = 1
@@ -165,14 +165,14 @@ def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
     raise RemoteUnavailable(msg, hint="push again")
 
 
-def read_versioned(objects: Objects) -> tuple[Condemned, Listed | None]:
+def read_versioned(objects: Objects) -> tuple[Condemned, str | None]:
     """Return what the remote says, and a version for `swap`; None: there was no such object."""
     # The version before the content: if another client writes in between, the swap fails and all is read again.
     version = objects.head(keys.CONDEMNED)
-    return read_condemned(objects), version
+    return read_condemned(objects), None if version is None else version.tag
 
 
-def swap(objects: Objects, new: Condemned, version: Listed | None) -> bool:
+def swap(objects: Objects, new: Condemned, version: str | None) -> bool:
     """Write it over the version that was read, or where there was none; False: another client was faster."""
     new.change = uuid.uuid4().hex
     data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)

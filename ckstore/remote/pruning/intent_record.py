@@ -97,7 +97,7 @@ def _parse(data: bytes, where: str) -> IntentRecord:
 def void(objects: Objects, record: IntentRecord) -> bool:
     """Take a stale intent away from its push, if it is still as it was listed; False: the push lives."""
     gone = replace(record, members={**record.members, "state": "void"})
-    return objects.update(record.listed.key, gone.render(), record.listed) is not None
+    return objects.update(record.listed.key, gone.render(), record.listed.tag) is not None
 
 
 def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
@@ -130,6 +130,6 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
         raise RemoteError(f"{where} says {run}@{step}, and its manifest says {info.name}")
     missing = objects.head(place.dropped) is None and objects.head(place.manifest) is None
     if missing:
-        objects.put(place.manifest, data)
+        objects.send(place.manifest, data)
     objects.delete([where])
     return missing

@@ -199,6 +199,6 @@ def _spared(entry: PlanEntry, why: str) -> PlanEntry:
 def remove_there(remote: Remote, place: Place) -> None:
     """Remove a checkpoint from a remote; its blobs stay until a prune finds that nothing names them."""
     # The mark first: a client that has this checkpoint sees that it was removed, and does not push it again.
-    remote.objects.put(place.dropped, b"{}")
+    remote.objects.send(place.dropped, b"{}")
     remote.objects.delete([place.manifest])
     remote.objects.delete([place.plain, place.annotations])

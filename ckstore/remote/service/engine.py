@@ -128,8 +128,7 @@ class ServiceObjects:
     def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object; see `Objects`."""
         result = self._call(lambda: self._send(self._store, key, data, None), f"writing {key}")
-        # Multipart uploads have no mark in their answer at some services.
-        return result.get("e_tag") or self._listed(key, data, result).tag
+        return self._mark(key, data, result)
 
     def put(self, key: str, data: bytes | memoryview) -> Listed:
         """Write an object and look at it; see `Objects`."""
@@ -154,30 +153,30 @@ class ServiceObjects:
 
         return self._tried(attempt, what)
 
-    def update(self, key: str, data: bytes | memoryview, expected: Listed) -> Listed | None:
+    def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
         """Write an object over one version of it; see `Objects`. Bytes that are there already count as written."""
         what = f"updating {key}"
 
-        def attempt() -> Listed | bool:
+        def attempt() -> str | bool:
             condition = self._condition(key, expected)
             if condition is None:
                 return False
             result, error = self._try(lambda: self._send(self._once, key, data, condition))
             if result is not None:
-                return self._listed(key, data, result)
+                return self._mark(key, data, result)
             lost = has_lost_condition(error) or is_missing(error)
             failure = None if lost else translated(error, what, self._target)
             if failure is not None and not isinstance(failure, RemoteUnavailable):
                 raise failure
             now = self.head(key)
             if now is not None and self._same(key, data):
-                return now  # our own write, whose answer was lost
-            if failure is not None and now is not None and now.tag == expected.tag:
+                return now.tag  # our own write, whose answer was lost
+            if failure is not None and now is not None and now.tag == expected:
                 raise failure  # still as expected: the write did not arrive
             return False
 
         found = self._tried(attempt, what)
-        return found if isinstance(found, Listed) else None
+        return found if isinstance(found, str) else None
 
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield objects by their keys; see `Objects`."""
@@ -255,16 +254,20 @@ class ServiceObjects:
         tag = result.get("e_tag") or found.tag
         return found._replace(tag=tag, nbytes=memoryview(data).nbytes)
 
-    def _condition(self, key: str, expected: Listed) -> dict[str, str] | None:
+    def _mark(self, key: str, data: bytes | memoryview, result: Mapping[str, Any]) -> str:
+        # Multipart uploads have none in their answer at some services.
+        return result.get("e_tag") or self._listed(key, data, result).tag
+
+    def _condition(self, key: str, expected: str) -> dict[str, str] | None:
         if self._target.scheme == "gs":  # by generation, which a listing does not give
             import obstore
 
             meta = self._unless_missing(lambda: obstore.head(self._store, self._path(key)), f"looking at {key}")
-            if meta is None or meta["e_tag"] != expected.tag:
+            if meta is None or meta["e_tag"] != expected:
                 return None
-            return {"e_tag": expected.tag, "version": str(meta["version"])}
+            return {"e_tag": expected, "version": str(meta["version"])}
         # Without "version": None, which is a TypeError. Ceph takes the mark only without its quotes.
-        return {"e_tag": expected.tag.strip('"') if self._unquoted else expected.tag}
+        return {"e_tag": expected.strip('"') if self._unquoted else expected}
 
     def _same(self, key: str, data: bytes | memoryview) -> bool | None:
         """Return whether an object holds these bytes; None if it is missing."""

@@ -77,8 +77,8 @@ def _cas(target: Target, key: str) -> Cas:
 
 
 def _updates_one_version(objects: Objects, key: str) -> bool:
-    first = objects.put(key, b"1")
-    if objects.update(key, b"2", first._replace(tag=_WRONG_TAG)) is not None or objects.get(key, 10) != b"1":
+    first = objects.send(key, b"1")
+    if objects.update(key, b"2", _WRONG_TAG) is not None or objects.get(key, 10) != b"1":
         return False
     if objects.update(key, b"3", first) is None or objects.get(key, 10) != b"3":
         return False
@@ -87,7 +87,7 @@ def _updates_one_version(objects: Objects, key: str) -> bool:
 
 def _loses_no_update(objects: Objects, key: str) -> bool:
     """Whether racing clients lose no update that was acknowledged: one that only compares first can lose some."""
-    objects.put(key, b"0")
+    objects.send(key, b"0")
     done: list[int] = []
     failures: list[RemoteError] = []
 
@@ -113,13 +113,13 @@ def _counted(objects: Objects, key: str, racer: int) -> bool:
         version: Listed | None = objects.head(key)
         value = int((objects.get(key, 100) or b"0").split()[0])
         # With the racer's number: equal bytes of another racer would count as written by this one.
-        if version is not None and objects.update(key, b"%d %d" % (value + 1, racer), version) is not None:
+        if version is not None and objects.update(key, b"%d %d" % (value + 1, racer), version.tag) is not None:
             return True
     return False
 
 
 def _reads_ranges(objects: Objects, key: str) -> bool:
-    objects.put(key, _BYTES)
+    objects.send(key, _BYTES)
     into = bytearray(10)
     try:
         return objects.read_into(key, 20, memoryview(into)) and bytes(into) == _BYTES[20:30]
