@@ -50,15 +50,13 @@ class TorchSource:
             if self.on_device:
                 return None
             address = self._storage.data_ptr()
-            self._view = memory_at(address + self._start, self.nbytes) if self._reaches() else memoryview(b"")
+            reaches = self._storage.nbytes() >= self._start + self.nbytes
+            self._view = memory_at(address + self._start, self.nbytes) if reaches else memoryview(b"")
             self._address = address  # last: another thread may look at the same storage
-        if self._storage.data_ptr() != self._address or not self._reaches():
+        if self._storage.data_ptr() != self._address or self._storage.nbytes() < self._start + self.nbytes:
             msg = f"{self.name} lost its memory while it was being saved; nothing was published"
             raise StateChanged(msg, hint="do not free or resize tensors until save() has returned")
         return self._view[start:stop]
-
-    def _reaches(self) -> bool:
-        return self._storage.nbytes() >= self._start + self.nbytes
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
         """Copy these bytes into `out`, from the device if they are on one."""

@@ -42,8 +42,12 @@ def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> P
         source = "--store" if option else VARIABLE
         if is_store(here / named):
             return here / named
+        import shlex  # for an error alone
+
         msg = f"there is no store at {here / named} (from {source})"
-        raise StoreNotFound(msg, hint=f"check the path, or make a store: ckstore init {named}")
+        if is_store(here / named / DEFAULT_NAME):  # the directory of the project was named
+            raise StoreNotFound(msg, hint=f"there is one in it: --store {shlex.quote(str(named / DEFAULT_NAME))}")
+        raise StoreNotFound(msg, hint=f"check the path, or make a store: ckstore init {shlex.quote(str(named))}")
     # The nearest, as in git, even if it may not be used: a store further up is another project's.
     for directory in (here, *here.parents):
         found = directory / DEFAULT_NAME

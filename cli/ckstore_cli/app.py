@@ -95,6 +95,13 @@ class App(click.Group):
         return super().resolve_command(ctx, args)
 
     @override
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, each with its whole first sentence, which click would cut."""
+        found = ((name, self.get_command(ctx, name)) for name in COMMANDS)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in found if command])
+
+    @override
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and write out what it printed, so that a failure of that is seen too."""
         try:

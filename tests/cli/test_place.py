@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckstore import Store
 from ckstore.errors import StoreNotFound, UnsafePlace
 from ckstore_cli._place import find_store, place_for_new
 from tests.support.examples import examples
@@ -61,6 +62,17 @@ def test_a_place_that_was_named_is_the_only_one_tried(named: str, tmp_path: Path
         find_store(option, {"CKSTORE_PATH": "gone"}, tmp_path)
 
     assert "ckstore init gone" in excinfo.value.hint
+
+
+def test_the_directory_of_a_project_is_not_told_to_become_a_store(tmp_path: Path) -> None:
+    make(tmp_path / "a project" / ".ckstore")
+
+    with pytest.raises(StoreNotFound) as excinfo:
+        find_store(Path("a project"), {}, tmp_path)
+    assert excinfo.value.hint == "there is one in it: --store 'a project/.ckstore'"
+    with pytest.raises(StoreNotFound) as excinfo:
+        Store.open(tmp_path / "a project")
+    assert excinfo.value.hint == f"there is one in it: {tmp_path / 'a project' / '.ckstore'}"
 
 
 def test_a_relative_path_is_taken_from_the_working_directory(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ REMOTES = [
         "an intent is taken away only as it was listed",
         "intent-voided-blindly",
         "intent_record.void",
-        "    return objects.update(record.listed.key, gone.render(), record.listed) is not None\n",
+        "    return objects.update(record.listed.key, gone.render(), record.listed.tag) is not None\n",
         "    return objects.put(record.listed.key, gone.render()) is not None\n",
         f"{_ORDER}::test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away",
         "assert",

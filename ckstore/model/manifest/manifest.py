@@ -193,6 +193,8 @@ EXTENT_GRAIN_BYTES = 2**20
 
 
 def _is_of_shards(storage: StorageRecord) -> bool:
+    if len(storage.extents) < 2:  # almost all of tens of thousands
+        return storage.tiling is not None
     lengths = [extent.length for extent in storage.extents[:-1]]
     return storage.tiling is not None or any(length % EXTENT_GRAIN_BYTES for length in lengths)
 
@@ -252,8 +254,10 @@ def content_digest(
         "leaves": texts.leaves,
         "state": texts.state,
         "storages": _list_of(
-            f"[{s.nbytes},{_list_of(f'[{quoted(e.piece)},{e.length}]' for e in s.extents)}{_tiling_text(s)}]"
-            for s in storages
+            [
+                f"[{s.nbytes},{_list_of([f'[{quoted(e.piece)},{e.length}]' for e in s.extents])}{_tiling_text(s)}]"
+                for s in storages
+            ]
         ),
     }
     if files:
@@ -300,9 +304,11 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
 
 def _storages_text(storages: Iterable[StorageRecord]) -> str:
     return _list_of(
-        f"[{s.nbytes},{_list_of(f'[{quoted(e.piece)},{e.blob},{e.offset},{e.length}]' for e in s.extents)}"
-        f"{_tiling_text(s)}]"
-        for s in storages
+        [
+            f"[{s.nbytes},{_list_of([f'[{quoted(e.piece)},{e.blob},{e.offset},{e.length}]' for e in s.extents])}"
+            f"{_tiling_text(s)}]"
+            for s in storages
+        ]
     )
 
 

@@ -54,8 +54,8 @@ def sequence_limit(context: Context) -> int:
 
 
 _MANY = 20  # more are looked for by listing the runs
-# As long as a seal takes, in which others may publish in any case: such saves are at the same time (docs/adr/0003).
-_FRESH_S = 0.05
+# As long as a seal takes on a busy disk, in which others may publish in any case: both are saved at the same time.
+_FRESH_S = 0.25
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 

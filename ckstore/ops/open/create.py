@@ -6,6 +6,7 @@ Several processes may make one at once: none removes another's name, and ``store
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from contextlib import suppress
@@ -96,5 +97,7 @@ def read_settings(root: Path) -> StoreSettings:
     try:
         data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreNotFound(f"there is no store at {root}", hint="make one: Store.init(path)") from error
+        inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
+        hint = f"there is one in it: {inner}" if peek.exists(Layout(inner).settings) else "make one: Store.init(path)"
+        raise StoreNotFound(f"there is no store at {root}", hint=hint) from error
     return read(data, parse_settings, str(path))

@@ -50,7 +50,7 @@ With the second argument, for the last blob, it may store all of it before it re
 """
 
 _kept: list[memoryview] = []
-"""Memory of the last small pack: to get it anew from the kernel takes longer than to copy a pack of 3 MB."""
+"""Memory of the last small pack: to get it from the kernel again takes longer than to copy a pack of 3 MB."""
 _KEPT_MOST_BYTES = _LEAST_PACK_BYTES + _FIRST_OFFSET_BYTES
 
 
@@ -125,8 +125,10 @@ class Packer:
         first = self._waiting.pop(0)
         blob = first.wait()
         self._free.append(first.memory)
-        for key, offset, length in first.entries:
-            self.places[key] = PieceLocation(blob, first.nbytes, offset, length)
+        # Of tens of thousands of places Python's collector would walk the trainer's heap again and again.
+        with python_gc_paused():
+            for key, offset, length in first.entries:
+                self.places[key] = PieceLocation(blob, first.nbytes, offset, length)
 
 
 class Placed(NamedTuple):
@@ -203,13 +205,15 @@ def place_small(
 
 def _digests(context: Context, batch: Sequence[ByteSource], devices: DeviceChunks | None) -> list[str]:
     """Return the digests of small sources; of those on devices only what is not known is read."""
-    in_hand = batch if devices is None else devices.fetched(batch)
+    digest_of = context.algorithm.digest
+    if devices is None:
+        return [digest_of(bytes_of(source, 0, source.nbytes)) for source in batch]
     digests = []
-    for source, data in zip(batch, in_hand, strict=True):
-        known = None if devices is None or data is not source else devices.known(source, 0, source.nbytes)
-        digest = context.algorithm.digest(bytes_of(data, 0, data.nbytes)) if known is None else known
+    for source, data in zip(batch, devices.fetched(batch), strict=True):
+        known = None if data is not source else devices.known(source, 0, source.nbytes)
+        digest = digest_of(bytes_of(data, 0, data.nbytes)) if known is None else known
         digests.append(digest)
-        if devices is not None and source.on_device:
+        if source.on_device:
             note = devices.read if known is None else devices.claimed
             note(source, 0, source.nbytes, digest)
     return digests

@@ -7,16 +7,18 @@ import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckstore import CheckpointInfo, Store
-from ckstore.catalog import Catalog
+from ckstore.catalog import Catalog, beside
 from ckstore.fs import locks
 from ckstore.objects import publish
-from ckstore.ops import manifest_cache
+from ckstore.objects.layout import Layout
+from ckstore.ops import config_file, manifest_cache
 from ckstore.ops.index import sequence
 from ckstore.ops.index.sequence import next_sequence
 from tests.support.examples import examples
@@ -161,6 +163,41 @@ def test_a_number_is_never_given_again_to_who_comes_later(store: Store, monkeypa
     next_sequence(context)
 
     assert next_sequence(context) > max(given)
+
+
+def test_what_was_counted_with_the_pieces_is_not_believed_for_long(store: Store) -> None:
+    store.save({"a": 0}, 0)
+    _, counted = store._context.catalog.find_pieces(())
+    Store.open(store.path).save({"a": 1}, 1)
+    newest = store.info(1).sequence
+
+    assert next_sequence(store._context, counted._replace(at_s=counted.at_s - sequence._FRESH_S)) > newest
+
+
+def test_a_save_opens_the_catalog_twice_and_reads_the_settings_twice(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    read: list[object] = []
+    examine, settings = beside.examine, config_file.read_config
+
+    def examining(path: Path, *, alone: bool) -> beside.Examined:
+        opened.append(path.name)
+        return examine(path, alone=alone)
+
+    def reading(layout: Layout) -> dict[str, Any]:
+        read.append(layout)
+        return settings(layout)
+
+    for step in range(3):
+        store.save({f"w{i}": bytes([step, i]) * 500 for i in range(5)}, step)
+    monkeypatch.setattr(beside, "examine", examining)
+    for module in ("ckstore.ops.config_file", "ckstore.ops.save.save", "ckstore.ops.free.after_save"):
+        monkeypatch.setattr(f"{module}.read_config", reading)
+    store.save({f"w{i}": bytes([9, i]) * 500 for i in range(5)}, 9)
+
+    assert opened == ["catalog.db"] * 2
+    assert len(read) == 2
 
 
 def test_no_memory_for_what_was_seen_fails_no_save_and_no_delete(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

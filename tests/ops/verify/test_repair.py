@@ -518,7 +518,7 @@ def test_a_marked_checkpoint_that_cannot_be_healed_does_not_fail_a_save(
     def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(heal, "_replace", refused)
+    monkeypatch.setattr(heal, "put_name", refused)
     info = shared.save(two_part_state(1), run="e", step=1)
     monkeypatch.undo()
 

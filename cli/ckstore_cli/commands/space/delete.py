@@ -33,7 +33,7 @@ def delete(
 ) -> None:
     """Delete the checkpoints REF; ckstore undo brings them back for a day.
 
-    With --run they are all checkpoints of a run. After that day, on a full disk and
+    With --run, all checkpoints of a run. After that day, on a full disk and
     with --now the bytes that only they used are freed.
 
     A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
