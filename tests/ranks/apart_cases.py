@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,15 @@ def load(folder: str, mirror: str, ref: int | str, step: int) -> bool:
 
 def die(folder: str, mirror: str, step: int, rank: int, key: str) -> CheckpointInfo:
     """Save, and kill one rank before it writes the first object with such a key."""
-    real = ServiceObjects.put
+    for call in ("send", "put"):
+        setattr(ServiceObjects, call, _dying(getattr(ServiceObjects, call), rank, key))
+    return save(folder, mirror, step)
 
-    def put(objects: ServiceObjects, name: str, data: Any) -> Any:
+
+def _dying(real: Callable[..., Any], rank: int, key: str) -> Callable[..., Any]:
+    def write(objects: ServiceObjects, name: str, data: Any) -> Any:
         if dist.get_rank() == rank and key in name:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(objects, name, data)
 
-    ServiceObjects.put = put  # type: ignore[method-assign,assignment]
-    return save(folder, mirror, step)
+    return write

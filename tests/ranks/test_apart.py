@@ -175,8 +175,8 @@ def test_a_step_that_another_node_saved_is_refused_and_the_same_state_is_no_erro
 
 
 _PHASES = {
-    "before its intent": ("put", "intents/", (0, 1)),
-    "at its first blob": ("put", "blobs/", (0, 1)),
+    "before its intent": ("send", "intents/", (0, 1)),
+    "at its first blob": ("send", "blobs/", (0, 1)),
     "when the last part is there": ("", "", (0,)),
     "before it commits": ("update", "intents/", (0,)),
 }
@@ -196,7 +196,7 @@ class Life:
         self.dead = False
         self._now = -1
         self._die = call, key, rank
-        for name in ("put", "update", "delete"):
+        for name in ("send", "put", "update", "delete"):
             monkeypatch.setattr(ServiceObjects, name, self._request(name, getattr(ServiceObjects, name)))
 
     def at(self, phase: str, rank: int) -> None:
