@@ -18,6 +18,11 @@ IN_FLIGHT_BYTES = 192 * 2**20
 _LOOK_S = 0.5
 
 
+def whole_blocks(nbytes: int) -> memoryview:
+    """Return fresh memory of this size, aligned for direct reads and writes."""
+    return aligned_buffer(max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES)[:nbytes]
+
+
 class MemoryBudget:
     """Lets threads take memory until it is used up; the next waits. What is larger than all of it goes alone."""
 

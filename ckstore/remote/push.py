@@ -29,7 +29,7 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
 from ckstore.remote.asking import look
 from ckstore.remote.beside import Beside
-from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.budget import MemoryBudget, whole_blocks
 from ckstore.remote.deltas.encode import delta_of
 from ckstore.remote.documents.condemned import spare
 from ckstore.remote.intents import Intent, Voided
@@ -264,7 +264,9 @@ class Push:
 
     def _send_blob(self, blob: _Wanted, key: str) -> str:
         """Send a file, and return the mark of this write."""
-        with self._budget.lending(blob.nbytes) as memory:
+        with self._budget.taking(blob.nbytes):
+            # Fresh: the engine may keep what it was given, as its objects in memory do.
+            memory = whole_blocks(blob.nbytes)
             data = memory[:0] if blob.read is None else blob.read(memory)
             if self._limiter is not None:
                 self._limiter.wait(blob.nbytes)
