@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BytesElsewhere, CkstoreError, RemoteError
@@ -26,7 +25,6 @@ class Through:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._sources: dict[Holder, Source] = {}
-        self._mutex = threading.Lock()
         self._fetched = Fetched(context)
 
     def __call__(  # noqa: PLR0917 - the form of `Context.fetch`
@@ -74,12 +72,13 @@ class Through:
         raise BytesElsewhere(msg, hint="is the remote there? ckstore push from a store that has it brings it back")
 
     def _source(self, holder: Holder) -> Source:
-        with self._mutex:
-            if holder not in self._sources:
-                remote = reach(self._context, holder.name)
-                # Another remote under that name may have other checkpoints of the same run and step.
-                if uuid_of(remote) != holder.uuid:
-                    msg = f"another remote has the name {holder.name}: its uuid is not {holder.uuid}"
-                    raise RemoteError(msg)
-                self._sources[holder] = source_of(remote, near(self._context.layout))
-            return self._sources[holder]
+        found = self._sources.get(holder)
+        if found is not None:
+            return found
+        # Without a lock: it would be held over requests, and a child that is forked meanwhile would wait for ever.
+        remote = reach(self._context, holder.name)
+        # Another remote under that name may have other checkpoints of the same run and step.
+        if uuid_of(remote) != holder.uuid:
+            msg = f"another remote has the name {holder.name}: its uuid is not {holder.uuid}"
+            raise RemoteError(msg)
+        return self._sources.setdefault(holder, source_of(remote, near(self._context.layout)))
