@@ -277,7 +277,7 @@ class Push:
         return mark
 
     def _again(self, write: Callable[[], T]) -> T:
-        """Write what may be written again: an answer that was lost is no failure, since the bytes are the same."""
+        """Do what may be done again: an answer that was lost is no failure, nor is a connection that had ended."""
         for attempt in range(_SENDS - 1):
             try:
                 return write()
@@ -301,7 +301,8 @@ class Push:
             intent.commit(objects, data)
         place = intent.place
         if objects.head(place.dropped) is not None:
-            objects.delete([place.dropped])
+            # One that comes late takes away the mark of a later removal, and a mirror may push that checkpoint again.
+            self._again(lambda: objects.delete([place.dropped]))
         written = self._again(lambda: objects.put(place.manifest, data))
         self._record.checkpoints[place.id] = text_of_time(written.modified)
 
