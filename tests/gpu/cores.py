@@ -48,7 +48,7 @@ class _Clock:
 
 
 def by_threads(folder: Path, state_bytes: int, seconds: float) -> Figures:
-    """Measure floors, saves and loads by the number of threads, for at most so many seconds and the act in hand.
+    """Measure floors, saves and loads by the number of threads, and begin nothing more after `seconds`.
 
     Args:
         folder: On the local disk.

@@ -59,7 +59,7 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = 
     context.check_writable()
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
-        dropped = drop(context, info, "by hand", 0 if now or not context.has_undo else _undo_by_hand_s(context))
+        dropped = drop(context, info, "by hand", 0 if now else _undo_by_hand_s(context))
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
             reclaim.give_back(context, dropped.digests)
     if note := tell_unfreed(context):
@@ -72,7 +72,7 @@ def _undo_by_hand_s(context: Context) -> float:
     except (CkstoreError, OSError):
         if not context.shared:
             raise
-        return UNDO_BY_HAND_S.default  # the store is open with settings that cannot be read, and was said to be
+        return UNDO_BY_HAND_S.default  # its opening said that they cannot be read
 
 
 def tell_unfreed(context: Context) -> str:

@@ -31,12 +31,14 @@ def with_needed_bytes(context: Context, made: RetentionPlan) -> RetentionPlan:
                 if file.digest not in own:
                     needing[file.digest].append(entry.info.name)
     entries = [
-        entry if entry.keep else _told(entry, _manifest(context, entry), needing, kept) for entry in made.entries
+        entry if entry.keep else _with_reason(entry, _manifest(context, entry), needing, kept) for entry in made.entries
     ]
     return replace(made, entries=tuple(entries))
 
 
-def _told(entry: PlanEntry, manifest: Manifest | None, needing: dict[str, list[str]], kept: set[str]) -> PlanEntry:
+def _with_reason(
+    entry: PlanEntry, manifest: Manifest | None, needing: dict[str, list[str]], kept: set[str]
+) -> PlanEntry:
     staying = set() if manifest is None else (_own_files(manifest) & needing.keys()) - kept
     if manifest is None or not staying:
         return entry

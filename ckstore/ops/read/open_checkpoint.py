@@ -225,9 +225,8 @@ class OpenCheckpoint:
             return held
         again = _again(held.path, self.info)
         again.on_damage, again.threads = held.on_damage, held.threads
-        if isinstance(
-            held.fetch, partial
-        ):  # of bytes that are elsewhere: it reads by the directory that it was made for
+        # What fetches bytes that are elsewhere reads by the directory that it was made for.
+        if isinstance(held.fetch, partial):
             again.fetch = partial(held.fetch.func, again)
         # One call of C code decides: two directories would hold two locks, of which one is never closed.
         first = self._reopened.setdefault(held, again)  # of several threads one wins

@@ -67,7 +67,7 @@ def usage(context: Context) -> Usage:
         )
         for info in listed
     )
-    saved_bytes, encoded_bytes = _saved_bytes(context)
+    saved_bytes, encoded_bytes = _compacted_bytes(context)
     alone_bytes, shared_bytes = sum(sums.alone.values()), sum(sums.shared.values())
     unused_bytes = sum(file.nbytes for file in files if not file.holders and not file.waits)
     waiting_bytes = sum(file.nbytes for file in files if not file.holders and file.waits)
@@ -88,7 +88,7 @@ def usage(context: Context) -> Usage:
     )
 
 
-def _saved_bytes(context: Context) -> tuple[int, int]:
+def _compacted_bytes(context: Context) -> tuple[int, int]:
     """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files.
 
     One that is plain as well saves nothing.

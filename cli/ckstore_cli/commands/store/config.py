@@ -300,7 +300,8 @@ def _compact_of(
 def _time(seconds: float) -> str:
     """Return a time as it is given: in the largest unit of which it is a whole number."""
     unit, unit_s = next(one for one in _UNITS if not seconds % one[1] or one[1] == 1)
-    return f"{seconds / unit_s:g}{unit}"
+    # Not rounded, as :g alone does above six digits: it can be given back.
+    return f"{seconds / unit_s:.15g}{unit}"
 
 
 def _mirror_words(found: Mapping[str, Any]) -> str:
