@@ -12,6 +12,7 @@ from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
+from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import RunChange
 from ckstore.ops import events
 from ckstore.ops.check.validity import glance
@@ -54,12 +55,16 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
             looked = glance(path, *place, context.known.manifests)
             if looked.manifest is None or looked.problem:  # a failed save, or one that gc has begun to take apart
                 continue
+            # Where all waits for a grace, so does the form that a checkpoint had before it was compacted.
+            if id_at(layout.checkpoint(*place)) == looked.manifest_id:
+                continue
             status = peek.status(path)
             dropped = text_of_time(datetime.fromtimestamp(status.st_ctime, UTC))
             until = text_of_time(datetime.now(UTC) + timedelta(seconds=left_s))
             nbytes = sum(size for _, size in blobs)
             found.append(Waiting(*place, looked.manifest_id, dropped, until, nbytes, name))
-    return tuple(sorted(found, key=lambda one: one.dropped, reverse=True))
+    latest = {(one.ref, one.id): one for one in sorted(found, key=lambda one: one.dropped)}
+    return tuple(sorted(latest.values(), key=lambda one: one.dropped, reverse=True))
 
 
 def _left_s(path: Inside, window_s: float) -> float:

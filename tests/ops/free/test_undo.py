@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,24 @@ def test_a_save_that_meets_a_quota_in_the_middle_takes_the_space(kept: Store, mo
 
     assert kept.dropped() == ()
     assert [info.step for info in kept.checkpoints()] == [2, 3]
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_where_other_hosts_may_be_at_work_the_old_form_of_a_compacted_checkpoint_is_not_offered(tmp_path: Path) -> None:
+    # With a catalog elsewhere all that goes to trash waits for a grace.
+    store = Store.init(tmp_path / "store", catalog_path=tmp_path / "its.db")
+    for step in range(3):
+        store.save({"w": np.arange(100_000) + step}, step=step)
+    store.compact(keep_newest=1)
+    assert len(os.listdir(store.path / "trash")) == 2
+    assert store.dropped() == store.gc().waiting == ()
+
+    store.delete(0)
+    assert [one.ref for one in store.dropped()] == ["main@0"]
+    store.undelete(0)
+    assert store.info(0).compacted
+    assert store.dropped() == ()
+    assert store.load(0)["w"][0] == 0
 
 
 def test_switched_off_nothing_waits(store: Store) -> None:
