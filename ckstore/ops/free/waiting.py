@@ -100,8 +100,9 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
         for folder in (place.parent, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
         context.known.directories.changed((chosen.run, chosen.step), peek.status(place).st_ino, change)
-        with suppress(CkstoreError, OSError):  # else the next opening enters it
-            reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)
+    # Not while it is held: its directory is locked for use to be looked at.
+    with suppress(CkstoreError, OSError):  # else the next opening enters it
+        reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
     info = read_info(context, chosen.run, chosen.step)
     if info is None:  # dropped again by another process
