@@ -223,7 +223,7 @@ def test_a_mistaken_prune_is_undone_a_run_at_a_time(run: Run, path: Path) -> Non
             store.save({"w": list(range(step, step + 99))}, step=step, run="pruned")
     asked = ("prune", "--keep-last", "1", "--run", "pruned", "--store", path)
 
-    assert "it can be brought back for 24 hours" in run(*asked, "--dry-run").stderr
+    assert "could bring them back for 24 hours" in run(*asked, "--dry-run").stderr
     assert "nothing is unused" not in run(*asked).stdout
     back = run("undo", "--run", "pruned", "--store", path).stdout
 

@@ -527,6 +527,16 @@ def test_what_was_dropped_is_said_although_another_gc_keeps_its_space(
     assert store.gc().freed_bytes > 2 * MIB
 
 
+def test_a_dry_run_that_drops_but_frees_nothing_says_why(store: Store) -> None:
+    for step in range(3):
+        store.save(state(1), step)
+
+    report = store.prune(RetentionPolicy(keep_last=1), dry_run=True)
+
+    assert "would free nothing: other checkpoints need the same blobs" in str(report)
+    assert "nothing is unused" not in str(report)
+
+
 def test_a_run_has_the_policy_of_its_name_or_glob_after_each_save_and_in_prune(store: Store) -> None:
     store.config.retention_by_run = {"sweep-*": RetentionPolicy(keep_last=1), "sweep-1": RetentionPolicy(keep_last=2)}
 

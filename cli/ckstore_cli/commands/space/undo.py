@@ -15,7 +15,7 @@ from ckstore_cli._frame import Frame, framed
 if TYPE_CHECKING:
     from ckstore.store import Store
 
-_HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL", "SIZE")
+_HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL (UTC)", "SIZE")
 
 
 @click.command()
