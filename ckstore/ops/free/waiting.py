@@ -123,11 +123,15 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
         run = parsed.run if parsed.run is not None else context.run
         step = int(parsed.value) if parsed.kind == "step" else None
         own = [one for one in waiting(context, step) if run in (None, one.run)]
-        # Of "latest" it is the one dropped last; digits are a step first, then the beginning of an id.
-        fitting = own if parsed.kind == "latest" else [one for one in own if str(one.step) == parsed.value]
-        if not fitting and parsed.kind != "latest":
-            fitting = [one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)]
-        if parsed.kind != "latest" and len({one.run for one in fitting}) > 1:
+        if parsed.kind == "latest":  # the one dropped last
+            if not own:
+                raise NoSuchRef("nothing can be brought back", hint="ckstore undo lists what can be")
+            return own[0]
+        # Digits are a step first, then the beginning of an id.
+        fitting = [one for one in own if str(one.step) == parsed.value] or [
+            one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)
+        ]
+        if len({one.run for one in fitting}) > 1:
             raise BadInput(f"{ref} was dropped of several runs", hint=f"write {fitting[0].ref}")
     if not fitting:
         listed = ", ".join(one.ref for one in waiting(context)[:4])

@@ -153,6 +153,8 @@ def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) 
     assert [one.ref for one in kept.dropped()] == ["main@2", "main@1", "main@0"]
 
     assert kept.undelete().step == 2
+    with pytest.raises(NoSuchRef, match=r"^nothing can be brought back"):
+        Store.open(kept.path, run="other").undelete()
     assert kept.undelete(0).step == 0
     assert [info.step for info in kept.checkpoints()] == [0, 2, 3]
     assert kept.info("latest").step == 3
