@@ -21,7 +21,7 @@ from ckstore.objects import checkpoints
 from ckstore.ops.check import validity
 from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
-from tests.support.stores import disk_bytes
+from tests.support.stores import disk_bytes, references_of_catalog, references_of_manifests
 
 DAY_S = 86400.0
 
@@ -154,6 +154,8 @@ def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) 
     assert [one.ref for one in kept.dropped()] == ["main@2", "main@1", "main@0"]
 
     assert kept.undelete().step == 2
+    with pytest.raises(NoSuchRef, match=r"^nothing can be brought back"):
+        Store.open(kept.path, run="other").undelete()
     assert kept.undelete(0).step == 0
     assert [info.step for info in kept.checkpoints()] == [0, 2, 3]
     assert kept.info("latest").step == 3
@@ -247,6 +249,28 @@ def test_a_step_of_several_runs_is_not_guessed(kept: Store) -> None:
     with pytest.raises(BadInput, match="was dropped of several runs"):
         kept.undelete(1)
     assert Store.open(kept.path, run="a").undelete(1).run == "a"
+
+
+def test_what_comes_back_is_in_the_catalog_at_once(kept: Store) -> None:
+    for step in range(3):
+        save(kept, step)
+    kept.delete(1)
+
+    kept.undelete(1)
+
+    assert references_of_catalog(kept.path) == references_of_manifests(kept.path)
+
+
+def test_a_step_is_never_the_beginning_of_an_id(kept: Store) -> None:
+    save(kept, 300)
+    save(kept, 301)
+    while (digit := kept.info(300).id.partition("-")[2][0]) in "0abcdef":  # those that no step begins with
+        save(kept, 300, seed=random.randrange(10**6), if_exists="replace")
+    kept.delete(300)
+
+    with pytest.raises(NoSuchRef, match="nothing of that name can be brought back"):
+        kept.undelete(f"main@{digit}")
+    assert kept.undelete(kept.dropped()[0].id[:12]).step == 300
 
 
 def test_a_purge_leaves_the_blobs_that_another_checkpoint_has(kept: Store) -> None:
