@@ -17,10 +17,10 @@ from ckstore.objects.layout import RunChange
 from ckstore.ops import events
 from ckstore.ops.check.validity import glance
 from ckstore.ops.config_file import GRACE_S, setting_of
-from ckstore.ops.context import read_info
 from ckstore.ops.free.gc_plan import freed_in_turn
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import reconcile_one, stamps
 from ckstore.ops.refs.find import text_of
+from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
     from typing import SupportsIndex
@@ -109,10 +109,10 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
     with suppress(CkstoreError, OSError):  # else the next opening enters it
         reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
-    info = read_info(context, chosen.run, chosen.step)
-    if info is None:  # dropped again by another process
+    found = infos(context, at=stamps(context, [(chosen.run, chosen.step)]))
+    if not found:  # dropped again by another process
         raise _freed(chosen)
-    return info
+    return found[0]
 
 
 def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Waiting:

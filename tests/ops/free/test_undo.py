@@ -78,7 +78,7 @@ def test_what_was_deleted_comes_back_as_it_was(kept: Store) -> None:
 
     info = kept.undelete("main@1")
 
-    assert info.id == infos[1].id
+    assert info == infos[1]
     assert files_of(kept, 1) == before
     assert kept.checkpoints() == infos
     assert Store.open(kept.path).checkpoints() == infos
@@ -367,6 +367,26 @@ def test_a_kill_at_any_change_leaves_it_in_trash_or_whole_in_its_place(kept: Sto
         if not is_there:
             opened.undelete("main@1")
         assert opened.verify(quick=True).ok
+    assert at > 3
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_kill_while_it_is_freed_leaves_it_whole_or_for_the_next_gc(kept: Store, before: bool) -> None:
+    save(kept, 2)
+    died = True
+    at = 0
+    while died:
+        at += 1
+        save(kept, 1)
+        kept.annotate(1, {"loss": 2.0})
+        kept.delete(1)
+        died = run_and_kill(lambda: kept.gc(now=True), at=at, before=before)
+        with Store.open(kept.path) as opened:
+            for one in opened.dropped():
+                assert opened.undelete(one.id).metrics == {"loss": 2.0}
+                opened.delete(1, now=True)
+            opened.gc()
+            assert list((kept.path / "trash").iterdir()) == []
     assert at > 3
 
 
