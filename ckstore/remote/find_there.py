@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,14 @@ def _newest(source: Source, places: Sequence[Place], ref: Ref, hash_prefix: str)
     if not found:
         raise NoSuchRef(f"{ref}: the checkpoints at {source.name} were removed meanwhile")
     return max(found, key=lambda place: found[place].order)
+
+
+def newest_of_steps(source: Source, places: Sequence[Place], hash_prefix: str) -> list[Place]:
+    """Return of several checkpoints at one step the newest, which is meant by it; that needs their manifests."""
+    count = Counter(place.key for place in places)
+    facts = facts_of(source, [place for place in places if count[place.key] > 1], hash_prefix)
+    newest = {place.key: place for place in sorted(facts, key=lambda place: facts[place].order)}
+    return [place for place in places if newest.get(place.key, place) == place]
 
 
 def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[Place, CheckpointInfo]:
