@@ -105,11 +105,13 @@ def list_remote(
         for_each(fetch, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
         # Of several at one step the newest is meant.
         read.sort(key=lambda one: one[0].order)
-        for info, found, annotations in {one[0].key: one for one in read}.values():
+        for info, found, said in {one[0].key: one for one in read}.values():
             check = partial(_check_superseded, context, info, holder)
             how: IfExists = "replace" if _is_superseded(context, info, holder) else "keep"
             with suppress(Protected, StepExists):
-                if publish_manifest(context, found.manifest, found.data, annotations, document, how, check):
+                if publish_manifest(
+                    context, found.manifest, found.data, said, document, if_exists=how, check_replaceable=check
+                ):
                     infos[info.key] = info
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
@@ -146,6 +148,7 @@ def publish_manifest(
     data: bytes,
     annotations: Annotations | None,
     document: Elsewhere,
+    *,
     if_exists: IfExists,
     check_replaceable: Callable[[], None] = lambda: None,
 ) -> bool:
