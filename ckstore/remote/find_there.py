@@ -109,7 +109,7 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
         except Removed:
             return
         except CkstoreError as error:
-            raise RemoteError(error.message, hint=error.hint) from error
+            raise RemoteError(error.message, hint=error.hint or source.mending(place)) from error
         if (info.run, info.step, info.id) != tuple(place):
             msg = f"{where} says {info.name} with id {info.id}, wanted id {place.id}"
             raise RemoteError(msg)

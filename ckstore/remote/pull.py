@@ -341,4 +341,4 @@ def fetch_checked(
         if algorithm.digest(buffer) == blob.digest:
             return came
     msg = f"blob {blob.digest} of {place.name} at {source.name} is damaged: other bytes came {_READS} times"
-    raise RemoteError(msg, hint=_PUSH_AGAIN)
+    raise RemoteError(msg, hint=source.mending(place, blob.digest))
