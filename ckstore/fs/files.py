@@ -303,21 +303,32 @@ def has_room(directory: Where, nbytes: int) -> bool:
 @contextmanager
 def _opened_unnamed(directory: Where) -> Iterator[int]:
     """Open a new file without a name; where the filesystem has no such (NFS), one whose name is gone at once."""
+    fd = _open_unnamed(directory)
     try:
-        fd = open_at(directory, os.O_TMPFILE | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+        yield fd
+    finally:
+        close_quietly(fd)
+
+
+def _open_unnamed(directory: Where) -> int:
+    try:
+        return open_at(directory, os.O_TMPFILE | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno not in _NO_UNNAMED:
             raise
+    fd = -1
+    try:
         with opened_directory(directory) as parent:
             # With process and thread in the name two probes never meet; the leading dot hides it from readers of the
             # folder.
             name = f".room-{os.getpid()}-{threading.get_ident()}"
             fd = open_at(name, _CREATE, 0o600, dir_fd=parent)
             os.unlink(name, dir_fd=parent)
-    try:
-        yield fd
-    finally:
-        close_quietly(fd)
+    except BaseException:  # to take the name away can fail, and so can closing the directory
+        if fd >= 0:
+            close_quietly(fd)
+        raise
+    return fd
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ckstore.fs.inside import Where
 from ckstore.fs.peek import open_at
 from ckstore.objects import reserve
 from tests.machines.quota_acts import live_with
+from tests.support.descriptors import open_below
 from tests.support.loopfs import Kind, loop_filesystem
 from tests.support.once import once
 from tests.support.requirements import require, require_c_compiler, require_program, require_root
@@ -188,8 +189,9 @@ def test_trying_whether_there_is_room_leaves_nothing(store_path: Path, monkeypat
     assert sorted(os.listdir(store_path / "reserve")) == before
 
 
-def test_room_is_tried_also_where_a_file_needs_a_name(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = Store.open(store_path)._context.layout
+@pytest.fixture
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file needs a name, as on NFS."""
 
     def without(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
@@ -197,9 +199,29 @@ def test_room_is_tried_also_where_a_file_needs_a_name(store_path: Path, monkeypa
         return open_at(where, flags, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(files, "open_at", without)
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_room_is_tried_also_where_a_file_needs_a_name(store_path: Path) -> None:
+    layout = Store.open(store_path)._context.layout
     before = sorted(os.listdir(store_path / "reserve"))
     assert files.has_room(layout.reserve, 2**20)
     assert sorted(os.listdir(store_path / "reserve")) == before
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_nothing_stays_open_where_that_name_cannot_be_taken_away(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Store.open(store_path)._context.layout
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    before = open_below(store_path)
+    monkeypatch.setattr(os, "unlink", failing)
+    assert files.has_room(layout.reserve, 2**20)
+    assert open_below(store_path) == before
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from typing import NamedTuple
 from tests.protocol.search import Explored, Step, explore
 
 _OPEN = "ops.compact.bases.Bases.open"
+_REST = "ops.compact.compact._Compaction._rest"
+_LET_GO = "fs.locks.DirectoryLock.let_go"
 _STAGE = "ops.compact.encode.stage"
 _GATHER = "ops.compact.directory.gather"
 _SEAL = "ops.compact.directory.seal"
@@ -213,6 +215,8 @@ class CompactModel:
 
     def _compactor(self, store: Store) -> Iterator[Step[Store]]:
         doing, names, rules = store.compactor, store.names, self._rules
+        if doing == "staged":
+            yield Step("C", _REST, "lets go of K and N", store._replace(compactor="rests"))
         if doing == "new" and names.of("K") == names.of("N") == "P":
             yield Step("C", _OPEN, "opens K and N", store._replace(compactor="opened"))
         elif doing == "opened":
@@ -229,6 +233,11 @@ class CompactModel:
                 yield Step("C", _GATHER, "relies on N", store._replace(compactor="gathered"))
         elif doing == "gathered":
             yield Step("C", _SEAL, "syncs E, lets go of K", store.synced()._replace(compactor="sealed"))
+        elif doing == "rests":
+            if names.of("K") == names.of("N") == "P":
+                yield Step("C", _LET_GO, "has K and N again", store._replace(compactor="staged"))
+            else:
+                yield Step("C", _LET_GO, "one of them is gone", self._discarded(store))
         elif doing == "sealed":
             yield from self._swap(store)
         elif doing == "swapped":
