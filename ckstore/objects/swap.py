@@ -59,8 +59,10 @@ def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) 
             # The run first, as the new parent (law N4); staging/ last.
             for parent in parents:
                 files.sync_open_directory(parent.fd)
-        except OSError as error:
+        except BaseException as error:  # also Ctrl-C, whose traceback would keep the lock
             lock.release()
+            if not isinstance(error, OSError):
+                raise
             raise UnknownOutcome(
                 f"{target} was compacted, but a directory could not be made durable: {error}",
                 hint="both forms hold the same; open the store again",

@@ -196,7 +196,7 @@ class Walk:
             scalar(item)
             if (scalar := _SCALARS.get(type(item))) is not None
             else self.node(item, join_index(path, index), depth + 1)
-            for index, item in enumerate(value)
+            for index, item in enumerate([*value])  # at once: another thread may append to a deque of losses
         ]
         if type(value) is deque:
             return ["deque", items, value.maxlen]

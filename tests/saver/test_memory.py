@@ -162,6 +162,25 @@ def test_a_snapshot_that_cannot_be_made_gives_its_pages_back_at_once(
     assert kept.st_blocks == 0
 
 
+def test_memory_is_asked_for_in_parts_that_end_before_the_next_signal_of_a_profiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fallocate, asked = os.posix_fallocate, [0]
+
+    def noted(fd: int, start: int, length: int) -> None:
+        if length > 1:  # else for a huge page
+            assert start == sum(asked)
+            asked.append(length)
+        fallocate(fd, start, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", noted)
+    made = snapshot.Snapshot(50 * 2**20)
+
+    assert sum(asked) == made.nbytes
+    assert max(asked) <= 16 * 2**20
+    made.close()
+
+
 def test_memory_that_a_thread_may_still_write_to_is_not_taken_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go = threading.Event(), threading.Event()
     writers: list[threading.Thread] = []

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, CannotStore, InUse, SaveAbandoned, SaveFailed, StepExists, UnknownOutcome
+from ckstore.model.manifest.manifest import Description
 from ckstore.model.saver.messages import Message, Order
 from ckstore.model.saver.status import STATUS_NAME
 from ckstore.saver import wire
@@ -24,6 +25,9 @@ from ckstore.saver.client import process
 from ckstore.saver.client.client import Client
 from ckstore.saver.client.process import MARK
 from ckstore.saver.client.queue import SaverLimits
+from ckstore.saver.client.snapshot import Snapshot, places_of
+from ckstore.saver.server.main import carry_out
+from ckstore.tensors.capture import capture
 from ckstore_cli.app import app
 from tests.cli.test_command_line_page import keys, section
 from tests.faults.shim import Family, Fault, environment
@@ -223,6 +227,21 @@ def test_a_cancelled_save_is_not_published(store: Store, strike: Any) -> None:
     assert store.background.flush(DEADLINE_S)
     assert not pending.cancel()
     assert os.listdir(store.path / "staging") == []
+
+
+@pytest.mark.parametrize("if_exists", ["error", "replace", "keep"])
+def test_what_another_process_saved_at_a_step_that_a_dead_saver_had_chosen_stays(store: Store, if_exists: str) -> None:
+    store.save(state_of(0))
+    captured = capture(state_of(1))
+    places, nbytes = places_of(captured.sources)
+    snapshot = Snapshot(nbytes)
+    snapshot.fill(captured.sources, places)
+    order = Order(1, "main", None, Description(), (), if_exists, False, captured=captured, places=places, tried_step=0)
+
+    assert carry_out(store._context, order, snapshot.fd).step == 1
+    snapshot.close()
+    assert is_state(store.load(0), 0)
+    assert is_state(store.load(1), 1)
 
 
 def test_a_saver_that_dies_is_replaced_once(store: Store, strike: Any) -> None:

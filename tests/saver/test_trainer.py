@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,9 @@ import numpy as np
 from ckstore import Store
 
 path, how = sys.argv[1:3]
+if how == "give up":
+    from ckstore.saver.client import process
+    process.ENTRY = "tests.saver.double"
 store = Store(path)
 pending = store.save_async({"w": np.full(400_000, 7, np.float32), "n": 7}, step=7)
 pending.wait_staged()
@@ -37,6 +41,9 @@ if how == "with a child":
         sys.stdin.read()
         os._exit(0)
 print(store.background._client().pid(), flush=True)
+if how == "give up":
+    sys.stdin.readline()
+    sys.exit(0 if not store.background.flush(0.01) else 1)
 if how.startswith("go"):
     sys.stdin.readline()
     print("ends", flush=True)
@@ -79,6 +86,21 @@ def is_gone(pid: int) -> bool:
     except OSError:
         return True
     return state in ("Z", "X")
+
+
+@pytest.mark.crash
+def test_a_save_that_was_given_up_does_not_appear_after_the_end_of_its_trainer(tmp_path: Path, strike: Any) -> None:
+    folder = strike("hashing", "wait", 1)
+    store = Store.init(tmp_path / "store", chunk_bytes=2**20)
+    with trainer(store.path, "give up") as (running, pid):
+        wait_for((folder / "struck-0").exists, "it is hashing")
+        running.communicate("go\n")
+        assert running.returncode == 0
+        (folder / "go-0").touch()
+        wait_for(lambda: is_gone(pid), "the saver has ended")
+
+    assert store.checkpoints() == []
+    assert os.listdir(store.path / "staging") == []
 
 
 @pytest.mark.crash

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors import torch_sources
-from ckstore.tensors.capture import capture
+from ckstore.tensors.capture import _SCALARS, capture
 from tests.support.captures import Saved, bytes_of
 from tests.support.states import assert_same, tensor_bits
 
@@ -355,6 +355,26 @@ def test_a_parameter_that_gets_other_memory_in_the_walk_is_saved_as_it_was(eleme
     saved = Saved({"weight": parameter, "average": Swaps()})
 
     assert torch.equal(saved.load()["weight"], wanted)
+
+
+@pytest.mark.parametrize("kind", [deque, list, set])
+def test_a_container_to_which_something_is_added_in_the_walk_is_saved_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Any]
+) -> None:
+    values = kind([1, 2, 3])
+    add = values.add if kind is set else values.append
+
+    def adding(value: int) -> int:
+        add(len(values) + 1)
+        assert len(values) < 100
+        return value
+
+    if kind is set:
+        monkeypatch.setattr("ckstore.model.manifest.python_values.encode_key", adding)
+    else:
+        monkeypatch.setitem(_SCALARS, int, adding)
+
+    assert Saved({"seen": values}).load() == {"seen": kind([1, 2, 3])}
 
 
 def test_threads_that_look_at_a_storage_for_the_first_time_all_see_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

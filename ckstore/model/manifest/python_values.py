@@ -98,7 +98,7 @@ def encode_set(value: set[Any] | frozenset[Any]) -> Any:
     """Return the node of a set, whose elements are in an order that only depends on them."""
     # Raises NotStored: an element could not be a key.
     nodes = []
-    for item in value:
+    for item in [*value]:  # at once: another thread may add an element meanwhile
         try:
             nodes.append(encode_key(item))
         except ValueError as error:

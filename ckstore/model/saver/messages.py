@@ -4,8 +4,9 @@ The trainer says `Open` once, then an `Order` for each save, with the descriptor
 at the end. The saver answers `Started`, and for each order `Taken`, `Status` as it goes on, `Publishing` before each
 rename that could publish it, `Committed` right behind it, and `Done` or `Failed` at the end.
 
-`Publishing` is a question: the saver waits for `Answer`, or for the end of the trainer, which is a yes. So a save that
-was given up is not published.
+`Publishing` is a question: the saver waits for `Answer`, or for the end of the trainer, which is a yes. A no also comes
+unasked, as soon as a save is given up, at any time: also before its order, or after it has ended. So a save that was
+given up is not published, whether or not the trainer is there when the saver asks.
 
 Both sides are the same version of ckstore on one machine, so what is read here is not checked against an adversary.
 """

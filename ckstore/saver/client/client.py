@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ckstore.errors import SaveFailed, StateChanged
@@ -156,6 +157,7 @@ class Client:
                 last_parents=self._queue.parents.news(last_parents),
             )
             pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
+            pending.refuse = partial(self._keeper.refuse, order.number)
             encoded = b"" if copying is None else encode(order)
             # As late as can be: what was done since it began took no time of its own.
             if copying is not None and limits.after is None:

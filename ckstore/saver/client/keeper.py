@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse, SaveFailed
-from ckstore.model.saver.messages import Close, Failed, Message, Open
+from ckstore.model.saver.messages import Answer, Close, Failed, Message, Open
 from ckstore.saver.client.process import SaverProcess, StallWatch
 from ckstore.saver.client.save import failed, given_up, heard_of, refused
 
@@ -72,6 +72,17 @@ class SaverKeeper:
                     return
                 self._is_new = False
                 save.sent = True
+                if save.pending.is_cancelled:  # a saver before this one was told
+                    self.refuse(order.number)
+
+    def refuse(self, number: int) -> None:
+        """Tell the saver that an order was given up; without the lock, since a signal handler may do so.
+
+        Where its socket takes no more it hears so when it asks.
+        """
+        process = self.process
+        if process is not None:
+            process.send(Answer(number, allowed=False))
 
     def close(self) -> None:
         """Let the saver end when it has done what it has."""

@@ -10,6 +10,8 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.model.saver.status import SaveEvent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckstore.model.manifest.info import CheckpointInfo
 
 
@@ -40,6 +42,7 @@ class PendingSave:
         self._error: CkstoreError | None = None
         self._unread = False
         self._cancelled = self._granted = False
+        self.refuse: Callable[[], object] | None = None  # tells the saver that it was given up
         if skipped:
             self._error = InUse(
                 f"the save of {self.name} was skipped: as many others as max_in_flight were under way",
@@ -138,9 +141,18 @@ class PendingSave:
             if self.done() or self._granted:
                 return False
             self._cancelled = True
-            return True
+            refuse = self.refuse
+        # Not only when the saver asks: this process may have ended by then, and its end counts as a yes.
+        if refuse is not None:
+            refuse()
+        return True
 
     # ---- for the client: what becomes of it
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was given up before its publishing began."""
+        return self._cancelled
 
     def note(self, name: str, done_bytes: int | None = None) -> None:
         """It came to this state, or event."""
@@ -173,6 +185,7 @@ class PendingSave:
         with self._changed:
             if self.done():
                 return
+            self.refuse = None
             if isinstance(outcome, CkstoreError):
                 self._error = outcome
                 self._unread = True

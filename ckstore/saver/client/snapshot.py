@@ -100,7 +100,10 @@ class Snapshot:
             self._memory = map_shared(self.fd, self.nbytes, writable=True)
             # Before the rest is allocated: a page of 4 KiB that is there makes the kernel copy it into the huge one.
             self._gather()
-            os.posix_fallocate(self.fd, 0, self.nbytes)  # memory that is not there is an error here, no signal later
+            for at in range(0, self.nbytes, _PART_BYTES):
+                # Memory that is not there is an error here, no signal later. In parts: a signal makes the kernel undo a
+                # call (shmem_fallocate), and that of a profiler would come before gigabytes are there, each time.
+                os.posix_fallocate(self.fd, at, min(_PART_BYTES, self.nbytes - at))
             self._fault_in()
         except BaseException as error:
             self._give_up()

@@ -24,6 +24,7 @@ class Inbox:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._kept: deque[tuple[Message, list[int]]] = deque()
+        self._refused: set[int] = set()  # orders that the trainer gave up
         # Beside the socket: a child that the trainer forked may hold the other end open for days after its death.
         self._trainer = _process_of(os.getppid())
         self._poller = select.poll()
@@ -39,12 +40,16 @@ class Inbox:
             os.close(self._trainer)
 
     def next(self) -> tuple[Message, list[int]] | None:
-        """Wait for the next message; None: the trainer is gone, and all that it said was taken."""
-        return self._kept.popleft() if self._kept else self._receive()
+        """Wait for the next message but an answer; None: the trainer is gone, and all that it said was taken."""
+        while True:
+            got = self._kept.popleft() if self._kept else self._receive()
+            if got is None or not isinstance(got[0], Answer):
+                return got
+            self._note(got[0])  # of an order that comes yet, or has ended
 
     def allows(self, number: int) -> bool:
-        """Whether this order may be published: the trainer says so, or has ended."""
-        while True:
+        """Whether this order may be published: the trainer says so, or has ended without having given it up."""
+        while number not in self._refused:
             got = self._receive()
             # Nothing can be asked for any more: the trainer had ordered the save, and did not give it up.
             if got is None:
@@ -53,8 +58,15 @@ class Inbox:
             if not isinstance(message, Answer):
                 # Not refused, not lost: the next order may come while the question about this one is open.
                 self._kept.append((message, descriptors))
-            elif message.number == number:
-                return message.allowed
+            elif message.number == number and message.allowed:
+                return True
+            else:
+                self._note(message)
+        return False
+
+    def _note(self, answer: Answer) -> None:
+        if not answer.allowed:
+            self._refused.add(answer.number)
 
     def _receive(self) -> tuple[Message, list[int]] | None:
         ready = {fd for fd, _ in self._poller.poll()}

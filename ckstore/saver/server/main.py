@@ -143,20 +143,22 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
         from ckstore.ops.refs.find import find
 
         about = replace(about, parent=find(context, order.parent).id)
+    is_tried_again = order.step is None and order.tried_step is not None
     request = Request(
         run=order.run,
         # The saver before this one may have published there: the same content at the same step is that success.
         step=order.step if order.tried_step is None else order.tried_step,
         about=about,
         tags=order.tags,
-        if_exists=cast("IfExists", order.if_exists),
+        # A step that the saver chose: other content there is another process's, which is neither replaced nor kept.
+        if_exists="error" if is_tried_again else cast("IfExists", order.if_exists),
         force=order.force,
     )
     captured = replace(order.captured, sources=_sources(context, order, snapshot))
     try:
         return save_captured(context, captured, request)
     except StepExists:
-        if order.step is not None or order.tried_step is None:
+        if not is_tried_again:
             raise
     # Another process has that step: the earlier saver did not publish there.
     return save_captured(context, captured, replace(request, step=None))

@@ -18,7 +18,7 @@ import torch
 import ckstore
 from ckstore import SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
-from ckstore.fs import direct, files
+from ckstore.fs import direct, files, locks
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.ops.compact import encode, settle
 from tests.format import reader
@@ -273,6 +273,29 @@ def test_after_a_directory_that_could_not_be_made_durable_nothing_more_is_writte
         again.compact()
         assert all(same(again.load(step), state) for step, state in enumerate(states))
         assert again.verify().ok
+
+
+def test_a_compaction_that_is_interrupted_behind_its_rename_keeps_no_lock(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = saved(store, 8)
+
+    def interrupted(_fd: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        "ckstore.objects.swap.files", SimpleNamespace(**{**vars(files), "sync_open_directory": interrupted})
+    )
+    with pytest.raises(KeyboardInterrupt) as caught:
+        store.compact()
+    monkeypatch.undo()
+
+    assert caught.value.__traceback__ is not None  # what its frames refer to is still there
+    left = list((store.path / "staging").iterdir())
+    assert left
+    assert not any(map(locks.is_locked, left))
+    store.compact()
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
 
 
 def test_compacting_after_each_save_keeps_every_path_short(store: Store) -> None:
