@@ -511,6 +511,27 @@ def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch:
     assert all(same(store.load(step), state) for step, state in enumerate(states))
 
 
+@pytest.mark.parametrize(("limit", "most"), [("HEADER_MOST_BYTES", 1500), ("BASES_MOST", 2)])
+def test_a_pack_of_more_tensors_than_a_header_takes_stays_plain_and_all_else_is_compacted(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    small = {f"small{i}": torch.full((4,), float(i)) for i in range(100)}
+    states = []
+    for step, state in zip(range(6), history(), strict=False):
+        small |= {f"small{i}": torch.full((4,), i + step / 8) for i in range(10 * step, 10 * step + 10)}
+        states.append(state | small)
+        store.save(states[-1], step=step)
+    monkeypatch.setattr(container, limit, most)
+
+    report = store.compact()
+
+    assert not report.skipped
+    assert len(report.compacted) == 3
+    assert report.plain_bytes > 2 * report.encoded_bytes
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
+    assert store.verify().ok
+
+
 def test_nothing_is_encoded_against_a_damaged_base(store: Store) -> None:
     states = saved(store, 6)
     for path in (store.path / "checkpoints/main/5/blobs").iterdir():
