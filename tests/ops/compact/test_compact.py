@@ -511,7 +511,7 @@ def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch:
     assert all(same(store.load(step), state) for step, state in enumerate(states))
 
 
-@pytest.mark.parametrize(("limit", "most"), [("HEADER_MOST_BYTES", 1500), ("BASES_MOST", 2)])
+@pytest.mark.parametrize("limit, most", [("HEADER_MOST_BYTES", 1500), ("BASES_MOST", 2)])
 def test_a_pack_of_more_tensors_than_a_header_takes_stays_plain_and_all_else_is_compacted(
     store: Store, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
