@@ -16,12 +16,14 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import SaveFailed, Store, UnknownOutcome
+from ckstore import InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.ops.compact import encode, settle
+from ckstore.objects.trash import move_to_trash
+from ckstore.ops.compact import bases, encode, settle
 from tests.format import reader
+from tests.support.descriptors import open_below
 
 STEPS = 12
 
@@ -509,6 +511,46 @@ def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch:
     assert [skipped.info.step for skipped in report.skipped] == [0]
     assert "does not decode to" in report.skipped[0].reason
     assert all(same(store.load(step), state) for step, state in enumerate(states))
+
+
+def test_a_compaction_that_meets_a_full_disk_leaves_what_can_be_undone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.config.undo_by_hand_s = 86400
+    states = saved(store, 6)
+    store.delete(5)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "create_blob", full)
+        with pytest.raises(InsufficientSpace):
+            store.compact(keep_newest=1)
+
+    assert store.undelete(5).step == 5
+    assert store.compact(keep_newest=1).compacted
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
+
+
+def test_a_compaction_that_cannot_put_a_base_away_closes_all_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step, state in zip(range(18), history(count=20_000), strict=False):
+        store.save(state, step=step)
+    calls = []
+
+    def refused(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) > 4:  # three that were exchanged are open then
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return move_to_trash(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bases.trash, "move_to_trash", refused)
+        with pytest.raises(ckstore.CkstoreError, match="compact failed"):
+            store.compact(keep_newest=1)
+        assert open_below(store.path) == {}
 
 
 @pytest.mark.parametrize("limit, most", [("HEADER_MOST_BYTES", 1500), ("BASES_MOST", 2)])
