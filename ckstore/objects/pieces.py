@@ -191,7 +191,9 @@ class PieceReader:
         blob = self._directory.manifest.blobs[part.extent.blob].digest
         # Not damage of this checkpoint: its directory gets no mark.
         msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"
-        raise RemoteError(f"{msg}: blob {blob} is damaged there", hint="push it again from where it is whole")
+        # A push does not look at the bytes of what is there.
+        hint = "remove that object there, then push the checkpoint again from where it is whole"
+        raise RemoteError(f"{msg}: blob {blob} is damaged there", hint=f"{hint}; in a store: ckstore verify --repair")
 
     def _descriptor(self, extent: Extent, what: str) -> int | None:
         """Return the descriptor of a piece's blob; None: the blob is elsewhere."""

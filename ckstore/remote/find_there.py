@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,14 @@ def _newest(source: Source, places: Sequence[Place], ref: Ref, hash_prefix: str)
     return max(found, key=lambda place: found[place].order)
 
 
+def newest_of_steps(source: Source, places: Sequence[Place], hash_prefix: str) -> list[Place]:
+    """Return of several checkpoints at one step the newest, which is meant by it; that needs their manifests."""
+    count = Counter(place.key for place in places)
+    facts = facts_of(source, [place for place in places if count[place.key] > 1], hash_prefix)
+    newest = {place.key: place for place in sorted(facts, key=lambda place: facts[place].order)}
+    return [place for place in places if newest.get(place.key, place) == place]
+
+
 def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[Place, CheckpointInfo]:
     """Return what the manifests of checkpoints say; those that are gone meanwhile are left out.
 
@@ -100,7 +109,7 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
         except Removed:
             return
         except CkstoreError as error:
-            raise RemoteError(error.message, hint=error.hint) from error
+            raise RemoteError(error.message, hint=error.hint or source.mending(place)) from error
         if (info.run, info.step, info.id) != tuple(place):
             msg = f"{where} says {info.name} with id {info.id}, wanted id {place.id}"
             raise RemoteError(msg)

@@ -68,12 +68,17 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
     wanted: dict[str, int] = {}
     missing: dict[str, int] = {}
     facts = facts_of(source, places, context.layout.hash_prefix)
-    new = [place for place in facts if not is_here(context, place)]
+    new = []
     for place in facts:
+        here = look(context.layout, place.run, place.step).published
+        lacking = None if here is None or here.manifest_id != place.id else here.elsewhere
+        new += [place] if lacking is None else []
         found = read_manifest(source, place, context.layout.hash_prefix)
         for blob in () if found is None else found.manifest.blobs:
             wanted[blob.digest] = blob.nbytes
-            if place in new and not peek.exists(context.layout.blob(blob.digest)):
+            # Of one that is here those alone that were let go: they are fetched again.
+            is_wanted = lacking is None or blob.digest in lacking
+            if is_wanted and not peek.exists(context.layout.blob(blob.digest)):
                 missing[blob.digest] = blob.nbytes
     infos = tuple(facts[place] for place in facts)
     new_infos = tuple(facts[place] for place in new)
@@ -336,4 +341,4 @@ def fetch_checked(
         if algorithm.digest(buffer) == blob.digest:
             return came
     msg = f"blob {blob.digest} of {place.name} at {source.name} is damaged: other bytes came {_READS} times"
-    raise RemoteError(msg, hint=_PUSH_AGAIN)
+    raise RemoteError(msg, hint=source.mending(place, blob.digest))

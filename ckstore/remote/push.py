@@ -299,6 +299,8 @@ class Push:
         self.may_exist = True
         if self._remote.cas:
             intent.commit(objects, data)
+        else:
+            intent.renew(objects, cas=False)
         place = intent.place
         if objects.head(place.dropped) is not None:
             # One that comes late takes away the mark of a later removal, and a mirror may push that checkpoint again.

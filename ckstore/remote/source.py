@@ -65,6 +65,9 @@ class Source(Protocol):
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
         """Turn an old piece into one of a blob, in its place; None: there is no difference between the two there."""
 
+    def mending(self, place: Place, digest: str = "") -> str:
+        """Say what mends a blob of a checkpoint that is damaged there, or its manifest."""
+
     def close(self) -> None:
         """End the waits of all threads, and refuse further calls, where there are any to wait for."""
 
@@ -86,6 +89,10 @@ class ObjectSource:
     def close(self) -> None:
         """See `Source`."""
         self._objects.close()
+
+    def mending(self, place: Place, digest: str = "") -> str:
+        """See `Source`."""
+        return keys.mending(keys.blob(self._names.get(digest, digest)) if digest else place.manifest)
 
     def places(self, under: str = "") -> list[Place]:
         """See `Source`."""
@@ -112,7 +119,7 @@ class ObjectSource:
         if data is None:
             if self._objects.head(place.manifest) is None:
                 raise Removed
-            raise RemoteError(f"{place.plain} is missing at {self.name}", hint="push that checkpoint again")
+            raise RemoteError(f"{place.plain} is missing at {self.name}", hint=self.mending(place))
         return data
 
     def encoding(self, place: Place) -> Encoding | None:
@@ -223,9 +230,7 @@ def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | Non
     except Removed:
         return None
     except DamagedBlob as error:
-        raise RemoteError(
-            error.message, hint=error.hint or "push that checkpoint again from where it is whole"
-        ) from error
+        raise RemoteError(error.message, hint=error.hint or source.mending(place)) from error
     except CkstoreError as error:
         raise RemoteError(error.message, hint=error.hint) from error
     if (manifest.run, manifest.step, manifest_id) != tuple(place):

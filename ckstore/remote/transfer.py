@@ -16,7 +16,7 @@ from ckstore.remote import push_plan as planning
 from ckstore.remote.choice import HINT, Choice
 from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.elsewhere.keep_local import evict_by_rule
-from ckstore.remote.find_there import find_there
+from ckstore.remote.find_there import find_there, newest_of_steps
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.pull import Pull
@@ -113,7 +113,8 @@ def _places(context: Context, source: Source, choice: Choice) -> list[Place]:
         run = choice.run if choice.run is not None else context.run
         places = source.places("" if run is None else f"{run}/")
         tagged = {*source.tags().values()} if choice.tagged else set()
-        return [place for place in places if not choice.tagged or place in tagged]
+        wanted = [place for place in places if not choice.tagged or place in tagged]
+        return newest_of_steps(source, wanted, context.layout.hash_prefix)
     found = [ref.id if isinstance(ref, CheckpointInfo) else text_of(ref) for ref in choice.several()]
     prefix = context.layout.hash_prefix
     return [*dict.fromkeys(find_there(source, ref, run=context.run, hash_prefix=prefix) for ref in found)]

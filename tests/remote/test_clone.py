@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, RemoteError, Store
+from ckstore import BadInput, CheckpointInfo, RemoteError, Store
+from ckstore.remote.elsewhere.clone import list_remote
+from tests.remote.double import REMOTES, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.s3_server import Service
@@ -96,3 +98,56 @@ def test_one_damaged_manifest_keeps_no_other_one_from_being_listed(
     assert [info.name for info in clone.checkpoints()] == ["main@2"]
     assert [str(one.message) for one in caught][-1] == "3 more of origin were not listed: they are damaged there"
     assert same(clone.load(2), state(2))
+
+
+@pytest.fixture
+def away(store: Store) -> str:
+    return new_remote(store.settings)[1]
+
+
+def again(store: Store, away: str, seed: int) -> CheckpointInfo:
+    """Save and push another checkpoint at step 2, as a training does that went on from step 1 again."""
+    saved = store.save(state(seed), step=2, if_exists="replace")
+    store.push(2, away)
+    return saved
+
+
+def listing(store: Store, away: str, path: Path) -> Store:
+    clone = Store.open_or_init(path, chunk_bytes=MIB)
+    list_remote(clone._context, REMOTES[away])
+    return clone
+
+
+def test_of_several_at_one_step_the_newest_is_listed(store: Store, away: str, tmp_path: Path) -> None:
+    store.push(all=True, remote=away)
+    seed, old = 3, store.info(2)
+    while (newest := again(store, away, seed)).id < old.id:  # the greater id must not be what decides
+        seed += 1
+    clone = listing(store, away, tmp_path / "clone")
+    assert clone.info(2).id == newest.id
+    assert same(clone.load("latest"), state(seed))
+
+
+def test_what_is_only_listed_makes_way_for_a_later_one_of_its_remote(store: Store, away: str, tmp_path: Path) -> None:
+    store.push(all=True, remote=away)
+    listing(store, away, tmp_path / "clone")
+    newest = again(store, away, 3)
+    clone = listing(store, away, tmp_path / "clone")
+    assert clone.info(2).id == newest.id
+    assert same(clone.load(2), state(3))
+    assert clone.verify().ok
+
+
+@pytest.mark.parametrize("how", ["bytes", "tag", "remote"])
+def test_what_is_here_tagged_or_at_another_remote_stays(store: Store, away: str, tmp_path: Path, how: str) -> None:
+    clone = Store.clone(store.path, tmp_path / "clone") if how == "remote" else None
+    store.push(all=True, remote=away)
+    clone = clone or listing(store, away, tmp_path / "clone")
+    old = clone.info(2)
+    if how == "bytes":
+        clone.pull(2, away)
+    elif how == "tag":
+        clone.tag("mine", 2)
+    again(store, away, 3)
+    listing(store, away, tmp_path / "clone")
+    assert clone.info(2).id == old.id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from ckstore.model.checkpoint.elsewhere import Holder
 from ckstore.ops.context import Context
 from ckstore.remote import keys
 from ckstore.remote.objects import Remote
+from ckstore.remote.push_plan import place_of
 from ckstore.store import context_of
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
@@ -60,6 +62,14 @@ def test_bytes_are_gone_and_everything_reads_as_before(evicted: tuple[Store, Dou
     store.export(1, tmp_path / "out")
     assert (tmp_path / "out/model.safetensors").stat().st_size > 3 * MIB
     assert not store.diff(1, 2).same_content
+    assert objects.request_count() > 0
+
+
+def test_a_pickled_open_checkpoint_fetches_as_the_one_that_was_pickled(evicted: tuple[Store, Double]) -> None:
+    store, objects = evicted
+    with store.open_checkpoint(1) as opened, pickle.loads(pickle.dumps(opened)) as again:
+        assert np.array_equal(again.slice("big")[5:10], state(1)["big"][5:10])  # type: ignore[index]
+        assert same(again.load(), state(1))
     assert objects.request_count() > 0
 
 
@@ -192,13 +202,33 @@ def test_nothing_goes_that_is_not_at_the_remote(store: Store, harm: str) -> None
     assert same(store.load(1), state(1))
 
 
-def test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back(store: Store) -> None:
+def test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back(store: Store, tmp_path: Path) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     key = next(key for key in objects.held if key.startswith(keys.BLOBS))
     objects.held[key] = objects.held[key][:-1] + bytes([objects.held[key][-1] ^ 1])  # the same version
     assert "damaged" in store.evict(1, remote).skipped[0].reason
     assert same(store.load(1), state(1))
+    # A push looks at sizes: what the hint says is done.
+    with pytest.raises(RemoteError) as raised:
+        Store.init(tmp_path / "other", chunk_bytes=MIB).pull(1, remote)
+    assert raised.value.hint.startswith(f"remove {key} there, then push")
+    objects.delete([key])
+    store.push(1, remote)
+    assert store.evict(1, remote).evicted
+    assert same(store.load(1), state(1))
+
+
+def test_a_manifest_that_is_damaged_at_the_remote_is_mended_as_its_hint_says(store: Store, tmp_path: Path) -> None:
+    objects, remote = new_remote(store.settings)
+    place = place_of(store.push(1, remote).checkpoints[0])
+    objects.held[place.manifest] = objects.held[place.manifest][:-9]
+    with pytest.raises(RemoteError) as raised:
+        store.pull(place.id, remote)
+    assert raised.value.hint.startswith(f"remove {place.manifest} there, then push")
+    objects.delete([place.manifest])
+    store.push(1, remote)
+    assert Store.init(tmp_path / "other", chunk_bytes=MIB).pull(1, remote).new_count == 1
 
 
 def test_what_was_read_back_once_or_sent_to_a_service_that_checks_is_not_read_again(store: Store) -> None:

@@ -134,6 +134,26 @@ def test_of_two_checkpoints_at_one_step_the_newer_is_meant(store: Store, other: 
     assert third.pull(old.id, remote).checkpoints[0].id == old.id
 
 
+def test_a_pull_of_all_brings_the_newest_of_each_step(store: Store, other: Store) -> None:
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+    store.save(state(2), step=1, if_exists="replace")
+    store.push(1, remote)
+    plan = other.plan_pull(all=True, remote=remote)
+    report = other.pull(all=True, remote=remote)
+    assert [info.id for info in plan.new] == [info.id for info in report.checkpoints] == [store.info(1).id]
+    assert same(other.load(1), state(2))
+
+
+def test_a_plan_says_what_an_evicted_checkpoint_costs(store: Store) -> None:
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+    store.evict(1, remote)
+    plan = store.plan_pull(1, remote)
+    assert plan.missing_bytes == store.pull(1, remote).moved_bytes > 3 * MIB
+    assert store.plan_pull(1, remote).missing_bytes == 0
+
+
 @pytest.mark.parametrize("fault", ["flip", "fail"])
 def test_one_bad_answer_is_read_again(store: Store, other: Store, fault: Fault) -> None:
     objects, remote = new_remote(store.settings)

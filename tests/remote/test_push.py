@@ -13,7 +13,7 @@ from ckstore import DamagedBlob, RemoteError, Store
 from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
-from ckstore.remote.push import Manner, push
+from ckstore.remote.push import Manner, Push, push
 from ckstore.remote.record import read_record
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 
@@ -250,6 +250,24 @@ def test_a_push_that_slept_begins_again(store: Store) -> None:
     push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=1, clock=lambda: now_s[0]))
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 2
     assert store.plan_push(1, remote).new == ()
+
+
+def test_a_push_that_slept_before_its_manifest_begins_again_without_compare_and_swap(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, remote = new_remote(store.settings, cas=False)
+    real, now_s = Push._publish, [0.0]
+
+    def sleep_once(*args: object) -> None:
+        if not now_s[0]:
+            now_s[0] += LIFE_S
+            # As a prune that was vouched for does with what a stale intent named.
+            objects.delete([key for key in objects.held if key.startswith((keys.BLOBS, keys.INTENTS))])
+        real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Push, "_publish", sleep_once)
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(clock=lambda: now_s[0]))
+    assert all(keys.blob(blob) in objects.held for blob in os.listdir(store.path / "checkpoints/main/1/blobs"))
 
 
 def test_a_push_whose_intent_was_taken_begins_again(store: Store) -> None:

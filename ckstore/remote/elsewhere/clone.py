@@ -5,23 +5,27 @@ Manifests alone are brought, each by the protocol of every save, with ``elsewher
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
-from ckstore.fs import files
+from ckstore.errors import CkstoreError, Protected, RemoteDenied, RemoteError, RemoteUnavailable, StepExists
+from ckstore.fs import files, locks
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.seal import seal
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
-from ckstore.objects.documents.elsewhere import elsewhere_bytes
+from ckstore.objects.checkpoints import look
+from ckstore.objects.documents.elsewhere import elsewhere_bytes, read_elsewhere
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
 from ckstore.objects.staging import Staging
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
+from ckstore.ops.refs.protection import check_unprotected
 from ckstore.remote.beside import take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.info import read_info
@@ -35,10 +39,11 @@ from ckstore.remote.source import read_manifest
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.names import CheckpointKey
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
     from ckstore.remote.keys import Place
@@ -79,13 +84,13 @@ def list_remote(
     source = source_of(remote)
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
-    infos: list[CheckpointInfo] = []
+    infos: dict[CheckpointKey, CheckpointInfo] = {}
     unlisted: list[str] = []
     waiting = [place for place in (source.places() if places is None else places) if not is_here(context, place)]
     for start in range(0, len(waiting), _BATCH):
-        read: dict[Place, tuple[Found, Annotations | None]] = {}
+        read: list[tuple[CheckpointInfo, Found, Annotations | None]] = []
 
-        def look(place: Place, read: dict[Place, Any] = read) -> None:
+        def fetch(place: Place, read: list[Any] = read) -> None:
             try:
                 found = read_manifest(source, place, context.layout.hash_prefix)
             except (RemoteDenied, RemoteUnavailable):
@@ -94,21 +99,47 @@ def list_remote(
                 unlisted.append(f"{place.name} was not listed: {error.message}")
                 return
             if found is not None:  # else it was removed there meanwhile
-                read[place] = found, pull.annotations_of(place)
+                read.append((CheckpointInfo.of(found.manifest, found.id), found, pull.annotations_of(place)))
 
         batch = waiting[start : start + _BATCH]
-        for_each(look, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
-        for place in sorted(read):
-            found, annotations = read[place]
-            if publish_manifest(context, found.manifest, found.data, annotations, document):
-                infos.append(CheckpointInfo.of(found.manifest, found.id))
+        for_each(fetch, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
+        # Of several at one step the newest is meant.
+        read.sort(key=lambda one: one[0].order)
+        for info, found, said in {one[0].key: one for one in read}.values():
+            check = partial(_check_superseded, context, info, holder)
+            how: IfExists = "replace" if _is_superseded(context, info, holder) else "keep"
+            with suppress(Protected, StepExists):
+                if publish_manifest(
+                    context, found.manifest, found.data, said, document, if_exists=how, check_replaceable=check
+                ):
+                    infos[info.key] = info
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
     # Once for all: a transaction for each of thousands would take longer than the rest.
     catch_up(context, "all")
-    take_names(context, source, infos, pull.warnings)
+    take_names(context, source, [*infos.values()], pull.warnings)
     return len(infos), pull.warnings
+
+
+def _is_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> bool:
+    """Whether the store has an older checkpoint at that step, all of it at the same remote: then none is lost."""
+    published = look(context.layout, *info.key).published
+    if published is None or CheckpointInfo.of(published.manifest, published.manifest_id).order >= info.order:
+        return False
+    try:
+        with locks.lock_shared(context.layout.checkpoint(*info.key)) as lock:
+            there = read_elsewhere(lock.fd)
+    except (FileNotFoundError, CkstoreError):
+        return False
+    is_whole_there = len(published.elsewhere) == len(published.manifest.blobs)
+    return there is not None and is_whole_there and {one.uuid for one in there.remotes} == {holder.uuid}
+
+
+def _check_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> None:
+    check_unprotected(context, info.key)
+    if not _is_superseded(context, info, holder):
+        raise StepExists(f"{info.name} is here by now")
 
 
 def publish_manifest(
@@ -118,7 +149,8 @@ def publish_manifest(
     annotations: Annotations | None,
     document: Elsewhere,
     *,
-    if_exists: IfExists = "keep",
+    if_exists: IfExists,
+    check_replaceable: Callable[[], None] = lambda: None,
 ) -> bool:
     """Publish a checkpoint without blobs; False if another one keeps its place."""
     staging = Staging.create(context.layout, manifest.run, manifest.step)
@@ -129,7 +161,7 @@ def publish_manifest(
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
         staging.seal(data)
-        if_there = publishing.IfThere(if_exists, lambda: None)
+        if_there = publishing.IfThere(if_exists, check_replaceable)
         outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
     except BaseException as error:
         reclaim.abandon(context, staging, error)
