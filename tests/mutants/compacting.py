@@ -19,6 +19,15 @@ COMPACTING = [
         "DID NOT RAISE",
     ),
     Mutant(
+        "a compaction on a full disk leaves what can be brought back",
+        "compaction-ends-undo",
+        "_Compaction._one",
+        "staging, error, purge=False)",
+        "staging, error)",
+        f"{_COMPACT}::test_a_compaction_that_meets_a_full_disk_leaves_what_can_be_undone",
+        "nothing of that name can be brought back",
+    ),
+    Mutant(
         "an encoded form is read from the disk before the plain bytes go",
         "encoded-form-from-memory",
         "stage",
