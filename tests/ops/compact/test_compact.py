@@ -20,8 +20,8 @@ from ckstore import InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.objects.trash import move_to_trash
-from ckstore.ops.compact import bases, encode, settle
+from ckstore.objects import trash
+from ckstore.ops.compact import encode, settle
 from tests.format import reader
 from tests.support.descriptors import open_below
 
@@ -538,7 +538,8 @@ def test_a_compaction_that_cannot_put_a_base_away_closes_all_others(
 ) -> None:
     for step, state in zip(range(18), history(count=20_000), strict=False):
         store.save(state, step=step)
-    calls = []
+    calls: list[object] = []
+    move_to_trash = trash.move_to_trash
 
     def refused(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -547,7 +548,7 @@ def test_a_compaction_that_cannot_put_a_base_away_closes_all_others(
         return move_to_trash(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(bases.trash, "move_to_trash", refused)
+        patch.setattr(trash, "move_to_trash", refused)
         with pytest.raises(ckstore.CkstoreError, match="compact failed"):
             store.compact(keep_newest=1)
         assert open_below(store.path) == {}
