@@ -97,16 +97,29 @@ class Header:
         return self.bases[tile.run.base]
 
 
-def render(header: Header, tiles: Sequence[Stored]) -> bytes:
-    """Return the file of an encoded blob."""
+def fits(header: Header) -> bool:
+    """Whether a reader takes so long a header, with so many bases: a pack may have 100,000 tensors."""
+    return len(header.bases) <= BASES_MOST and len(_text(header)) <= HEADER_MOST_BYTES
+
+
+def _text(header: Header) -> bytes:
     runs: list[list[Any]] = [
         [run.nbytes, run.width] if run.base < 0 else [run.nbytes, run.width, run.prediction, run.base, run.offset]
         for run in header.runs
     ]
     text = {"bases": list(header.bases), "bytes": header.nbytes, "plain": header.plain, "runs": runs}
-    head = canonical_text(text).encode("ascii")
-    if len(head) > HEADER_MOST_BYTES:
-        raise BadInput(f"the header of an encoded blob has {len(head)} bytes, at most {HEADER_MOST_BYTES} can be read")
+    return canonical_text(text).encode("ascii")
+
+
+def render(header: Header, tiles: Sequence[Stored]) -> bytes:
+    """Return the file of an encoded blob.
+
+    Raises:
+        BadInput: A reader would refuse it, since its header does not fit.
+    """
+    if not fits(header):
+        raise BadInput(f"the header of an encoded blob with {len(header.runs)} runs cannot be read")
+    head = _text(header)
     entries = (tile.codec << _LENGTH_BITS | len(tile.data) for tile in tiles)
     table = b"".join(entry.to_bytes(_ENTRY_BYTES, "little") for entry in entries)
     return b"".join([MAGIC, len(head).to_bytes(4, "little"), head, table, *(tile.data for tile in tiles)])

@@ -168,7 +168,7 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
                 layout, staging, manifest, publish.IfThere("taken", check), context.known.synced_runs
             ).old
         except BaseException as error:
-            reclaim.abandon(context, staging, error)
+            reclaim.abandon(context, staging, error, purge=False)
             raise
     staging.lock.release()
     if old is not None:  # a torn one that was at the place

@@ -270,7 +270,13 @@ def test_gc_says_what_it_freed_and_who_has_the_rest() -> None:
                 "when none does, ckstore gc --exclusive frees at once"
             ),
         ),
-        (GcReport(trash_left=("a",)), "nothing is unused"),
+        (
+            GcReport(trash_left=("a",)),
+            (
+                "1 in trash/ left for a later gc: another process is using them, "
+                "or on a shared filesystem they wait for the grace"
+            ),
+        ),
         (
             GcPlan(blobs=(PlannedBlob("xxh3-aa", 512),), waits_for_grace=True),
             "would free 1 blob, 512 B; all of it at once only with --exclusive",

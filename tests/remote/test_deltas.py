@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ckstore import RemoteError, Store
+from ckstore.codecs import container
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.parse import parse_encoding
 from ckstore.model.manifest.stored import Encoding, OldPiece
@@ -100,6 +101,19 @@ def test_what_is_in_no_form_worth_it_goes_plain(store: Store, other: Store) -> N
         store.save({"w": random.integers(0, 255, 4 * MIB, dtype=np.uint8)}, step=step)
         store.push(step, remote)
     assert encoding_of(objects, store, 1) is None
+    other.pull(1, remote)
+    assert same(other.load(1), store.load(1))
+
+
+def test_a_pack_of_more_tensors_than_a_header_takes_goes_plain(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "HEADER_MOST_BYTES", 1500)
+    objects, remote = new_remote(store.settings)
+    for step in range(2):
+        store.save(weights(step) | {f"small{i}": np.full(4, i + step / 8) for i in range(100)}, step=step)
+        store.push(step, remote)
+    assert encoding_of(objects, store, 1) is not None
     other.pull(1, remote)
     assert same(other.load(1), store.load(1))
 

@@ -205,8 +205,9 @@ class GcReport:
         if sentences:
             if self.dry_run and self.freed_count and self.waits_for_grace:
                 sentences.append("all of it at once only with --exclusive")
-        elif self.waits_for_grace and self.trash_left:
-            sentences.append(_waiting(len(self.trash_left)))
+        elif self.trash_left:
+            left = _waiting if self.waits_for_grace else _left
+            sentences.append(left(len(self.trash_left)))
         elif self.dry_run and self.retention is not None and self.retention.plan.dropped:
             sentences.append("would free nothing: other checkpoints need the same blobs")
         else:
@@ -229,6 +230,13 @@ def _waiting(count: int) -> str:
     return (
         f"{wait} for the grace (config.grace_s), since other hosts may be using the store; "
         "when none does, ckstore gc --exclusive frees at once"
+    )
+
+
+def _left(count: int) -> str:
+    return (
+        f"{count} in trash/ left for a later gc: another process is using them, "
+        "or on a shared filesystem they wait for the grace"
     )
 
 
@@ -255,7 +263,8 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
     linked = list(map(str, report.linked_elsewhere))
     yield from first_of(linked) if table is None else linked
     # Of what waits the line below says when it goes; that nothing else is unused is no news then.
-    if not (report.freed_count or report.held or report.linked_elsewhere or report.waiting):
+    is_idle = not (report.freed_count or report.held or report.linked_elsewhere or report.waiting)
+    if is_idle:
         yield printable(report.explanation)
     if report.cached_bytes:
         yield f"{'would remove' if report.dry_run else 'removed'} {size_text(report.cached_bytes)} of fetched bytes"
@@ -272,11 +281,8 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield f"{dead}, and stays until the rest of its pack is unused too"
     if report.unseen_processes is None:
         yield "cannot see which processes have files open: /proc is missing, or hides them"
-    if report.trash_left:
-        yield (
-            f"{len(report.trash_left)} in trash/ left for a later gc: another process is using them, "
-            "or on a shared filesystem they wait for the grace"
-        )
+    if report.trash_left and (report.waits_for_grace or not is_idle):  # else it is said above
+        yield _left(len(report.trash_left))
 
 
 def _sizes(held: Sequence[HeldBlob]) -> str:

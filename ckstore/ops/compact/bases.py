@@ -6,6 +6,7 @@ have any more.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.objects import trash
@@ -66,9 +67,10 @@ class Bases:
             self._drop(name)
 
     def close(self) -> None:
-        """Let go of all."""
-        for name in list(self._open):
-            self._drop(name)
+        """Let go of all; one that cannot be put away keeps no other open."""
+        with ExitStack() as left:
+            for name in self._open:
+                left.callback(self._drop, name)
 
     def _drop(self, name: str) -> None:
         base = self._open.pop(name, None)

@@ -180,7 +180,8 @@ class _Compaction:
                     reclaim.discard(self._context, staging)
                 return
         except BaseException as error:
-            reclaim.discard(self._context, staging, error)
+            # To save space later is no reason to free now what can be brought back.
+            reclaim.discard(self._context, staging, error, purge=False)
             raise
         self._publish(entry, directory, staging, base)
 
@@ -241,7 +242,7 @@ class _Compaction:
             directory.close()
             old, lock = swap(self._context.layout, staging, info.key, info.id)
         except BaseException as error:
-            reclaim.abandon(self._context, staging, error)
+            reclaim.abandon(self._context, staging, error, purge=False)
             raise
         staging.lock.release()
         self._swapped(entry, manifest, wanted, old, lock)
@@ -283,7 +284,9 @@ class _Compaction:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bases.close()
-        while self._later:
-            if staging := self._later.popitem()[1]:
-                reclaim.discard(self._context, staging)
+        try:
+            self._bases.close()
+        finally:
+            while self._later:
+                if staging := self._later.popitem()[1]:
+                    reclaim.discard(self._context, staging)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckstore.codecs.container import fits
 from ckstore.ops.compact.encode import encode, header_of, stage
 from ckstore.ops.compact.forms import Form, Forms
 from ckstore.ops.compact.match import Layout, Matcher, check_covers
@@ -64,7 +65,7 @@ class Settler:
             if self._keep_present(manifest, blob, header.bases, masters):
                 return
             # Asked before the work with the least that it may be: most paths that are too long are so by their bases.
-            near = self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters)
+            near = fits(header) and self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters)
             if not (near and header.bases) and self._keep_over_hole(manifest, blob):
                 return
             if not near:

@@ -91,7 +91,7 @@ def prune(
         names = ", ".join(info.name for info in done.dropped[:_NAMES_SHOWN])
         more = f" and {len(done.dropped) - _NAMES_SHOWN} more" if len(done.dropped) > _NAMES_SHOWN else ""
         warn(f"dropped {names}{more}; the space is not free yet, and the next gc frees it: {error}")
-        report = GcReport()
+        report = GcReport(trash_left=tuple(trash.due(context.layout)), waiting=waiting(context))
     return replace(report, retention=done)
 
 

@@ -24,21 +24,22 @@ _BATCH = 2048
 """A look at all processes takes about as long as to rename so many."""
 
 
-def abandon(context: Context, staging: Staging, error: BaseException) -> None:
+def abandon(context: Context, staging: Staging, error: BaseException, *, purge: bool = True) -> None:
     """End what was staged after `error`: discard it, unless it may be published."""
     if not isinstance(error, UnknownOutcome):
-        discard(context, staging, error)
+        discard(context, staging, error, purge=purge)
         return
     # Taking its directory apart could destroy a checkpoint. The next opener, under its lock, looks.
     context.writes_disabled_because = error.message
     staging.lock.release()
 
 
-def discard(context: Context, staging: Staging, error: BaseException | None = None) -> None:
+def discard(context: Context, staging: Staging, error: BaseException | None = None, *, purge: bool = True) -> None:
     """Move a save that will not be published to trash and free what only it needed, as far as that works now.
 
     Where other hosts may be at work it stays for the grace, unless `error` says that the disk is full: no reader of any
-    host has ever had what this save wrote itself, and the links that saves made to it keep the bytes.
+    host has ever had what this save wrote itself, and the links that saves made to it keep the bytes. With `purge` a
+    full disk also takes what could be brought back, for the next save.
 
     What does not work stays in `staging/` or `trash/`, where the next opener or gc finds it: an error here must not
     hide the one that made the save fail. A child that was forked in the middle of a save has lost the lock, and leaves
@@ -52,7 +53,7 @@ def discard(context: Context, staging: Staging, error: BaseException | None = No
             moved = moved or trash.move_to_trash(context.layout, staging.path, staging.lock)
             staging.lock.release()
             if not context.shared:
-                give_back(context, staging.written, purge=is_full(error))  # a full disk takes what could be undone
+                give_back(context, staging.written, purge=purge and is_full(error))
             elif is_full(error):
                 _free_own(context, moved.name, staging.written)
     except OSError:  # gc does it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Literal, SupportsIndex, TypeVar
 
@@ -17,8 +16,8 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.shared.two_renames import Gap
-from ckstore.ops.context import Context, annotated, tags_by_checkpoint
-from ckstore.ops.index.facts import sure
+from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.index.facts import as_it_is, sure
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.notices import way_in
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
@@ -134,9 +133,8 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
         refuse_unfinished(context, wanted.run, lambda gap: id_at(gap.old) == wanted.id)
         msg = f"checkpoint {wanted.name} with id {wanted.id} is no longer in the store"
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
-    return replace(
-        annotated(context, wanted), tags=tags_by_checkpoint(context.layout).get((wanted.run, wanted.step), ())
-    )
+    with context.layout.open_runs() as runs:
+        return as_it_is(context, runs, wanted, tags_by_checkpoint(context.layout).get(wanted.key, ()))
 
 
 def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:

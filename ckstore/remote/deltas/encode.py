@@ -154,7 +154,7 @@ class _Encoder:
         blob = self._directory.manifest.blobs[index]
         segments = matcher.segments(index, alone=False)
         header = header_of(blob, segments)
-        if not header.bases or (data := self._encoded(blob, header)) is None:
+        if not header.bases or not container.fits(header) or (data := self._encoded(blob, header)) is None:
             return None, False
         masters = {s.base for s in segments if s.prediction != "same"}
         is_allowed = self._forms.allows(blob.digest, blob.nbytes, len(data), header.bases, masters)

@@ -16,12 +16,14 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import SaveFailed, Store, UnknownOutcome
+from ckstore import InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files, locks
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.objects import trash
 from ckstore.ops.compact import encode, settle
 from tests.format import reader
+from tests.support.descriptors import open_below
 
 STEPS = 12
 
@@ -532,6 +534,68 @@ def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch:
     assert [skipped.info.step for skipped in report.skipped] == [0]
     assert "does not decode to" in report.skipped[0].reason
     assert all(same(store.load(step), state) for step, state in enumerate(states))
+
+
+def test_a_compaction_that_meets_a_full_disk_leaves_what_can_be_undone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.config.undo_by_hand_s = 86400
+    states = saved(store, 6)
+    store.delete(5)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "create_blob", full)
+        with pytest.raises(InsufficientSpace):
+            store.compact(keep_newest=1)
+
+    assert store.undelete(5).step == 5
+    assert store.compact(keep_newest=1).compacted
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
+
+
+def test_a_compaction_that_cannot_put_a_base_away_closes_all_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step, state in zip(range(18), history(count=20_000), strict=False):
+        store.save(state, step=step)
+    calls: list[object] = []
+    move_to_trash = trash.move_to_trash
+
+    def refused(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) > 4:  # three that were exchanged are open then
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return move_to_trash(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trash, "move_to_trash", refused)
+        with pytest.raises(ckstore.CkstoreError, match="compact failed"):
+            store.compact(keep_newest=1)
+        assert open_below(store.path) == {}
+
+
+@pytest.mark.parametrize("limit, most", [("HEADER_MOST_BYTES", 1500), ("BASES_MOST", 2)])
+def test_a_pack_of_more_tensors_than_a_header_takes_stays_plain_and_all_else_is_compacted(
+    store: Store, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    small = {f"small{i}": torch.full((4,), float(i)) for i in range(100)}
+    states = []
+    for step, state in zip(range(6), history(), strict=False):
+        small |= {f"small{i}": torch.full((4,), i + step / 8) for i in range(10 * step, 10 * step + 10)}
+        states.append(state | small)
+        store.save(states[-1], step=step)
+    monkeypatch.setattr(container, limit, most)
+
+    report = store.compact()
+
+    assert not report.skipped
+    assert len(report.compacted) == 3
+    assert report.plain_bytes > 2 * report.encoded_bytes
+    assert all(same(store.load(step), state) for step, state in enumerate(states))
+    assert store.verify().ok
 
 
 def test_nothing_is_encoded_against_a_damaged_base(store: Store) -> None:

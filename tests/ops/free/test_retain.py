@@ -524,6 +524,8 @@ def test_what_was_dropped_is_said_although_another_gc_keeps_its_space(
             store.prune(RetentionPolicy(keep_last=1))
 
     assert [info.step for info in report.dropped] == [0, 1]
+    assert report.explanation.startswith("2 in trash/ left for a later gc")
+    assert "nothing is unused" not in str(report)
     assert store.gc().freed_bytes > 2 * MIB
 
 

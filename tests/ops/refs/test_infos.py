@@ -47,6 +47,21 @@ def test_a_path_that_is_not_utf_8_is_warned_of_as_others_are(store: Store, monke
         notices.tell_not_durable(reason, store._context.settings)
 
 
+def test_an_info_that_is_asked_about_again_says_what_became_of_the_checkpoint(store: Store) -> None:
+    saved = store.save(state(), 1)
+    blob = next((directory_of(store, saved) / "blobs").iterdir())
+    blob.chmod(0o600)
+    blob.write_bytes(bytes(blob.stat().st_size))
+    assert not store.verify().ok
+
+    again = store.info(saved)
+
+    assert again.damaged
+    assert again == store.info(1)
+    store.save(state(), 2)  # which heals it
+    assert not store.info(again).damaged
+
+
 @pytest.mark.filterwarnings("ignore:a power cut may lose")
 def test_every_way_to_get_an_info_gives_the_same(kind: str, tmp_path: Path) -> None:
     store = Store.init(tmp_path / "s")
