@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput, RemoteError
+from ckstore.errors import BadInput
 from ckstore.model.reports.remote_prune import RemotePruneReport
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.times import duration_s, text_of_time
@@ -91,12 +91,12 @@ class Remotes:
             NoSuchRemote: There is none of that name, or no remote at its place any more.
             RemoteError: The place cannot be reached or used, or another remote is there.
         """
+        from ckstore.remote.documents.info import check_uuid_is
+
         self._context.check_writable()
         old = entry_named(self._context.layout, name)
         entry = self._tried(old.name, old.target, make=False)
-        if entry.uuid != old.uuid:
-            msg = f"another remote is at {old.target}: it has the uuid {entry.uuid}, {old.name} had {old.uuid}"
-            raise RemoteError(msg, hint=f"if that is wanted: ckstore remote rm {old.name}, then add it again")
+        check_uuid_is(entry.uuid, old.uuid, old.name)
         self._keep(entry)
         return entry
 
