@@ -10,8 +10,12 @@ from ckstore.errors import BadInput
 from ckstore.model.reports.remote_prune import RemotePruneReport
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.times import duration_s, text_of_time
+from ckstore.model.words import counted
+from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
+from ckstore.ops.notices import warn
+from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
 from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
@@ -104,6 +108,8 @@ class Remotes:
     def remove(self, name: str) -> None:
         """Forget a remote; nothing at its place is touched.
 
+        Where checkpoints have their bytes there alone, a `CkstoreWarning` says how many.
+
         Raises:
             NoSuchRemote: There is none of that name.
         """
@@ -114,6 +120,10 @@ class Remotes:
             return {other: value for other, value in (found or {}).items() if other != entry.name} or None
 
         config_file.edit(self._context.layout, MEMBER, without)
+        places = (self._context.layout.checkpoint(*info.key) for info in infos(self._context) if info.elsewhere)
+        if count := sum(entry.name in holders_at(place) for place in places):
+            have = f"{counted(count, 'checkpoint')} of {self._context.layout.path}"
+            warn(f"{have} cannot be loaded until {entry.target} is added again as {entry.name}: it alone has the bytes")
 
     @act
     def prune(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, CheckpointInfo, RemoteError, Store
+from ckstore import BadInput, BytesElsewhere, CheckpointInfo, CkstoreWarning, RemoteError, Store
 from ckstore.remote.elsewhere.clone import list_remote
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 from tests.remote.test_pull import same
@@ -83,8 +83,6 @@ def test_a_clone_of_object_storage(store: Store, service: Service, tmp_path: Pat
 def test_one_damaged_manifest_keeps_no_other_one_from_being_listed(
     store: Store, service: Service, tmp_path: Path
 ) -> None:
-    from ckstore import CkstoreWarning
-
     target = service.target("run")
     store.remotes.add("cloud", target.address, endpoint=target.endpoint, region=target.region)
     for step in range(3, 10):
@@ -97,6 +95,17 @@ def test_one_damaged_manifest_keeps_no_other_one_from_being_listed(
         clone = Store.clone(target.address, tmp_path / "clone", endpoint=target.endpoint, region=target.region)
     assert [info.name for info in clone.checkpoints()] == ["main@2"]
     assert [str(one.message) for one in caught][-1] == "3 more of origin were not listed: they are damaged there"
+    assert same(clone.load(2), state(2))
+
+
+def test_who_forgets_the_remote_of_what_is_only_listed_hears_of_it(store: Store, tmp_path: Path) -> None:
+    clone = Store.clone(store.path, tmp_path / "clone")
+    with pytest.warns(CkstoreWarning, match=r"2 checkpoints .* cannot be loaded until .* is added again as origin"):
+        clone.remotes.remove("origin")
+    with pytest.raises(BytesElsewhere) as raised:
+        clone.load(2)
+    assert "ckstore remote add origin PLACE" in raised.value.hint
+    clone.remotes.add("origin", store.path)
     assert same(clone.load(2), state(2))
 
 
