@@ -779,7 +779,7 @@ class Store:
         """
         from ckstore.ops.read.open_checkpoint import open_ref
 
-        return open_ref(self._context, ref, max_bytes)
+        return open_ref(self._context, ref, max_bytes, self)
 
     @act
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:

@@ -24,6 +24,8 @@ from ckstore.fs.inside import CLOSED, Inside, Where
 from ckstore.fs.peek import at, close_quietly, open_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckstore.fs.lock_files import LockFile
 
 # Polled, since a blocking flock has no deadline; a save holds the lock of a run for some system calls only.
@@ -92,6 +94,22 @@ class DirectoryLock:
         except OSError:  # another thread has closed it at this moment
             return False
         return (mine.st_dev, mine.st_ino) == inode
+
+    @contextlib.contextmanager
+    def let_go(self, *, timeout_s: float = 10.0) -> Iterator[None]:
+        """Let others lock the directory during the block; then lock it for use again, waiting as `lock_shared` does.
+
+        Raises:
+            FileNotFoundError: It is gone, or was replaced.
+            InUse: Another process has it by now.
+        """
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            _wait_for(self.fd, fcntl.LOCK_SH, time.monotonic() + timeout_s, self._where)
+        if not self.names(self._where):
+            raise FileNotFoundError(errno.ENOENT, "dropped or replaced meanwhile", self.path)
 
     @property
     def path(self) -> str:

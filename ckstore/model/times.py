@@ -36,6 +36,11 @@ def duration_s(value: object, what: str) -> float:
     return seconds
 
 
+def seconds_text(seconds: float) -> str:
+    """Return how long something took, for people: two digits below a second."""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{round(seconds, 3):.2g} s"
+
+
 def text_of_time(time: datetime) -> str:
     """Return a time with a zone as ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, in UTC."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")

@@ -35,7 +35,7 @@ from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.held import HeldBlob, PlannedBlob
 from ckstore.objects import store_locks, trash
 from ckstore.objects.last_names import Judge, LastName
-from ckstore.objects.layout import BLOBS, Layout
+from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -186,7 +186,8 @@ class Collector:
             # Before any other name goes: a gc that dies between the two must still find these digests.
             self._enter([], trash.former_place(path.name))  # the process that dropped it may have died before it could
             self._enter_all(others)
-            for entry in others:
+            # The manifest before what says more of the checkpoint: it must not be brought back without that.
+            for entry in sorted(others, key=lambda entry: entry.name != MANIFEST):
                 self._unlink_unless_open(entry)
             for folder in folders:
                 _remove_if_empty(folder)

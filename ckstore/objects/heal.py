@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, links, locks, peek
@@ -17,15 +17,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from ckstore.fs.inside import Inside
+    from ckstore.model.names import CheckpointKey
 
 # A process that holds it for longer is taking the checkpoint apart; a save must not wait for that.
-_WAIT_S = 2.0
+WAIT_S = 2.0
+
+
+class Given(NamedTuple):
+    """To which checkpoints a good copy was given.
+
+    Attributes:
+        checkpoint_count: How many have it now.
+        held: Those that another process had locked for too long.
+    """
+
+    checkpoint_count: int
+    held: dict[CheckpointKey, InUse]
 
 
 def relink_everywhere(
     layout: Layout, digest: str, good: Inside, temporary: Callable[[], Inside], spare: Collection[int] = ()
-) -> int:
-    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return how many changed.
+) -> Given:
+    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed.
 
     The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
     reader sees the old inode or the new one; marks that say the blob is damaged say so no more. A checkpoint that is
@@ -44,6 +57,7 @@ def relink_everywhere(
     # By inode: a name that is the good copy already needs no rename and no fsync.
     inode = peek.status(good).st_ino
     changed = 0
+    held: dict[CheckpointKey, InUse] = {}
     for run, step, _ in layout.published():
         path = layout.checkpoint(run, step)
         name = path / BLOBS / digest
@@ -51,7 +65,7 @@ def relink_everywhere(
             present = _inode_of(name)
             if present == inode or present in spare or (present is None and not _has_lost(path, digest)):
                 continue
-            with locks.lock_shared(path, timeout_s=_WAIT_S) as lock, marks.kept_unless_durable(lock):
+            with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
                 # A checkpoint that lost its whole blobs/ gets the directory back first, durably: a name in it would
                 # else be lost.
                 if present is None and links.make_directory(name.parent):
@@ -63,10 +77,11 @@ def relink_everywhere(
                 marks.forget_blob(lock, digest)
         except FileNotFoundError:  # it is gone
             continue
-        except InUse:  # it is being taken apart and needs nothing any more
+        except InUse as error:  # usually it is being taken apart, and needs nothing any more
+            held[run, step] = error
             continue
         changed += 1
-    return changed
+    return Given(changed, held)
 
 
 def _inode_of(name: Inside) -> int | None:

@@ -21,7 +21,7 @@ from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.objects import blobs
 from ckstore.objects.documents import marks
-from ckstore.objects.heal import relink_everywhere
+from ckstore.objects.heal import Given, relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
@@ -202,16 +202,16 @@ class Staging:
             return True
         return self._offer(digest, mine, nbytes)
 
-    def heal(self, digest: str, spare: Collection[int] = ()) -> int:
-        """Put the staged copy of a blob, which is good, in the place of damaged ones; return how many checkpoints.
+    def heal(self, digest: str, spare: Collection[int] = ()) -> Given:
+        """Put the staged copy of a blob, which is good, in the place of damaged ones; return in which checkpoints.
 
         Copies with an inode number in `spare` are good, too, and stay where they are.
         """
         mine = self._blobs / digest
         # The canonical name last: while it is damaged, a save that comes after a kill heals again.
-        changed = relink_everywhere(self.layout, digest, mine, self._temporary, spare)
+        given = relink_everywhere(self.layout, digest, mine, self._temporary, spare)
         self._take_over(digest, mine)
-        return changed
+        return given
 
     def heal_marked(self, checkpoints: Iterable[Inside]) -> None:
         """Put staged blobs in the place of copies that these checkpoints, which have a mark, have damaged, or lost.
@@ -245,6 +245,10 @@ class Staging:
         files.create_blob(self._blobs / digest, data)
         with self._mutex:
             self.written[digest] = len(data)
+
+    def put_away(self, name: Inside) -> None:
+        """Move a file that nothing needs any more here: it goes to trash together with this directory."""
+        links.rename(name, self._temporary())
 
     def _offer(self, digest: str, mine: Inside, nbytes: int) -> bool:
         """Give the new blob its canonical name, or take the one that another process offered meanwhile."""

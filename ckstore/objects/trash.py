@@ -16,7 +16,7 @@ from ckstore.fs.held import through_parents
 from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey, is_run, step_of
-from ckstore.objects.layout import BLOBS
+from ckstore.objects.layout import BLOBS, MANIFEST
 from ckstore.objects.shared import two_renames
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def has_waiting(layout: Layout) -> bool:
 def left_s(path: Inside) -> float:
     """Return how long an entry of trash still waits to be brought back; 0: it may go, or is gone."""
     window = _UNDO_END.search(path.name)
-    found = peek.find(path) if window else None
+    # Without a manifest it cannot come back: a gc was killed while it took this apart, and so renewed the time.
+    found = peek.find(path) if window and peek.exists(path / MANIFEST) else None
     # The rename into trash set ctime, which no user can set back.
     return 0.0 if window is None or found is None else max(0.0, int(window[1]) - (time.time() - found.st_ctime))
 

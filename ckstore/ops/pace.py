@@ -106,14 +106,17 @@ class Share:
         self._used, self._sleep = used, sleep
         self._begun_s = used()
 
-    def rest(self) -> None:
-        """Rest, if the work since the last rest is worth one."""
-        used_s = self._used() - self._begun_s
+    @property
+    def is_due(self) -> bool:
+        """Whether the work since the last rest is worth one."""
         # Short, so that a step of training that meets a stretch is not longer than its own noise.
-        if used_s < _STRETCH_S:
-            return
-        self._sleep(used_s * (1 / self._share - 1))
-        self._begun_s = self._used()
+        return self._used() - self._begun_s >= _STRETCH_S
+
+    def rest(self) -> None:
+        """Rest, if it is due."""
+        if self.is_due:
+            self._sleep((self._used() - self._begun_s) * (1 / self._share - 1))
+            self._begun_s = self._used()
 
 
 class DutyCycle:

@@ -180,8 +180,8 @@ class Walk:
             raise CannotStore(path, f"{reason} and cannot be stored", hint="store a flatter state")
         # A list of a million numbers (a sampler's order) as nodes would be the largest part of a manifest.
         if type(value) is list and (packed := pack_numbers(value)) is not None:
-            dtype, data = packed
-            leaf = LeafRecord(path, "numbers", dtype, (len(value),), self.storage_count)
+            dtype, data, count = packed
+            leaf = LeafRecord(path, "numbers", dtype, (count,), self.storage_count)
             return self._alone(leaf, BytesSource(path, data))
         self.name_chars += len(path) * len(value)
         # Only the values on the way down: one value may be at two places, but not inside itself.

@@ -105,9 +105,10 @@ _CODES = {int: ("int64", "q"), float: ("float64", "d"), bool: ("bool", "B")}
 _CODE_OF = {"int64": "q", "float64": "d"}
 
 
-def pack_numbers(values: list[Any]) -> tuple[str, bytes] | None:
-    """Return dtype and bytes of a long list whose items are all int, all float or all bool; None if it is another."""
-    # Each item keeps all its bits. Integers beyond 64 bits stay what they are.
+def pack_numbers(values: list[Any]) -> tuple[str, bytes, int] | None:
+    """Return dtype, bytes and length of a long list whose items are all int, all float or all bool; of others None."""
+    # Each item keeps all its bits. Integers beyond 64 bits stay what they are. The length is that of what was packed:
+    # another thread may add to the list meanwhile, as one that logs losses does.
     if len(values) < NUMBERS_FROM_COUNT or type(values[0]) not in _CODES:
         return None
     kind = type(values[0])
@@ -123,7 +124,7 @@ def pack_numbers(values: list[Any]) -> tuple[str, bytes] | None:
             return None
     if sys.byteorder == "big":
         packed.byteswap()
-    return dtype, packed.tobytes()
+    return dtype, packed.tobytes(), len(packed)
 
 
 def unpack_numbers(dtype: str, data: memoryview) -> list[Any]:

@@ -34,12 +34,12 @@ class Admitted:
     """A tensor of the state that can be stored."""
 
     __slots__ = (
-        "contiguous", "dtype", "elements", "itemsize", "memory", "name", "start", "stop", "storage", "tensor", "watched"
+        "contiguous", "dtype", "elements", "itemsize", "memory", "name", "shape", "start", "stop", "storage", "tensor",
+        "watched",
     )  # fmt: skip
 
     def __init__(self, name: str, tensor: torch.Tensor, live: torch.Tensor) -> None:
         self.name = name  # its path in the state
-        self.tensor = tensor  # strided, on the CPU or a CUDA device, without pending conjugation or negation
         # Inference tensors have no counter of writes: to ask for it raises.
         # The tensor of the state and its version when it was captured; None: not counted.
         self.watched: Watched | None = None if live.is_inference() else (live, version_of(live))
@@ -51,6 +51,10 @@ class Admitted:
         # Each question to torch takes a tenth of a microsecond: none is asked twice of thousands of tensors.
         self.elements = elements = tensor.numel()
         self.contiguous = contiguous = tensor.is_contiguous()
+        self.shape = tuple(tensor.shape)
+        # Strided, on the CPU or a CUDA device, without pending conjugation or negation. What was asked stays true:
+        # a `state_dict()` that is called later in the walk may give the parameter other memory (``p.data = …``).
+        self.tensor = tensor if contiguous else tensor.detach()
         # A stride of 2^60 over one element is legal in torch, and no manifest may say it.
         if not (elements and contiguous):  # else it has no more elements than bytes
             check_numbers(name, tensor.shape, tensor.stride())
@@ -119,7 +123,7 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
             start, stop, live = 0, lone.elements * lone.itemsize, tensor.untyped_storage()
     watched = () if lone.watched is None else (lone.watched,)
     source = TorchSource(lone.name, live, start, stop - start, watched)
-    return source, [LeafRecord(lone.name, "torch", lone.dtype, tuple(tensor.shape), storage, 0, strides)]
+    return source, [LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage, 0, strides)]
 
 
 def devices_of(members: Iterable[Admitted]) -> set[torch.device]:
@@ -252,8 +256,7 @@ def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource
         part = part_at(parts, member.start)
         offset = part.place + member.start - part.start
         strides = None if member.contiguous else member.tensor.stride()
-        shape = tuple(member.tensor.shape)
-        leaves.append(LeafRecord(member.name, "torch", member.dtype, shape, storage, offset, strides))
+        leaves.append(LeafRecord(member.name, "torch", member.dtype, member.shape, storage, offset, strides))
     name = members[0].name
     sources = [TorchSource(name, live, part.start, part.stop - part.start, ()) for part in parts]
     if len(parts) == 1 and parts[0].place == 0:

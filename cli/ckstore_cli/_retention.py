@@ -28,7 +28,7 @@ def rule_options(function: F) -> F:
     """Add the options that say a policy, see `policy_of`."""
     count = click.IntRange(min=1)
     for option in (
-        click.option("--low-bytes", metavar="SIZE", help="Where --max-bytes ends once it is exceeded."),
+        click.option("--low-bytes", metavar="SIZE", help="Above --max-bytes, drop until this is left."),
         click.option("--max-bytes", metavar="SIZE", help="Most that a run may take, such as 500GB; the oldest go."),
         click.option("--keep-within", metavar="TIME", help="Keep those saved in the last 90m, 36h, 7d …."),
         click.option("--keep-weekly", metavar="N", type=count, help="Keep the newest of each of the last N weeks."),

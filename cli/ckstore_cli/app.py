@@ -32,21 +32,21 @@ COMMANDS = {
     "show": "look",
     "ls": "look",
     "diff": "look",
+    "du": "look",
+    "why": "look",
+    "watch": "look",
+    "report": "look",
+    "metrics": "look",
     "annotate": "names",
     "tag": "names",
     "pin": "names",
     "rename-run": "names",
     "delete": "space",
     "undo": "space",
-    "du": "look",
-    "why": "look",
-    "watch": "look",
-    "report": "look",
-    "metrics": "look",
-    "config": "store",
     "prune": "space",
-    "compact": "space",
     "gc": "space",
+    "compact": "space",
+    "config": "store",
     "push": "remote",
     "pull": "remote",
     "evict": "remote",
@@ -59,6 +59,16 @@ COMMANDS = {
     "demo": "store",
 }
 """The commands in the order of the help, and the room of each: `ckstore_cli.commands.<room>.<name>.<name>`."""
+
+_GROUPS = {
+    "init": "Files in and out",
+    "log": "What is there",
+    "annotate": "Names and notes",
+    "delete": "Space",
+    "push": "Other places",
+    "verify": "Care",
+}
+"""The first command of each group in the help, and the title of the group."""
 
 COMPLETE_VARIABLE = "_CKSTORE_COMPLETE"
 
@@ -96,10 +106,17 @@ class App(click.Group):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, each with its whole first sentence, which click would cut."""
-        found = ((name, self.get_command(ctx, name)) for name in COMMANDS)
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in found if command])
+        """List the commands in groups, each with its whole first sentence, which click would cut."""
+        groups: list[tuple[str, list[tuple[str, str]]]] = []
+        for name in COMMANDS:
+            if name in _GROUPS:
+                groups.append((_GROUPS[name], []))
+            if (command := self.get_command(ctx, name)) is not None:
+                groups[-1][1].append((name, command.get_short_help_str(200)))
+        width = max(map(len, COMMANDS))
+        for title, listed in groups:
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in listed])
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
@@ -166,6 +183,9 @@ _OTHER_WORDS = {
     "mv": "rename-run",
     "top": "watch",
     "status": "watch",
+    "df": "du",
+    "history": "log",
+    "list": "log",
 }
 """Words of other programs, and what they mean here."""
 _VERY_LIKE = 0.8

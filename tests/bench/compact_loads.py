@@ -185,7 +185,7 @@ from ckstore.ops.pace import Share
 with Store.open(sys.argv[1]) as store:
     made = plan(store._context, (), None, keep_newest=1)
     print("begins", flush=True)
-    compact(store._context, made, before_each=Share(float(sys.argv[2])).rest)
+    compact(store._context, made, Share(float(sys.argv[2])))
 """
 
 

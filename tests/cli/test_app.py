@@ -47,7 +47,7 @@ def test_every_command_takes_store_and_json(name: str) -> None:
 def test_the_help_lists_every_command_in_order(run: Run) -> None:
     shown = run("--help")
 
-    listed = re.findall(r"^  ([\w-]+)  +\S", shown.stdout.split("Commands:")[1], re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+)  +\S", shown.stdout.split("Files in and out:")[1], re.MULTILINE)
     assert tuple(listed) == tuple(COMMANDS)
 
 
@@ -56,7 +56,7 @@ def test_without_a_command_the_help_is_shown_and_it_is_wrong_usage(run: Run) -> 
 
     assert shown.exit_code == 2
     assert shown.stdout == ""
-    assert "Commands:" in shown.stderr
+    assert "Files in and out:" in shown.stderr
 
 
 def test_a_command_that_does_not_exist_is_refused_with_one_that_looks_like_it(run: Run) -> None:
@@ -66,7 +66,9 @@ def test_a_command_that_does_not_exist_is_refused_with_one_that_looks_like_it(ru
     assert shown.stderr == ("error: there is no command 'shwo', did you mean show?\nhint: see ckstore --help\n")
 
 
-@pytest.mark.parametrize("word, meant", [("rm", "delete"), ("untag", "tag -d"), ("unpin", "pin -d")])
+@pytest.mark.parametrize(
+    "word, meant", [("rm", "delete"), ("df", "du"), ("history", "log"), ("untag", "tag -d"), ("unpin", "pin -d")]
+)
 def test_a_word_of_another_program_is_refused_with_the_word_here(word: str, meant: str, run: Run) -> None:
     assert run(word).stderr.startswith(f"error: there is no command {word!r}, did you mean {meant}?\n")
 

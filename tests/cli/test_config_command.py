@@ -223,13 +223,30 @@ def test_a_mistaken_prune_is_undone_a_run_at_a_time(run: Run, path: Path) -> Non
             store.save({"w": list(range(step, step + 99))}, step=step, run="pruned")
     asked = ("prune", "--keep-last", "1", "--run", "pruned", "--store", path)
 
-    assert "it can be brought back for 24 hours" in run(*asked, "--dry-run").stderr
+    assert "could bring them back for 24 hours" in run(*asked, "--dry-run").stderr
     assert "nothing is unused" not in run(*asked).stdout
     back = run("undo", "--run", "pruned", "--store", path).stdout
 
     assert back == "brought back pruned@2\nbrought back pruned@1\n"
     assert run("undo", "--run", "pruned", "--store", path).exit_code == 4
     assert run("undo", "--run", "pruned", "--last", "--store", path).exit_code == 2
+
+
+def test_undo_says_what_the_rules_would_drop_again(run: Run, path: Path) -> None:
+    run("config", "undo", "--on", "--store", path)
+    with Store.open(path) as store:
+        for step in (1, 2, 3):
+            store.save({"w": list(range(step, step + 99))}, step=step, run="pruned")
+    run("config", "retention", "--run", "pruned", "--keep-last", "2", "--store", path)
+    run("delete", "pruned@1", "--store", path)
+    run("delete", "pruned@2", "--store", path)
+
+    said = run("undo", "--all", "--store", path)
+
+    assert said.stdout == "brought back pruned@2\nbrought back pruned@1\n"
+    assert said.stderr == (
+        "warning: the rules of ckstore config drop pruned@1 after the next save; ckstore pin keeps it\n"
+    )
 
 
 def test_all_comes_back_but_what_has_another_checkpoint_in_its_place(run: Run, path: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_diff_names_the_files(run: Run, store: Path, files: Path) -> None:
 def test_show_counts_the_files(run: Run, store: Path, files: Path) -> None:
     run("commit", files, "--store", store)
 
-    assert "in 2 files with 1 leaf" in run("show", "500", "--store", store).stdout
+    assert "in 2 files with 1 value" in run("show", "500", "--store", store).stdout
     assert json.loads(run("show", "500", "--store", store, "--json").stdout)["file_count"] == 2
 
 

@@ -39,7 +39,7 @@ def test_everything_about_a_checkpoint_is_shown(run: Run, saved: Path) -> None:
     assert told["message"] == "after the warmup\nsecond line"
     assert told["metrics"] == "loss = 2.5"
     assert json.loads(told["metadata"]) == {"host": "a", "seed": str(2**60)}
-    assert told["holds"] == f"68.9 KiB in {info.leaf_count} leaves"
+    assert told["holds"] == f"68.9 KiB in {info.leaf_count} values"
     assert told["new"] == "0 B written by its save"
     assert told["reused"] == "68.9 KiB already in the store, 100.0 % of it"
     assert told["read"].startswith("every blob was written or read since 20")
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_holds_no_bytes_has_no_share(run: Run, saved: Path) ->
 
     assert "reused" not in told
     assert "read" not in told
-    assert told["holds"] == "0 B in 0 leaves"
+    assert told["holds"] == "0 B in 0 values"
     shown = run("show", "sweep-7@8", "--json", "--store", saved)
     assert json.loads(shown.stdout)["reused_share"] is None
 

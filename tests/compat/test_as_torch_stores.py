@@ -229,8 +229,8 @@ def test_a_store_is_found_by_no_checkpoint_id_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    with Group(2, tmp_path_factory.mktemp("pair"), CASES) as group:
+def pair(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    with Group(2, tmp_path_factory.mktemp("pair"), CASES, python=warm / "python") as group:
         yield group
 
 

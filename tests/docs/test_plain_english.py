@@ -39,10 +39,16 @@ def rules() -> list[tuple[re.Pattern[str], str]]:
 
 
 RULES = rules()
+_AT_A_WORD = [pattern.pattern.removeprefix(r"\b") for pattern, _ in RULES if pattern.pattern.startswith(r"\b")]
+_ELSEWHERE = [pattern.pattern for pattern, _ in RULES if not pattern.pattern.startswith(r"\b")]
+# All of the list at once: to look for each alone in texts that have nothing of it takes four times as long.
+ANY = re.compile("|".join([rf"\b(?:{'|'.join(_AT_A_WORD)})", *_ELSEWHERE]), re.IGNORECASE)
 
 
 def find(text: str) -> list[Found]:
     """Return what of the list a text has."""
+    if ANY.search(BETWEEN.sub(" ", text)) is None:
+        return []
     plain, starts, at = [], [], 0  # the text as it is searched; where its parts begin, there and in `text`
     length = 0
     for between in BETWEEN.finditer(text):

@@ -216,14 +216,16 @@ def check_tree(path: Path, *, set_aside: bool = False) -> list[str]:
 
 
 def _check_inode(root: Path, names: list[Path]) -> list[str]:
-    file, status = names[0], names[0].lstat()
+    blobs = [name for name in names if re.fullmatch(_DIGEST, name.name)]
+    status = names[0].lstat()
     where = ", ".join(name.relative_to(root).as_posix() for name in names)
     wrong = []
     if status.st_nlink != len(names):
         wrong.append(f"link count {status.st_nlink}, but {len(names)} names: {where}")
-    if re.fullmatch(_DIGEST, file.name):
+    if blobs:  # also what is in quarantine: a damaged blob has that name alone
+        file = blobs[0]
         if len({name.name for name in names}) != 1:
-            wrong.append(f"one inode under several digests: {where}")
+            wrong.append(f"one inode under several names: {where}")
         if algorithm_of(file.name).digest(file.read_bytes()) != file.name:
             wrong.append(f"the bytes are not what the name says: {where}")
         if status.st_mtime_ns != _BLOB_MTIME_NS or stat.S_IMODE(status.st_mode) != 0o444:
@@ -248,6 +250,9 @@ def check_counts(path: Path) -> list[str]:
         checkpoints.add((*place, members.get("checkpoint", document["digest"])))
         files = members["files"] if "encoded" in members else members["blobs"]
         uses |= {(*place, digest, nbytes) for digest, nbytes in files}
+        named = {digest for digest, _ in files} | ({"plain.json"} if "encoded" in members else set())
+        there = {path.name for path in (*file.parent.glob("blobs/*"), *file.parent.glob("plain.json"))}
+        wrong += [f"{place[0]}@{place[1]} does not need {name}" for name in sorted(there - named)]
     counts = Counter(digest for _, _, digest, _ in uses)
     with closing(sqlite3.connect(f"file:{path}/catalog.db?mode=ro", uri=True)) as catalog:
         listed = set(catalog.execute("SELECT run, step, manifest_id FROM checkpoint_log"))

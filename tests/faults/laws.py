@@ -114,14 +114,25 @@ class Laws:
     def after(self, call: Call) -> None:
         """N1, and N4 after an fsync."""
         for path, directory in survivors.checkpoints(self._tree):
-            if directory.required is None:
-                blobs = directory.now("blobs")
-                names = blobs.names() if isinstance(blobs, Directory) else iter(())
-                directory.required = frozenset(name for name, _ in names)
-            for problem in survivors.lacking(directory):
+            problems = list(survivors.lacking(directory)) if directory.required is None else []
+            self._require(directory)
+            for problem in problems or survivors.lacking(directory):
                 self._tell("N1", f"{'/'.join(path)}: {problem}", call)
         if call.name == "fsync" and not self._failed:  # a drop whose fsync failed is not acknowledged
             self._nowhere(call)
+
+    def _require(self, checkpoint: Directory) -> None:
+        """Note the names in a checkpoint that its document may name: all that were there when it was put there."""
+        document, blobs = checkpoint.now("manifest.json"), checkpoint.now("blobs")
+        there = frozenset(name for name, _ in blobs.names()) if isinstance(blobs, Directory) else frozenset()
+        if checkpoint.required is None:
+            checkpoint.required = there
+        elif document is not checkpoint.document:  # the one before may come back
+            checkpoint.required |= there
+            checkpoint.rewritten = True
+        elif checkpoint.rewritten and checkpoint.is_certain("manifest.json"):
+            checkpoint.required &= there  # what goes now only the one before named
+        checkpoint.document = document
 
     def marked(self, said: Any) -> None:
         """Look at what the program says that it has done."""

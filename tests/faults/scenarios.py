@@ -7,6 +7,7 @@ library preloaded or without.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -513,6 +514,36 @@ def _settle_repair(path: Path, done: bool) -> list[str]:
         return [f"{'repaired' if done else 'repaired again'}, and there is still {what}" for what in wrong]
 
 
+def _damaged_compacted(path: Path, journal: Journal) -> None:
+    """A compacted store with damage of both forms; of each damaged piece there is a copy in the other form only."""
+    names = ("first", "small-0", "small-moved")
+    with Store.init(path.parent / "other", chunk_bytes=CHUNK_BYTES) as other:
+        for step, name in enumerate(names, 1):
+            other.save(state(name), step=step, run=RUN)
+        other.compact([f"{RUN}@2"], keep_newest=1)
+    shutil.copytree(path.parent / "other" / "checkpoints" / RUN, _backup(path))
+    shutil.rmtree(path.parent / "other")
+    _saved("first", "small-moved", "small-0")(path, journal)
+    with Store.open(path) as store:
+        store.compact(keep_newest=1)
+        store.gc()
+    chunks, (pack,) = _encoded_files(path, 1), _encoded_files(path, 2)
+    flip(chunks[-1], keep_time=True)
+    for file in path.rglob(chunks[0].name):
+        file.unlink()
+    flip(pack, keep_time=True)
+    (plain,) = (path / "checkpoints" / RUN / "3" / "blobs").iterdir()
+    flip(plain, 0)
+
+
+def _encoded_files(path: Path, step: int) -> list[Path]:
+    """Return the encoded files of a checkpoint without those that they are decoded with, the smallest first."""
+    folder = path / "checkpoints" / RUN / str(step)
+    document = json.loads((folder / "manifest.json").read_bytes())["manifest"]
+    files = (folder / "blobs" / document["files"][form[2]][0] for form in document["encoded"])
+    return sorted(files, key=lambda file: file.stat().st_size)
+
+
 def _rotten(path: Path, journal: Journal) -> None:
     """Rot in a chunk and in a pack, with size and time kept, in a store whose saves read all of it again."""
     _saved("first", "first")(path, journal)
@@ -557,6 +588,14 @@ SCENARIOS = {
         Scenario("save_with_budget", _budgeted, _open, _saving_within_a_budget, settle=_settle_budget),
         Scenario("rename_run", _saved("first", "second"), _open, _renaming, uncertain=True, settle=_settle_rename),
         Scenario("verify_repair", _damaged, _open, _repairing, begins_damaged=True, settle=_settle_repair),
+        Scenario(
+            "repair_across_forms",
+            _damaged_compacted,
+            _open,
+            _repairing,
+            begins_damaged=True,
+            settle=_settle_repair,
+        ),
         Scenario("save_over_rot", _rotten, _open, _saving(3, "first"), begins_damaged=True, settle=_settle_rot),
         Scenario("commit", _with_files, _open, _committing(2, "files-2")),
         Scenario("checkout", _with_files, _open, _writing("checkout"), hit=_place, inspect=_inspect_checkout),

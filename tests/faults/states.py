@@ -57,6 +57,14 @@ def _small(versions: Callable[[int], int], count: int = _SMALL_COUNT) -> dict[st
     return {f"layer{i}": one(i) for i in range(count)}
 
 
+def _moved() -> dict[str, Any]:
+    """As "small-0", with one element of each array changed: of its pack every piece is another one."""
+    state = _small(lambda i: 0)
+    for i, array in enumerate(state.values()):
+        array[0] += i + 1
+    return state
+
+
 def _files(seed: int) -> dict[str, bytes]:
     """A small checkpoint directory: a safetensors file with a tensor of more than a chunk, and others; as bytes."""
     large, small = _noise(seed, 2**18 + 2**12).tobytes(), _noise(seed + 1, 500).tobytes()
@@ -95,6 +103,7 @@ _BUILDERS: dict[str, Callable[[], dict[str, Any]]] = {
     "small-1": lambda: _small(lambda i: int(i % 100 == 0)),
     # Three tenths of "small-0": its pack is mostly dead then, and the pieces are written again.
     "small-sparse": lambda: _small(lambda i: 0 if i % 10 < 3 else 2),
+    "small-moved": _moved,
     "files-1": lambda: _files(11),
     "files-2": lambda: {**_files(11), "config.json": b"{}"},
 }

@@ -28,12 +28,12 @@ def checkpoints(tree: Tree) -> Iterator[tuple[Path, Directory]]:
 def lacking(checkpoint: Directory) -> Iterator[str]:
     """Yield what may be missing in a checkpoint after a power cut."""
     for name in ("manifest.json", "blobs"):
-        if not checkpoint.is_certain(name) or checkpoint.now(name) is None:
+        # A repair may replace the document of a checkpoint: then it is one or the other.
+        is_document = name == "manifest.json" and checkpoint.required is not None
+        if None in checkpoint.survivors(name) or not (is_document or checkpoint.is_certain(name)):
             yield f"{name} may not be there"
-    manifest, blobs = checkpoint.now("manifest.json"), checkpoint.now("blobs")
-    if manifest is not None and not manifest.is_durable:
-        yield "the bytes of manifest.json may not be there"
-    for name in ("annotations.json", "damaged.json"):
+    blobs = checkpoint.now("blobs")
+    for name in ("manifest.json", "annotations.json", "damaged.json"):
         if any(node is not None and not node.is_durable for node in checkpoint.survivors(name)):
             yield f"the bytes of {name} may not be there"
     if not isinstance(blobs, Directory):

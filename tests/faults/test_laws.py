@@ -113,6 +113,26 @@ sync /checkpoints/main/1
     .splitlines()
 )
 
+_OTHER = BLOB.replace("0", "1")
+_AWAY = f"rename /checkpoints/main/1/blobs/{BLOB} /staging/z/new-0"
+REWRITE = f"""
+mkdir /staging/z
+lock 6 /checkpoints/main/1 LOCK_SH
+create 4 /staging/z/{_OTHER}
+write 4
+describe 4
+fsync 4
+link /staging/z/{_OTHER} /checkpoints/main/1/blobs/{_OTHER}
+sync /checkpoints/main/1/blobs
+create 5 /checkpoints/main/1/.manifest-new
+write 5
+fsync 5
+rename /checkpoints/main/1/.manifest-new /checkpoints/main/1/manifest.json
+sync /checkpoints/main/1
+{_AWAY}
+""".strip().splitlines()
+"""A repair gives a checkpoint another document, and one blob for another."""
+
 EXPORT = """
 mkdir //place
 mkdir //place/.out.new
@@ -308,6 +328,21 @@ def test_a_mark_that_goes_before_what_heals_is_durable_breaks_a_law() -> None:
 
     assert broken(MAKE, SAVE, mark, another, FORGET, before=4) == set()
     assert broken(MAKE, SAVE, mark, another, without(FORGET, "sync /checkpoints/main/1/blobs"), before=4) == {"H1"}
+
+
+@pytest.mark.parametrize(
+    "script,laws",
+    [
+        (REWRITE, set()),
+        (without(REWRITE, "sync /checkpoints/main/1/blobs"), {"N1"}),
+        (without(REWRITE, "sync /checkpoints/main/1"), {"N1"}),
+        (without(REWRITE, "fsync 5"), {"D1", "N1"}),
+        ([REWRITE[0], _AWAY, *without(REWRITE[1:], _AWAY)], {"N1"}),
+        (instead(REWRITE, _AWAY, f"unlink /checkpoints/main/1/blobs/{BLOB}"), {"T1"}),
+    ],
+)
+def test_another_document_of_a_checkpoint_that_comes_too_early_breaks_a_law(script: list[str], laws: set[str]) -> None:
+    assert broken(MAKE, SAVE, script, before=2) == laws
 
 
 def test_every_law_can_be_broken() -> None:

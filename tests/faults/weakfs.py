@@ -62,13 +62,18 @@ class Directory(Node):
     Attributes:
         past: For each name what it may give after a power cut, and last what it gives now.
         place: Its own parent and name now.
-        required: The names below ``blobs`` in it when it was first published as a checkpoint.
+        required: The names below ``blobs`` in it that its document may name, since it was first published as a
+            checkpoint.
+        document: Its document when that was last looked at.
+        rewritten: A repair gave it another document after it was published.
         replaced: It was exchanged for another one.
     """
 
     past: dict[str, list[Node | None]] = field(default_factory=dict)
     place: tuple[Directory, str] | None = None
     required: frozenset[str] | None = None
+    document: Node | None = None
+    rewritten: bool = False
     replaced: bool = False
 
     def now(self, name: str) -> Node | None:

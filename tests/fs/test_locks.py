@@ -32,6 +32,26 @@ def test_a_lock_is_on_the_directory_that_the_path_names_then(tmp_path: Path, mon
     assert locked == path.stat().st_ino
 
 
+def test_others_have_a_lock_that_was_let_go_and_what_they_took_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "directory"
+    path.mkdir()
+    with locks.lock_shared(path) as lock:
+        with lock.let_go():
+            assert not locks.is_locked(path)
+        assert locks.try_exclusive(path) is None
+
+        resting = lock.let_go()
+        resting.__enter__()
+        path.rename(tmp_path / "elsewhere")
+        path.mkdir()
+        with pytest.raises(FileNotFoundError, match="replaced meanwhile"):
+            resting.__exit__(None, None, None)
+
+        other = locks.try_exclusive(path)
+        assert other is not None
+        other.release()
+
+
 def test_a_lock_ends_with_its_holder_though_a_child_lives_on(tmp_path: Path) -> None:
     done, go_on = os.pipe()
     runs, says = os.pipe()

@@ -6,11 +6,15 @@ import os
 import random
 import runpy
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import accelerate  # noqa: F401 - it and two below take seconds: once, before the ranks are forked
 import numpy as np
 import torch
+import torch.distributed as dist
+import transformers.trainer  # noqa: F401
 
 import ckstore
 import ckstore.ops.save.save
@@ -18,7 +22,28 @@ from ckstore import NoSuchRef, Store
 from ckstore.training.processes import of_all_ranks, rank_and_world
 from tests.integrations import tiny_accelerate, tiny_trainer
 
+with suppress(ImportError):  # where it is, accelerate imports it
+    import deepspeed  # noqa: F401
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def train(name: str, store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:  # noqa: PLR0917
+    """Train as the function of this name does; some of the ranks may be killed in the save of a step."""
+    _be_as_started()
+    _kill_when_published(kill_at, ranks)
+    _TRAININGS[name](store, out, ref)
+
+
+def _be_as_started() -> None:
+    """Have what programs find that torchrun has started, which join the group that is there; one alone has none."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        dist.destroy_process_group()
+        return
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": 1}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in given.items()}}
+    dist.init_process_group = lambda *_, **__: None
 
 
 def _kill_when_published(step: int | None, ranks: list[int]) -> None:
@@ -28,50 +53,52 @@ def _kill_when_published(step: int | None, ranks: list[int]) -> None:
         tiny_trainer.kill_when_step_is_published(step, [pids[rank] for rank in sorted(ranks, reverse=True)])
 
 
-def trainer(store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:
+def _trainer(store: str, out: str, ref: str) -> None:
     """Train with the Trainer of transformers, whose files are committed; its output directory keeps one."""
-    _trainer("files", store, out, ref, kill_at, ranks)
+    _with_the_trainer("files", store, out, ref)
 
 
-def state(store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:
+def _state(store: str, out: str, ref: str) -> None:
     """Train with the Trainer of transformers; the state is saved itself."""
-    _trainer("state", store, out, ref, kill_at, ranks)
+    _with_the_trainer("state", store, out, ref)
 
 
-def _trainer(saves: str, store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:  # noqa: PLR0917
-    _kill_when_published(kill_at, ranks)
+def _with_the_trainer(saves: str, store: str, out: str, ref: str) -> None:
     options: dict[str, Any] = {"save_total_limit": 1} if saves == "files" else {}
     made = tiny_trainer.make(tiny_trainer.native(saves), Path(out), Store.open(store), **options)
     made.train(resume_from_checkpoint=ref or None)
     print(f"INEXACT {list(made.resumed_inexactly)}", flush=True)
 
 
-def accelerate(store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:
+def _accelerate(store: str, out: str, ref: str) -> None:
     """Train with accelerate."""
-    _kill_when_published(kill_at, ranks)
     _, kept = tiny_accelerate.train(Store.open(store), Path(out), ref, seedable=True, total_limit=1)
     print(f"INEXACT {list(kept.resumed_inexactly)}", flush=True)
 
 
-def unseeded(store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:
+def _unseeded(store: str, out: str, ref: str) -> None:
     """Resume from the last step of `accelerate` with a data loader that is shuffled by a generator of its own."""
     _, kept = tiny_accelerate.train(Store.open(store), Path(out), ref)
     print(f"INEXACT {list(kept.resumed_inexactly)}", flush=True)
 
 
-def loop(store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:
+def _loop(store: str, out: str, ref: str) -> None:
     """Run the example of a plain loop, on one process."""
-    _example("plain_loop.py", store, out, kill_at, ranks)
+    _example("plain_loop.py", store, out)
 
 
-def ddp(store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:
+def _ddp(store: str, out: str, ref: str) -> None:
     """Run the example of `DistributedDataParallel`."""
-    _example("ddp.py", store, out, kill_at, ranks)
+    _example("ddp.py", store, out)
 
 
-def fsdp2(store: str, out: str, ref: str, kill_at: int | None, ranks: list[int]) -> None:
+def _fsdp2(store: str, out: str, ref: str) -> None:
     """Run the example of FSDP2."""
-    _example("fsdp2.py", store, out, kill_at, ranks)
+    _example("fsdp2.py", store, out)
+
+
+_TRAININGS = {"trainer": _trainer, "state": _state, "accelerate": _accelerate, "unseeded": _unseeded, "loop": _loop}
+_TRAININGS |= {"ddp": _ddp, "fsdp2": _fsdp2}
 
 
 def hand_over(store: str, steps: int) -> None:
@@ -112,9 +139,8 @@ def hand_over(store: str, steps: int) -> None:
     assert torch.count_nonzero(model["base"].weight)
 
 
-def _example(name: str, store: str, out: str, kill_at: int | None, ranks: list[int]) -> None:
+def _example(name: str, store: str, out: str) -> None:
     """Run an example, with the policy that the store has; it resumes by itself."""
-    _kill_when_published(kill_at, ranks)
     policy = Store.open(store).config.retention
     ckstore.RetentionPolicy = lambda **_: policy  # type: ignore[assignment,misc]
     random.seed(1)  # of Python and NumPy, which the example does not use

@@ -50,16 +50,16 @@ CASES = Path(__file__).with_name("dcp_cases.py")
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+def pair(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     """Two processes."""
-    with Group(2, tmp_path_factory.mktemp("pair"), CASES) as group:
+    with Group(2, tmp_path_factory.mktemp("pair"), CASES, python=warm / "python") as group:
         yield group
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+def alone(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     """One process."""
-    with Group(1, tmp_path_factory.mktemp("alone"), CASES) as group:
+    with Group(1, tmp_path_factory.mktemp("alone"), CASES, python=warm / "python") as group:
         yield group
 
 

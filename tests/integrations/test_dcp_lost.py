@@ -31,12 +31,12 @@ LATE_S = 120.0
     ),
 )
 def test_a_rank_that_is_there_and_does_not_take_part_is_named(
-    tmp_path: Path, victim: int, what: str, said: str
+    warm: Path, tmp_path: Path, victim: int, what: str, said: str
 ) -> None:
     store = Store.init(tmp_path / "store")
     arguments = [{"store": str(store.path), "step": 2, "late_s": 0.0, "inside": True} for _ in range(3)]
     arguments[victim] |= {"late_s": LATE_S, "inside": what == "hangs"}
-    group = Group(3, tmp_path, CASES, WAITS_S)
+    group = Group(3, tmp_path, CASES, WAITS_S, warm / "python")
     try:
         group.run("save_given", store=str(store.path), step=1)
         group.ask("save_after", arguments)
@@ -58,9 +58,9 @@ def test_a_rank_that_is_there_and_does_not_take_part_is_named(
 
 
 @pytest.mark.whole  # a disk that hangs is tried with files, too: tests/ranks/test_standing_still.py
-def test_a_rank_whose_disk_hangs_fails_the_save_on_all_before_the_group_is_lost(tmp_path: Path) -> None:
+def test_a_rank_whose_disk_hangs_fails_the_save_on_all_before_the_group_is_lost(warm: Path, tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
-    with Group(2, tmp_path, CASES, WAITS_S) as group:
+    with Group(2, tmp_path, CASES, WAITS_S, warm / "python") as group:
         for rank, where, said in ((1, "create_blob", "was not published"), (0, "sync_open_directory", "is not known")):
             hangs = {"store": str(store.path), "step": 1 + rank, "rank": rank, "where": where}
             answers = group.call("save_on_a_disk_that_hangs", **hangs)

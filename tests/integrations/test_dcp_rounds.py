@@ -34,26 +34,20 @@ def test_each_round_is_complete_or_absent_with_the_rank_named(tmp_path: Path) ->
     store = Store.init(tmp_path / "store")
     seed = int(os.environ.get("CKSTORE_CRASH_SEED", "27"))
     draw = random.Random(seed)
-    group = new_group(tmp_path, 0)
+    group = Group(RANKS, tmp_path, CASES, WAITS_S)
     try:
         for step in range(1, ROUNDS + 1):
             what = "dead" if step % DEAD_EVERY == 0 else draw.choice(["all", "late", "late", "another step", "bad"])
             play(group, store, step, what, draw)
             if what == "dead" and step < ROUNDS:
                 group.__exit__(ValueError, None, None)
-                group = new_group(tmp_path, step)
+                group = Group(RANKS, tmp_path, CASES, WAITS_S)
     finally:
         group.__exit__(ValueError, None, None)
     opened = Store.open(store.path)
     assert opened.verify().ok
     opened.gc()
     assert list((store.path / "staging").iterdir()) == []
-
-
-def new_group(folder: Path, number: int) -> Group:
-    place = folder / f"group-{number}"
-    place.mkdir()
-    return Group(RANKS, place, CASES, WAITS_S)
 
 
 def play(group: Group, store: Store, step: int, what: str, draw: random.Random) -> None:

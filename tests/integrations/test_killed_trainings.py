@@ -5,8 +5,8 @@ What is compared are all bytes of the last checkpoint: weights, moments, random 
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 from tests.integrations import tiny_accelerate, tiny_trainer
 from tests.integrations.marks import TRAINS
 from tests.support.damage import blobs_by_size, flip
-from tests.support.forked_ranks import ForkedRanks
+from tests.support.gloo import Group
 from tests.support.look import files_of
 from tests.support.once import once
 from tests.support.requirements import CRASH_FULL, representatives, require_transformers
 from tests.support.states import assert_same
 
 pytestmark = TRAINS
-KILLED = -signal.SIGKILL
+CASES = Path(__file__).with_name("ranks_cases.py")
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,32 @@ Train = Callable[..., tuple[list[Any], str]]
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedRanks]:
-    """What processes are forked from."""
+def run(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[Any], str]]:
+    """Call a function of `ranks_cases` on all ranks of a new group; return what each returns, and what they printed."""
     require_transformers()
-    modules = ("tests.integrations.ranks_cases", "transformers.trainer", "accelerate")
-    with ForkedRanks(tmp_path_factory.mktemp("ranks"), *modules) as forked:
-        yield forked
+    folder = tmp_path_factory.mktemp("ranks")
+
+    def call(size: int, case: str, **arguments: Any) -> tuple[list[Any], str]:
+        log = folder / f"{uuid.uuid4()}.log"
+        with Group(size, folder, CASES, python=warm / "python", log=log) as group:
+            answers = group.call(case, **arguments)
+        return answers, log.read_text(errors="replace")
+
+    return call
 
 
 @pytest.fixture(scope="module")
-def train(ranks: ForkedRanks) -> Train:
-    """Train with a store; some of the processes may be killed in the save of a step."""
+def train(run: Callable[..., tuple[list[Any], str]]) -> Train:
+    """Train with a store; of ranks that are killed in the save of a step the answer is an EOFError."""
 
-    def run(
+    def train(
         framework: Framework, store: Store, *, ref: str = "", kill_at: int | None = None, kill: tuple[int, ...] = ()
     ) -> tuple[list[Any], str]:
-        out = store.path.with_name(f"{store.path.name}.out")
-        call = f"tests.integrations.ranks_cases:{framework.name}"
-        return ranks.run(call, str(store.path), str(out), ref, kill_at, list(kill), size=framework.size)
+        out = str(store.path.with_name(f"{store.path.name}.out"))
+        given = {"store": str(store.path), "out": out, "ref": ref, "kill_at": kill_at, "ranks": list(kill)}
+        return run(framework.size, "train", name=framework.name, **given)
 
-    return run
+    return train
 
 
 @pytest.fixture(scope="module", params=representatives(FRAMEWORKS, BY_NAME["trainer"], BY_NAME["accelerate"]), ids=str)
@@ -95,8 +101,8 @@ def whole(
 
     def make(folder: Path) -> None:
         store = Store.init(folder / "store")
-        statuses, printed = train(framework, store)
-        assert statuses == [0] * framework.size, printed
+        answers, printed = train(framework, store)
+        assert answers == [None] * framework.size, printed
         assert store.verify().ok
 
     return framework, Store.open(once(tmp_path_factory, f"whole-{framework}", make) / "store", readonly=True)
@@ -152,8 +158,8 @@ def test_another_world_size_is_named_by_the_trainer_and_by_accelerate(
         with pytest.warns(CkstoreWarning, match=said):
             _, kept = tiny_accelerate.train(store, tmp_path / "alone", "3")
         assert kept.resumed_inexactly[0] == said
-        statuses, printed = train(Framework("unseeded", ()), store, ref="3")
-        assert statuses == [0, 0], printed
+        answers, printed = train(Framework("unseeded", ()), store, ref="3")
+        assert answers == [None, None], printed
         assert "draws its order from a generator that accelerate does not save" in printed
 
 
@@ -168,19 +174,21 @@ def test_a_kill_in_a_save_leaves_one_checkpoint_of_one_and_the_run_goes_on_bit_f
     store.config.retention = RetentionPolicy(keep_last=1)
     before, step = framework.steps[-3:-1]
 
-    statuses, printed = train(framework, store, kill_at=step, kill=kill)
+    answers, printed = train(framework, store, kill_at=step, kill=kill)
 
     # Rank 0 publishes: if it lives, the new one is there and the old one is gone; if not, the old one is as it was.
-    assert [status == KILLED for status in statuses] == [rank in kill for rank in range(framework.size)], printed
-    assert 0 not in statuses, printed
+    assert [isinstance(answer, EOFError) for answer in answers] == [rank in kill for rank in range(framework.size)], (
+        printed
+    )
+    assert None not in answers, printed
     there = before if 0 in kill else step
     assert steps_of(store) == [there]
     if framework.name in PLACES:  # which are told to keep one directory: it is that of a durable checkpoint
         assert (tmp_path / "store.out" / PLACES[framework.name].format(there)).is_dir()
 
-    statuses, printed = train(framework, store, ref=framework.resume)
+    answers, printed = train(framework, store, ref=framework.resume)
 
-    assert statuses == [0] * framework.size, printed
+    assert answers == [None] * framework.size, printed
     assert store.verify().ok
     last = framework.steps[-1]
     assert steps_of(store) == [last]
@@ -200,24 +208,26 @@ def test_after_a_kill_a_resume_passes_over_a_damaged_newest_and_ends_bit_for_bit
     best = min(losses, key=lambda step: losses[step])
     before, step = framework.steps[-2:]
 
-    statuses, printed = train(framework, store, kill_at=step, kill=kill)
+    answers, printed = train(framework, store, kill_at=step, kill=kill)
 
-    assert [status == KILLED for status in statuses] == [rank in kill for rank in range(framework.size)], printed
+    assert [isinstance(answer, EOFError) for answer in answers] == [rank in kill for rank in range(framework.size)], (
+        printed
+    )
     assert steps_of(store)[-1] == (before if 0 in kill else step)
     damage_newest(store)
 
-    statuses, printed = train(framework, store, ref=framework.resume)
+    answers, printed = train(framework, store, ref=framework.resume)
 
-    assert statuses == [0] * framework.size, printed
+    assert answers == [None] * framework.size, printed
     assert steps_of(store) == sorted({best, before, step})
     assert store.verify().ok
     assert_same(content(wanted, step), content(store, step))
 
 
-def test_a_worker_serves_what_another_process_trains(ranks: ForkedRanks, tmp_path: Path) -> None:
+def test_a_worker_serves_what_another_process_trains(run: Callable[..., tuple[list[Any], str]], tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     store.config.retention = RetentionPolicy(keep_last=2)
 
-    statuses, printed = ranks.run("tests.integrations.ranks_cases:hand_over", str(store.path), 12)
+    answers, printed = run(2, "hand_over", store=str(store.path), steps=12)
 
-    assert statuses == [0, 0], printed
+    assert answers == [None, None], printed

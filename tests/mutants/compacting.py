@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, law
 
 _COMPACT = "tests/ops/compact/test_compact.py"
 _FORMS = "tests/ops/compact/test_forms.py"
+_REPAIR = "tests/ops/compact/test_repair.py"
 
 COMPACTING = [
     Mutant(
@@ -78,6 +79,42 @@ COMPACTING = [
         "        path = self.path(sizes)\n",
         "        path = {digest: self._encoded.get(digest) for digest in sizes}\n",
         f"{_FORMS}::test_a_directory_has_every_file_of_a_path",
+        "assert",
+    ),
+    Mutant(
+        "a repair makes the name of a plain blob durable before a document has it",
+        "plain-form-not-synced",
+        "plain_form._put_plain",
+        "    files.sync_directory(path / BLOBS)\n",
+        "",
+        law("repair_across_forms"),
+        "N1 (",
+    ),
+    Mutant(
+        "what a document names no more goes by way of trash",
+        "leftovers-unlinked",
+        "Staging.put_away",
+        "        links.rename(name, self._temporary())\n",
+        "        links.unlink(name)\n",
+        law("repair_across_forms"),
+        "T1 (",
+    ),
+    Mutant(
+        "what a document names no more stays while a process may decode with it",
+        "leftovers-of-a-reader",
+        "plain_form.put_leftovers_away",
+        "        lock = locks.try_exclusive(path)\n",
+        "        lock = locks.lock_shared(path)\n",
+        f"{_REPAIR}::test_what_a_reader_may_be_decoding_with_stays_until_the_next_repair",
+        "assert",
+    ),
+    Mutant(
+        "a repair says which checkpoints it passed over",
+        "held-not-said",
+        "Verification._survey",
+        "(done.held if done else {})",
+        "{}",
+        f"{_REPAIR}::test_a_repair_says_which_checkpoint_it_passed_over_since_another_process_has_it",
         "assert",
     ),
 ]

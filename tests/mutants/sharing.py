@@ -200,6 +200,25 @@ SHARING = [
         "assert",
     ),
     Mutant(
+        "a step that does not wait brings back no checkpoint whose id begins with its digits",
+        "undo-by-few-digits",
+        "refs.has_id",
+        "    return len(ref.value) >= ID_MIN_DIGITS and (id",
+        "    return (id",
+        "tests/ops/free/test_undo.py::test_a_step_is_never_the_beginning_of_an_id",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a checkpoint that was brought back is in the catalog at once",
+        "undo-not-entered",
+        "waiting.undelete",
+        "    with suppress(CkstoreError, OSError):  # else the next opening enters it\n"
+        "        reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)\n",
+        "",
+        "tests/ops/free/test_undo.py::test_what_comes_back_is_in_the_catalog_at_once",
+        "assert",
+    ),
+    Mutant(
         "a run to which a save is under way is not renamed",
         "rename-under-a-save",
         "rename_run._checked",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.support.s3_proxy import Proxy, faulty_proxy
 from tests.support.s3_server import BUCKET, KEY, SECRET, Service, s3_service
 
 CASES = Path(__file__).with_name("apart_cases.py")
+Start = Callable[[int], Group]
 MIRROR = f"s3://{BUCKET}/run"
 
 
@@ -35,6 +37,12 @@ def proxy(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield running
 
 
+@pytest.fixture
+def group(proxy: Proxy, warm: Path, tmp_path: Path) -> Start:
+    """Return what starts the ranks of a group, which reach the service by the proxy."""
+    return partial(Group, folder=tmp_path, cases=CASES, python=warm / "python")
+
+
 def reads(proxy: Proxy) -> int:
     """Return how many reads of blobs there were, and forget them."""
     count = sum("GET" in line and "/blobs/" in line for line in proxy.seen)
@@ -47,10 +55,10 @@ def manifests(service: Service) -> list[str]:
 
 
 def test_two_nodes_save_and_load_from_their_disks_new_nodes_fetch_and_a_dead_one_leaves_nothing(
-    proxy: Proxy, service: Service, tmp_path: Path
+    group: Start, proxy: Proxy, service: Service, tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
-    with Group(2, tmp_path, CASES, timeout_s=60) as pair:
+    with group(2) as pair:
         infos: list[CheckpointInfo] = pair.run("save", folder=folder, mirror=MIRROR, step=1)
         assert len({info.id for info in infos}) == 1
         assert [info.warnings for info in infos] == [(), ()]
@@ -78,15 +86,15 @@ def test_two_nodes_save_and_load_from_their_disks_new_nodes_fetch_and_a_dead_one
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [1, 4])
 def test_another_number_of_nodes_fetches_what_each_rank_needs(
-    size: int, proxy: Proxy, service: Service, tmp_path: Path
+    size: int, group: Start, proxy: Proxy, service: Service, tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
-    with Group(2, tmp_path, CASES, timeout_s=60) as pair:
+    with group(2) as pair:
         pair.run("save", folder=folder, mirror=MIRROR, step=1)
         assert pair.run("save_async", folder=folder, mirror=MIRROR, step=2) == [True, True]
     reads(proxy)
-    with Group(size, tmp_path, CASES, timeout_s=60) as group:
-        assert group.run("load", folder=folder, mirror=MIRROR, ref="latest", step=2) == [True] * size
+    with group(size) as ranks:
+        assert ranks.run("load", folder=folder, mirror=MIRROR, ref="latest", step=2) == [True] * size
     # Of the eight chunks two ranks have four each on their disks.
     assert reads(proxy) <= {1: 5, 4: 8}[size]
 
@@ -94,10 +102,10 @@ def test_another_number_of_nodes_fetches_what_each_rank_needs(
 @pytest.mark.crash
 @pytest.mark.timeout(900)
 def test_what_another_process_saved_in_the_background_is_on_the_disks_of_its_nodes(
-    proxy: Proxy, service: Service, tmp_path: Path
+    group: Start, proxy: Proxy, service: Service, tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
-    with Group(2, tmp_path, CASES, timeout_s=120) as pair:
+    with group(2) as pair:
         for step in (1, 2):
             assert pair.run("save_async", folder=folder, mirror=MIRROR, step=step, process=True) == [True, True]
         assert len(manifests(service)) == 2
@@ -116,9 +124,9 @@ _DEATHS = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rank, key", _DEATHS)
 def test_a_node_that_is_killed_leaves_nothing_partial_and_a_new_start_saves(
-    rank: int, key: str, proxy: Proxy, service: Service, tmp_path: Path
+    rank: int, key: str, group: Start, service: Service, tmp_path: Path
 ) -> None:
-    with Group(2, tmp_path, CASES, timeout_s=60) as pair:
+    with group(2) as pair:
         answers = pair.call("die", folder=str(tmp_path), mirror=MIRROR, step=1, rank=rank, key=key)
         assert isinstance(answers[rank], EOFError)
         assert isinstance(answers[1 - rank], RankFailed)
@@ -127,8 +135,7 @@ def test_a_node_that_is_killed_leaves_nothing_partial_and_a_new_start_saves(
         with Store.open(tmp_path / f"node{number}") as store:
             assert not store.checkpoints()
 
-    (tmp_path / "again").mkdir()
-    with Group(2, tmp_path / "again", CASES, timeout_s=60) as pair:
+    with group(2) as pair:
         infos = pair.run("save", folder=str(tmp_path), mirror=MIRROR, step=1)
         assert len({info.id for info in infos}) == 1
     assert len(manifests(service)) == 1

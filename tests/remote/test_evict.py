@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -62,6 +63,14 @@ def test_bytes_are_gone_and_everything_reads_as_before(evicted: tuple[Store, Dou
     store.export(1, tmp_path / "out")
     assert (tmp_path / "out/model.safetensors").stat().st_size > 3 * MIB
     assert not store.diff(1, 2).same_content
+    assert objects.request_count() > 0
+
+
+def test_a_pickled_open_checkpoint_fetches_as_the_one_that_was_pickled(evicted: tuple[Store, Double]) -> None:
+    store, objects = evicted
+    with store.open_checkpoint(1) as opened, pickle.loads(pickle.dumps(opened)) as again:
+        assert np.array_equal(again.slice("big")[5:10], state(1)["big"][5:10])  # type: ignore[index]
+        assert same(again.load(), state(1))
     assert objects.request_count() > 0
 
 

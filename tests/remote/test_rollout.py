@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ STEPS = 4
 LINE = re.compile(r"step (\d+) (\w+): (\d+) bytes (?:sent, (\d+) as a safetensors file|came)")
 
 
-def start(service: Service, folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(warm: Path, service: Service, folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{service.port}",
@@ -26,7 +25,7 @@ def start(service: Service, folder: Path, *words: str) -> subprocess.Popen[str]:
         "OMP_NUM_THREADS": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
-    command = [sys.executable, str(EXAMPLE), *words, f"s3://{BUCKET}/policy", str(STEPS)]
+    command = [str(warm / "python"), str(EXAMPLE), *words, f"s3://{BUCKET}/policy", str(STEPS)]
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -40,11 +39,11 @@ def lines(process: subprocess.Popen[str], first: str = "") -> dict[int, tuple[st
 
 
 @pytest.mark.slow
-def test_a_step_crosses_to_each_worker_as_a_hundredth_of_a_file(service: Service, tmp_path: Path) -> None:
-    trainer = start(service, tmp_path, "trainer", "store")
+def test_a_step_crosses_to_each_worker_as_a_hundredth_of_a_file(warm: Path, service: Service, tmp_path: Path) -> None:
+    trainer = start(warm, service, tmp_path, "trainer", "store")
     assert trainer.stdout is not None
     first = trainer.stdout.readline()  # from here there is something to follow
-    workers = [start(service, tmp_path, "worker") for _ in range(2)]
+    workers = [start(warm, service, tmp_path, "worker") for _ in range(2)]
     sent = lines(trainer, first)
     came = [lines(worker) for worker in workers]
 

@@ -6,17 +6,19 @@ that it is told to, one after another.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
-import pickle  # what goes over pipes between processes of one test
+import pickle  # what goes between processes of one test
 import signal
+import socket
 import subprocess
 import sys
 import traceback
+import uuid
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,44 +26,45 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
+_PR_SET_PDEATHSIG = 1
 
 
 class Group:
     """Processes 0 to `size` - 1 of a group; a context manager. `cases` is a file of Python with the functions.
 
-    A rank waits at most `timeout_s` for the others.
+    A rank waits at most `timeout_s` for the others. What starts it may be the warm `python`. What the ranks print goes
+    to `log`.
     """
 
-    def __init__(self, size: int, folder: Path, cases: Path, timeout_s: int = TIMEOUT_S) -> None:
-        meeting = folder.resolve() / f"meeting-{size}"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-        }
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            environment.pop(name, None)
+    def __init__(  # noqa: PLR0917
+        self,
+        size: int,
+        folder: Path,
+        cases: Path,
+        timeout_s: int = TIMEOUT_S,
+        python: str | Path = sys.executable,
+        log: Path | None = None,
+    ) -> None:
+        name = f"ckstore-{uuid.uuid4()}"
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            environment.pop(variable, None)
         self.size = size
-        self._pids: list[int] = []
-        asked, told = ([os.pipe() for _ in range(size)] for _ in range(2))
-        theirs = [descriptor for (read, _), (_, write) in zip(asked, told, strict=True) for descriptor in (read, write)]
-        self._starter = subprocess.Popen(
-            [
-                *(sys.executable, "-W", "ignore", __file__),
-                *(str(meeting), str(cases), str(timeout_s), *map(str, theirs)),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=theirs,
-            process_group=0,  # so that all of them can be killed
-            env=environment,
-            cwd=ROOT,
-        )
-        for descriptor in theirs:
-            os.close(descriptor)
-        self._asked: list[IO[bytes]] = [os.fdopen(write, "wb") for _, write in asked]
-        self._told: list[IO[bytes]] = [os.fdopen(read, "rb") for read, _ in told]
+        self._ranks: list[_Rank] = []
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(f"\0{name}")  # a path in the folder may be longer than one may be here
+        self._listening.listen(size)
+        self._listening.settimeout(TIMEOUT_S)
+        words = [str(folder.resolve()), str(cases), str(timeout_s), str(size), name]
+        with (log or Path(os.devnull)).open("ab") as out:
+            self._starter = subprocess.Popen(
+                [python, "-W", "ignore", __file__, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=None if log is None else out,
+                env=environment,
+                cwd=ROOT,
+            )
 
     def call(self, case: str, **arguments: Any) -> list[Any]:
         """Call a function on all ranks; return what each returns, or the error that it raises."""
@@ -78,20 +81,19 @@ class Group:
     def ask(self, case: str, arguments: list[dict[str, Any]]) -> None:
         """Call a function on all ranks; `answer` has what comes of it."""
         self._wait_for_start()
-        for pipe, given in zip(self._asked, arguments, strict=True):
-            pickle.dump((case, given), pipe)
-            pipe.flush()
+        for rank, given in zip(self._ranks, arguments, strict=True):
+            rank.send((case, given))
 
     def answer(self, rank: int) -> Any:
         """Return what a rank returns, or the error that it raises; a dead one gives an EOFError."""
         try:
-            return pickle.load(self._told[rank])
+            return self._ranks[rank].receive()
         except EOFError as error:
             return error
 
     def _wait_for_start(self) -> None:
-        if not self._pids:
-            self._pids = [pickle.load(told) for told in self._told]
+        if not self._ranks:
+            self._ranks = sorted((_Rank(self._listening.accept()[0]) for _ in range(self.size)), key=lambda it: it.rank)
 
     def kill(self, rank: int) -> None:
         """Kill a rank; the group is of no use then but for the errors of the others."""
@@ -100,7 +102,7 @@ class Group:
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to a rank."""
         self._wait_for_start()
-        os.kill(self._pids[rank], number)
+        os.kill(self._ranks[rank].pid, number)
 
     def run(self, case: str, **arguments: Any) -> list[Any]:
         """As `call`; raise the first error."""
@@ -116,16 +118,44 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for pipe in self._asked:
-            with suppress(BrokenPipeError):  # what was not sent to one that is dead
-                pipe.close()
+        self._listening.close()
+        for rank in self._ranks:
+            rank.close()
         try:
             self._starter.wait(TIMEOUT_S if kind is None else 0.5)
         except subprocess.TimeoutExpired:
-            os.killpg(self._starter.pid, signal.SIGKILL)
+            self._starter.kill()  # its ranks die with it
             self._starter.wait()
-        for told in self._told:
-            told.close()
+
+
+class _Channel:
+    """One end of what a rank and the test tell each other."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._reading = connected.makefile("rb")
+
+    def send(self, value: object) -> None:
+        self._socket.sendall(pickle.dumps(value))
+
+    def receive(self) -> Any:
+        """Return the next value; raise EOFError if the other end is closed."""
+        try:
+            return pickle.load(self._reading)
+        except ConnectionResetError as error:
+            raise EOFError from error
+
+    def close(self) -> None:
+        self._reading.close()
+        self._socket.close()
+
+
+class _Rank(_Channel):
+    """What the test has of a rank."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        super().__init__(connected)
+        self.rank, self.pid = self.receive()
 
 
 def _module(path: str) -> ModuleType:
@@ -138,26 +168,29 @@ def _module(path: str) -> ModuleType:
     return module
 
 
-def _start(meeting: str, cases: str, timeout_s: int, descriptors: list[int]) -> None:
-    """Fork the ranks, and wait until they have ended. `descriptors`: what each reads from and writes to."""
+def _start(folder: str, cases: str, timeout_s: int, size: int, name: str) -> None:
+    """Fork the ranks, and wait until they have ended."""
     import torch
+    import torch._dynamo  # what each rank would import when it first makes a DTensor
 
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     torch.set_num_threads(1)
     module = _module(cases)
-    size = len(descriptors) // 2
     for rank in range(size):
         if os.fork() == 0:
-            mine = descriptors[2 * rank : 2 * rank + 2]
-            for descriptor in descriptors:
-                if descriptor not in mine:  # else the end of another rank would not be seen
-                    os.close(descriptor)
             try:
-                _work(partial(_join, rank, size, meeting, timeout_s), module, *mine)
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                connected = socket.socket(socket.AF_UNIX)
+                connected.connect(f"\0{name}")
+                channel = _Channel(connected)
+                channel.send((rank, os.getpid()))
+                _join(rank, size, f"{folder}/{name}", timeout_s)
+                _work(channel, module)
             except BaseException:
                 traceback.print_exc()
-            os._exit(0)  # the group's threads may outlive what they use
-    for descriptor in descriptors:
-        os.close(descriptor)
+            finally:
+                sys.stdout.flush()
+                os._exit(0)  # the group's threads may outlive what they use
     for _ in range(size):
         os.wait()
 
@@ -172,33 +205,22 @@ def _join(rank: int, size: int, meeting: str, timeout_s: int) -> None:
     )
 
 
-def _work(join: Callable[[], None], module: ModuleType, asked: int, told: int) -> None:
-    for descriptor in (asked, told):
-        os.set_inheritable(descriptor, False)
-    out = os.fdopen(told, "wb")
-    pickle.dump(os.getpid(), out)
-    out.flush()
-    join()
-    questions = os.fdopen(asked, "rb")
-    while True:
-        try:
-            case, arguments = pickle.load(questions)
-        except EOFError:
-            break
-        answer: Any
-        try:
-            answer = getattr(module, case)(**arguments)
-        except BaseException as error:  # it is the test's to judge
-            error.add_note(traceback.format_exc())  # a traceback does not go through a pipe
-            error.__cause__ = error.__context__ = None
-            answer = error
-        try:
-            data = pickle.dumps(answer)
-        except Exception:
-            data = pickle.dumps(RuntimeError("".join(traceback.format_exception(answer))))
-        out.write(data)
-        out.flush()
+def _work(channel: _Channel, module: ModuleType) -> None:
+    with suppress(EOFError):  # the test has closed its end
+        while True:
+            case, arguments = channel.receive()
+            answer: Any
+            try:
+                answer = getattr(module, case)(**arguments)
+            except BaseException as error:  # it is the test's to judge
+                error.add_note(traceback.format_exc())  # a traceback does not go through a socket
+                error.__cause__ = error.__context__ = None
+                answer = error
+            try:
+                channel.send(answer)
+            except Exception:
+                channel.send(RuntimeError("".join(traceback.format_exception(answer))))
 
 
 if __name__ == "__main__":
-    _start(sys.argv[1], sys.argv[2], int(sys.argv[3]), [int(one) for one in sys.argv[4:]])
+    _start(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -338,6 +338,25 @@ def test_memory_that_is_freed_after_the_capture_fails_the_save_and_not_the_proce
         captured.sources[0].read_into(0, 4000, memoryview(bytearray(4000)))
 
 
+@pytest.mark.parametrize("elements", [3, 1000])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_parameter_that_gets_other_memory_in_the_walk_is_saved_as_it_was(elements: int, is_transposed: bool) -> None:
+    weight = torch.arange(100.0).reshape(10, 10)[:, :7]
+    parameter = torch.nn.Parameter(weight.T if is_transposed else weight.contiguous())
+    wanted = parameter.detach().clone()
+
+    class Swaps:
+        def state_dict(self) -> dict[str, int]:
+            parameter.data = torch.zeros(elements)
+            return {"n": 1}
+
+        def load_state_dict(self, state: object) -> None: ...
+
+    saved = Saved({"weight": parameter, "average": Swaps()})
+
+    assert torch.equal(saved.load()["weight"], wanted)
+
+
 def test_threads_that_look_at_a_storage_for_the_first_time_all_see_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     source = capture({"weight": torch.arange(1000, dtype=torch.int32)}).sources[0]
     seen = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,6 +66,22 @@ def test_a_long_list_has_a_leaf_of_its_own_which_is_counted(items: list[Any]) ->
     back = saved.load()["sampler"]["permutation"]
     assert type(back) is list
     assert list(map(repr, back)) == list(map(repr, items))
+
+
+@pytest.mark.parametrize("change", [lambda many: many.append(1), lambda many: many.clear()], ids=["longer", "empty"])
+def test_a_long_list_that_another_thread_changes_is_what_it_was(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[list[int]], None]
+) -> None:
+    many = list(range(3000))
+
+    def meanwhile(values: list[Any]) -> object:
+        packed = pack_numbers(values)
+        change(many)
+        return packed
+
+    monkeypatch.setattr("ckstore.tensors.capture.pack_numbers", meanwhile)
+
+    assert Saved({"losses": many}).load() == {"losses": list(range(3000))}
 
 
 def test_a_tuple_and_a_deque_are_no_such_list() -> None:

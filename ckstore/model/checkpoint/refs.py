@@ -177,8 +177,7 @@ def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[st
         hint = f"write {holders[0].name}"
         raise AmbiguousRef(message + _some(sorted(c.name for c in holders), " or "), hint=hint)
     # An id of digits only is rare, but its short form must work as any other.
-    by_id = _by_id(ref, candidates) if len(ref.value) >= ID_MIN_DIGITS else None
-    return by_id or _no_step(ref, run, step, candidates, holders)
+    return _by_id(ref, candidates) or _no_step(ref, run, step, candidates, holders)
 
 
 def _default_run(runs: Collection[str]) -> str | None:
@@ -188,8 +187,8 @@ def _default_run(runs: Collection[str]) -> str | None:
 
 
 def has_id(ref: Ref, id: str) -> bool:
-    """Whether an id begins with the digits of `ref`, which may leave out the name of the hash."""
-    return (id if "-" in ref.value else id.partition("-")[2]).startswith(ref.value)
+    """Whether an id begins with the digits of `ref`, which may leave out the name of the hash; few ones are a step."""
+    return len(ref.value) >= ID_MIN_DIGITS and (id if "-" in ref.value else id.partition("-")[2]).startswith(ref.value)
 
 
 def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | None:

@@ -11,6 +11,7 @@ from ckstore.model.brief import brief
 from ckstore.model.canonical import SAFE_INT, canonical_json
 from ckstore.model.document import check_created
 from ckstore.model.sizes import size_text
+from ckstore.model.times import seconds_text
 from ckstore.model.words import printable
 
 KINDS = (
@@ -78,7 +79,7 @@ class Event:
 
     def __str__(self) -> str:
         size = "" if self.nbytes is None else size_text(self.nbytes)
-        took = "" if self.seconds is None else f"{self.seconds:.1f} s"
+        took = "" if self.seconds is None else seconds_text(self.seconds)
         words = [self.time[:19].replace("T", " "), self.event, self.name, size, took, self.why]
         return printable("  ".join(word for word in words if word))
 

@@ -207,6 +207,8 @@ class GcReport:
                 sentences.append("all of it at once only with --exclusive")
         elif self.waits_for_grace and self.trash_left:
             sentences.append(_waiting(len(self.trash_left)))
+        elif self.dry_run and self.retention is not None and self.retention.plan.dropped:
+            sentences.append("would free nothing: other checkpoints need the same blobs")
         else:
             sentences.append("nothing is unused")
             if self.next_to_free is not None:
@@ -259,10 +261,9 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield f"{'would remove' if report.dry_run else 'removed'} {size_text(report.cached_bytes)} of fetched bytes"
     if report.waiting:
         nbytes = sum(one.nbytes for one in report.waiting)
-        yield (
-            f"{size_text(nbytes)} of {counted(len(report.waiting), 'dropped checkpoint')} can be brought back (ckstore "
-            f"undo) until {printable(max(one.until for one in report.waiting)[:16])}Z; ckstore gc --now frees it"
-        )
+        until = printable(max(one.until for one in report.waiting)[:16].replace("T", " "))
+        dropped = f"{counted(len(report.waiting), 'dropped checkpoint')} with {size_text(nbytes)}"
+        yield f"{dropped} can be brought back (ckstore undo) until {until} UTC; ckstore gc --now frees that at once"
     if report.differences:
         said = [some_of(report.differences, 1)] if table is None else report.differences
         yield from (printable(f"not as planned: {one}") for one in said)

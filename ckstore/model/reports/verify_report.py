@@ -78,8 +78,8 @@ class StoreFinding:
             canonical name was lost, or gives other bytes. ``unused``: no checkpoint uses a blob. ``order``: the
             sequence number of a checkpoint does not count. ``catalog``: it says
             something else than the directories. ``settings``, ``tag``, ``pin``, ``notes``: such a file is damaged.
-            ``locked``: a checkpoint was not looked at, since another process had it locked for long. ``closed``: a run
-            or a checkpoint was not, since it is another user's, who gave this one no access.
+            ``locked``: a checkpoint was not looked at, or not repaired, since another process had it locked for long.
+            ``closed``: a run or a checkpoint was not, since it is another user's, who gave this one no access.
         what: One sentence.
         subject: Digest of the blob, or the path in the store.
         harmful: Whether something is wrong that may cost data, or that only a reading of everything can show.

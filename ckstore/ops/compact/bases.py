@@ -42,6 +42,15 @@ class Bases:
             self._open[name] = _Base(opened(self._context, self._infos[name]), None)
         return self._open[name].directory
 
+    def published(self) -> list[CheckpointDirectory]:
+        """Return the open ones that were not exchanged."""
+        return [base.directory for base in self._open.values() if base.path is None]
+
+    def close_published(self) -> None:
+        """Close them; `open` looks at each again."""
+        for name in [name for name, base in self._open.items() if base.path is None]:
+            self._drop(name)
+
     def put_old(self, name: str, directory: CheckpointDirectory, path: Inside) -> None:
         """Keep the directory of a checkpoint that was exchanged, with its lock."""
         self._open[name] = _Base(directory, path)

@@ -59,4 +59,4 @@ def is_any_due(context: Context, rule: Rule) -> bool:
 def compact_due(context: Context, rule: Rule) -> CompactionReport:
     """Compact what is old enough, at the share of a processor."""
     found = plan(context, (), None, keep_newest=rule.keep_newest, created_before=rule.created_before)
-    return compact(context, found, before_each=Share(rule.share).rest)
+    return compact(context, found, Share(rule.share))

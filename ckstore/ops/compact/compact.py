@@ -9,6 +9,7 @@ checkpoint in one of its two forms.
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, UnknownOutcome
@@ -32,8 +33,6 @@ from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import describe_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ckstore.fs import locks
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
@@ -42,19 +41,18 @@ if TYPE_CHECKING:
     from ckstore.model.reports.compaction import CompactionEntry
     from ckstore.ops.compact.settle import Encoded
     from ckstore.ops.context import Context
+    from ckstore.ops.pace import Share
 
 _CATALOG_TIMEOUT_S = 5.0
 
 
-def compact(
-    context: Context, plan: CompactionPlan, *, before_each: Callable[[], None] = lambda: None
-) -> CompactionReport:
+def compact(context: Context, plan: CompactionPlan, share: Share | None = None) -> CompactionReport:
     """Carry out a plan. What is in use, or was changed since, stays as it is.
 
     Args:
         context: The store.
         plan: What to do.
-        before_each: Called before each tile: it may rest.
+        share: How much of a processor it takes; None: as much as there is.
 
     Raises:
         SaveFailed: The store cannot be written.
@@ -62,7 +60,7 @@ def compact(
         OSError: The system refused; what was compacted before is.
     """
     context.check_writable()
-    with _Compaction(context, plan, before_each) as work:
+    with _Compaction(context, plan, share) as work:
         for entry in plan.compacted:
             work.one(entry)
         for entry in plan.entries:
@@ -81,8 +79,8 @@ def compact(
 
 
 class _Compaction:
-    def __init__(self, context: Context, plan: CompactionPlan, before_each: Callable[[], None]) -> None:
-        self._before_each = before_each
+    def __init__(self, context: Context, plan: CompactionPlan, share: Share | None) -> None:
+        self._share = share
         self.compacted: dict[str, Compacted] = {}
         self.skipped: list[Uncompacted] = []
         self.let_go: set[str] = set()
@@ -161,7 +159,7 @@ class _Compaction:
     def _one(self, entry: CompactionEntry, directory: CheckpointDirectory, held: ExitStack) -> None:
         info, manifest = entry.info, directory.manifest
         base = self._bases.open(entry.base)
-        source = BlobSource(self._before_each)
+        source = BlobSource(partial(self._rest, directory))
         held.callback(source.close)
         source.add(base)
         source.add(directory)
@@ -185,6 +183,23 @@ class _Compaction:
             reclaim.discard(self._context, staging, error)
             raise
         self._publish(entry, directory, staging, base)
+
+    def _rest(self, directory: CheckpointDirectory) -> None:
+        """Rest where that is due. Meanwhile what is read may be deleted: at a small share it is nearly all of the time.
+
+        Raises:
+            FileNotFoundError, InUse: One of them was dropped or replaced, or is going.
+        """
+        if self._share is None or not self._share.is_due:
+            return
+        try:
+            with ExitStack() as resting:
+                for read in (directory, *self._bases.published()):
+                    resting.enter_context(read.lock.let_go())
+                self._share.rest()
+        except (FileNotFoundError, InUse):
+            self._bases.close_published()
+            raise
 
     def share(self, entry: CompactionEntry) -> None:
         """Give the directory of a checkpoint the encoded forms of old packs that older ones have."""

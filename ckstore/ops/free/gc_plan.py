@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable
+from ckstore.errors import CkstoreError
 from ckstore.fs import peek
 from ckstore.fs.held import through_parents
 from ckstore.model.digest import is_digest
@@ -20,6 +21,7 @@ from ckstore.objects import trash
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.context import tags_by_checkpoint
+from ckstore.ops.refs.protection import pins_by_checkpoint
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -193,17 +195,17 @@ def _why_not(context: Context, digest: str, done: Collected) -> str:
 
 
 def next_to_free(context: Context) -> NextToFree | None:
-    """Return what deleting the oldest checkpoint would free that is not the newest and has no tag; None: there is none.
+    """Return what deleting the oldest checkpoint would free that is not the newest and may go; None: there is none.
 
     Which is the oldest the catalog says; what it would free the link counts do.
     """
-    tagged = tags_by_checkpoint(context.layout)
     try:
+        spared = tags_by_checkpoint(context.layout).keys() | pins_by_checkpoint(context, datetime.now(UTC)).keys()
         listed = [*context.catalog.listing()]
-    except CatalogUnavailable:  # it is only advice
+    except CkstoreError:  # it is only advice
         return None
     for key in listed[:-1]:  # the last is the newest
-        if key not in tagged:
+        if key not in spared:
             (freed,) = freed_in_turn(context, [context.layout.checkpoint(*key)])
             return NextToFree(f"{key[0]}@{key[1]}", sum(nbytes for _, nbytes in freed))
     return None

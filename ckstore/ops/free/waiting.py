@@ -12,14 +12,15 @@ from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
+from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import RunChange
 from ckstore.ops import events
 from ckstore.ops.check.validity import glance
 from ckstore.ops.config_file import GRACE_S, setting_of
-from ckstore.ops.context import read_info
 from ckstore.ops.free.gc_plan import freed_in_turn
-from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.index.reconcile import reconcile_one, stamps
 from ckstore.ops.refs.find import text_of
+from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
     from typing import SupportsIndex
@@ -54,12 +55,16 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
             looked = glance(path, *place, context.known.manifests)
             if looked.manifest is None or looked.problem:  # a failed save, or one that gc has begun to take apart
                 continue
+            # Where all waits for a grace, so does the form that a checkpoint had before it was compacted.
+            if id_at(layout.checkpoint(*place)) == looked.manifest_id:
+                continue
             status = peek.status(path)
             dropped = text_of_time(datetime.fromtimestamp(status.st_ctime, UTC))
             until = text_of_time(datetime.now(UTC) + timedelta(seconds=left_s))
             nbytes = sum(size for _, size in blobs)
             found.append(Waiting(*place, looked.manifest_id, dropped, until, nbytes, name))
-    return tuple(sorted(found, key=lambda one: one.dropped, reverse=True))
+    latest = {(one.ref, one.id): one for one in sorted(found, key=lambda one: one.dropped)}
+    return tuple(sorted(latest.values(), key=lambda one: one.dropped, reverse=True))
 
 
 def _left_s(path: Inside, window_s: float) -> float:
@@ -100,13 +105,14 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
         for folder in (place.parent, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
         context.known.directories.changed((chosen.run, chosen.step), peek.status(place).st_ino, change)
-        with suppress(CkstoreError, OSError):  # else the next opening enters it
-            reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)
+    # Not while it is held: its directory is locked for use to be looked at.
+    with suppress(CkstoreError, OSError):  # else the next opening enters it
+        reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
-    info = read_info(context, chosen.run, chosen.step)
-    if info is None:  # dropped again by another process
+    found = infos(context, at=stamps(context, [(chosen.run, chosen.step)]))
+    if not found:  # dropped again by another process
         raise _freed(chosen)
-    return info
+    return found[0]
 
 
 def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Waiting:
@@ -122,11 +128,15 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
         run = parsed.run if parsed.run is not None else context.run
         step = int(parsed.value) if parsed.kind == "step" else None
         own = [one for one in waiting(context, step) if run in (None, one.run)]
-        # Of "latest" it is the one dropped last; digits are a step first, then the beginning of an id.
-        fitting = own if parsed.kind == "latest" else [one for one in own if str(one.step) == parsed.value]
-        if not fitting and parsed.kind != "latest":
-            fitting = [one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)]
-        if parsed.kind != "latest" and len({one.run for one in fitting}) > 1:
+        if parsed.kind == "latest":  # the one dropped last
+            if not own:
+                raise NoSuchRef("nothing can be brought back", hint="ckstore undo lists what can be")
+            return own[0]
+        # Digits are a step first, then the beginning of an id.
+        fitting = [one for one in own if str(one.step) == parsed.value] or [
+            one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)
+        ]
+        if len({one.run for one in fitting}) > 1:
             raise BadInput(f"{ref} was dropped of several runs", hint=f"write {fitting[0].ref}")
     if not fitting:
         listed = ", ".join(one.ref for one in waiting(context)[:4])

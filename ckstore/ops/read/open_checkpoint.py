@@ -75,10 +75,13 @@ class OpenCheckpoint:
         info: What the store says about it.
     """
 
-    def __init__(self, directory: CheckpointDirectory, info: CheckpointInfo, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, directory: CheckpointDirectory, info: CheckpointInfo, max_bytes: int | None = None, store: Any = None
+    ) -> None:
         check_bound(info.name, 0, max_bytes, "")
         self.info = info
         self._max_bytes = max_bytes
+        self._store = store  # the `ckstore.Store` that opened it, if one did
         self._directory = directory
         self._reopened: dict[CheckpointDirectory, CheckpointDirectory] = {}
         self._closed = False
@@ -236,13 +239,15 @@ class OpenCheckpoint:
         return first
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle it as where it is and what it was opened as.
+        """Pickle it as where it is and what it was opened as; with bytes elsewhere also as the store that fetches them.
 
         Raises:
             BadInput: It was closed.
         """
         if self._closed:
             raise BadInput(f"{self.info.name} was closed", hint="pickle it inside its with block")
+        if self.info.elsewhere and self._store is not None:  # by its directory alone nothing would fetch them
+            return _open_in_store, (self._store, self.info, self._max_bytes)
         where = self._directory.path
         top, parts = (where.top, where.parts) if isinstance(where, Inside) else (str(where), ())
         return _open_again, (Path(top), parts, self.info, self._max_bytes)
@@ -328,12 +333,12 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> Lea
     return LeafSummary(name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 
-def open_ref(context: Context, ref: AnyRef, max_bytes: int | None = None) -> OpenCheckpoint:
+def open_ref(context: Context, ref: AnyRef, max_bytes: int | None = None, store: Any = None) -> OpenCheckpoint:
     """Open the checkpoint that `ref` names; see `ckstore.Store.open_checkpoint`."""
     directory = open_directory(context, ref)
     # Locked from here: a traceback that a notebook keeps would hold the checkpoint from gc.
     with _closed_by_an_error(directory):
-        return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id), max_bytes)
+        return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id), max_bytes, store)
 
 
 def open_path(path: Path, max_bytes: int | None = None) -> OpenCheckpoint:
@@ -358,6 +363,10 @@ def _closed_by_an_error(directory: CheckpointDirectory) -> Iterator[None]:
     except BaseException:
         directory.close()
         raise
+
+
+def _open_in_store(store: Any, info: CheckpointInfo, max_bytes: int | None) -> Any:
+    return store.open_checkpoint(info, max_bytes=max_bytes)
 
 
 @act

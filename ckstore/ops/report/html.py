@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.reports.html_report import HtmlReport
 from ckstore.model.sizes import size_text
+from ckstore.model.times import seconds_text
 from ckstore.model.words import counted, metrics_text, printable
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.report.metrics import replace_text
@@ -179,6 +180,7 @@ def _rules(page: Page) -> str:
 
 
 def _map(one: ChangeMap) -> str:
+    """Return the table of what changed in a run: a row for each tensor, a column for each checkpoint."""
     title = f"What changed in {one.run}"
     if not one.rows:
         return _section(title, "<p>No tensor changed between the newest checkpoints.</p>")
@@ -186,7 +188,8 @@ def _map(one: ChangeMap) -> str:
     rows = ((name, "".join(map(_cell, shares))) for name, shares in one.rows.items())
     body = "".join(f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>\n' for name, cells in rows)
     more = f", {counted(one.left_out, 'more tensor')} left out" if one.left_out else ""
-    note = f"<p>{counted(one.unchanged_count, 'value')} did not change in the last step{more}.</p>"
+    unchanged = f"{counted(one.unchanged_count, 'value')} did not change in the last step{more}"
+    note = f"<p>An empty cell: the tensor did not change, or is not there. {unchanged}.</p>"
     caption = f"Share of each tensor that changed at each step of {one.run}"
     table = (
         f'<table class="map"><caption>{_text(caption)}</caption><thead><tr><th scope="col">Tensor</th>{head}</tr>'
@@ -199,8 +202,11 @@ def _map(one: ChangeMap) -> str:
 def _cell(share: float | None) -> str:
     if share is None:
         return "<td>gone</td>"
-    level = 0 if share == 0 else 1 + min(3, int(share * 4))
-    return f'<td class="level{level}">{round(share * 100)} %</td>'
+    if share == 0:
+        return "<td></td>"
+    # 0 % and 100 % would say that nothing, or all of it, changed.
+    percent = "&lt;1" if share < 0.01 else "100" if share == 1 else str(min(99, round(share * 100)))
+    return f'<td class="level{1 + min(3, int(share * 4))}">{percent} %</td>'
 
 
 def _largest(page: Page) -> str:
@@ -217,7 +223,7 @@ def _durations(timed: Sequence[Event]) -> str:
     by_run: dict[str, list[float]] = {}
     for event in timed:
         by_run.setdefault(event.run, []).append(event.seconds or 0.0)
-    rows = [(run, len(seconds), f"{median(seconds):.2f} s", f"{max(seconds):.2f} s") for run, seconds in by_run.items()]
+    rows = [(run, len(took), *map(seconds_text, (median(took), max(took)))) for run, took in by_run.items()]
     head = ("Run", "Saves", "Median", "Longest")
     return _section("Save durations", _table(f"Of the newest {counted(len(timed), 'save')}", head, rows, " >>>"))
 

@@ -50,9 +50,10 @@ class ChangeMap:
     Attributes:
         run: Which.
         names: The checkpoints, the oldest first; the first one is only compared with.
-        rows: Name of a tensor -> for each later checkpoint the share of its bytes that changed; None: it was not there.
+        rows: Name of a tensor -> for each later checkpoint the share of its bytes that changed, 0 also where it is not
+            there; None: it was there the last time.
         left_out: How many more tensors changed.
-        unchanged_count: How many tensors are the same in all of them.
+        unchanged_count: How many tensors are the same in the last two of them.
     """
 
     run: str
@@ -170,6 +171,7 @@ def _maps(
 
 
 def _map(context: Context, run: str, own: Sequence[CheckpointInfo]) -> ChangeMap:
+    """Compare each of these checkpoints of a run with the one before it; the tensors that changed most come first."""
     columns = len(own) - 1
     rows: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * columns)
     weight: Counter[str] = Counter()
@@ -186,6 +188,7 @@ def _map(context: Context, run: str, own: Sequence[CheckpointInfo]) -> ChangeMap
             weight[leaf.name] += leaf.nbytes
         for leaf in found.removed:
             rows[leaf.name][column] = None
+            weight[leaf.name] += leaf.nbytes
     shown = [name for name, _ in weight.most_common(_MAP_ROWS)]
     names = tuple(info.name for info in own)
     return ChangeMap(run, names, {name: rows[name] for name in shown}, len(rows) - len(shown), unchanged)

@@ -10,35 +10,48 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files, links, locks, peek
+from ckstore.fs import files, locks, peek
+from ckstore.model.digest import is_digest
 from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.manifest.stored import Encoding
 from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, manifest_in
 from ckstore.objects.documents import marks
-from ckstore.objects.heal import put_name
+from ckstore.objects.heal import WAIT_S, Given, put_name
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.verify.manifests import write_document
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ckstore.fs.inside import Inside
+    from ckstore.model.names import CheckpointKey
+    from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
-_WAIT_S = 2.0
 _CATALOG_TIMEOUT_S = 5.0
 
 
-def plain_of(context: Context, file: str) -> tuple[BlobRecord, Manifest] | None:
-    """Return which plain blob an encoded file is a form of, and a manifest that has it; None: of no blob."""
+def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
+    """Return which plain blob an encoded file is a form of, and a manifest that has it; None: of no blob.
+
+    Checkpoints that another process has locked for too long are added to `held`.
+    """
     for run, step, _ in context.layout.published():
         path = context.layout.checkpoint(run, step)
         encoding = encoding_at(path)
         found = None if encoding is None else _decoded_from(encoding, file)
-        if found is not None:
-            with suppress(CkstoreError, OSError), CheckpointDirectory.at(path) as directory:
+        if found is None:
+            continue
+        try:
+            with CheckpointDirectory.at(path) as directory:
                 return found, directory.manifest
+        except InUse as error:
+            held[run, step] = error
+        except (CkstoreError, OSError):  # another one may do
+            continue
     return None
 
 
@@ -48,27 +61,33 @@ def _decoded_from(encoding: Encoding, file: str) -> BlobRecord | None:
     )
 
 
-def put_plain(context: Context, file: str, plain: BlobRecord, good: Inside, temporary: Inside) -> int:
-    """Give every checkpoint that has the encoded file the plain blob in its place; return how many.
+def put_plain(context: Context, file: str, plain: BlobRecord, good: Inside, temporary: Inside) -> Given:
+    """Give every checkpoint that has the encoded file the plain blob in its place; return which.
+
+    What no document names any more stays in their directories, for `put_leftovers_away`.
 
     Raises:
         OSError: One could not be changed; those before it were.
     """
     count = 0
+    held: dict[CheckpointKey, InUse] = {}
     for run, step, _ in context.layout.published():
         path = context.layout.checkpoint(run, step)
         encoding = encoding_at(path)
         if encoding is None or _decoded_from(encoding, file) is None:
             continue
         try:
-            with locks.lock_shared(path, timeout_s=_WAIT_S) as lock, marks.kept_unless_durable(lock):
+            with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
                 _put_plain(context, lock, file, plain, good, temporary)
-        except (FileNotFoundError, InUse):  # it goes, and needs nothing any more
+        except FileNotFoundError:  # it is gone
+            continue
+        except InUse as error:  # usually it is being taken apart, and needs nothing any more
+            held[run, step] = error
             continue
         count += 1
         with suppress(CkstoreError):  # what is not done in time the next opener does
             reconcile_one(context, (run, step), timeout_s=_CATALOG_TIMEOUT_S)
-    return count
+    return Given(count, held)
 
 
 def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
@@ -89,15 +108,45 @@ def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
         # As a reader will: what does not fit is not written, and what is there stays as it is.
         parse_manifest(text, where=f"the encoding of {path}", plain=lambda: data)
     write_document(lock, MANIFEST, text)
-    # Only now does no document name these any more.
-    kept = {one.digest for one in wanted.files}
-    for name in set(peek.names(path / BLOBS)) - kept:
-        links.unlink(path / BLOBS / name)
-    if not wanted.encoded:
-        links.unlink(PLAIN, dir_fd=lock.fd)
-    files.sync_directory(path / BLOBS)
-    files.sync_open_directory(lock.fd)
     marks.forget_blob(lock, file)
+
+
+def leftovers(context: Context) -> Iterator[Inside]:
+    """Give the directories that have something which was of a compacted form and which no document names now."""
+    for run, step, _ in context.layout.published():
+        path = context.layout.checkpoint(run, step)
+        # It goes last, so a repair that was killed is found by it.
+        if peek.exists(path / PLAIN) and _leftovers_in(path):
+            yield path
+
+
+def _leftovers_in(path: Inside) -> list[Inside]:
+    try:
+        with files.opened_directory(path) as fd:
+            manifest, _ = manifest_in(fd, path)
+        named = {blob.digest for blob in manifest.stored}
+        found = [path / BLOBS / name for name in peek.names(path / BLOBS) if is_digest(name) and name not in named]
+    except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):  # it cannot be told
+        return []
+    return [*found, *([] if manifest.encoding else [path / PLAIN])]
+
+
+def put_leftovers_away(context: Context, staging: Staging) -> None:
+    """Move what no document of a checkpoint names any more into the staging of a repair, which goes to trash.
+
+    Not while a process has the checkpoint open: it may yet decode with them, by the document before.
+    """
+    for path in leftovers(context):
+        lock = locks.try_exclusive(path)
+        if lock is None:  # the next repair does it
+            continue
+        with lock:
+            for name in _leftovers_in(path):
+                if name.name == PLAIN:  # by it the next repair finds the others, so they are gone for certain
+                    files.sync_directory(path / BLOBS)
+                staging.put_away(name)
+            files.sync_directory(path / BLOBS)
+            files.sync_open_directory(lock.fd)
 
 
 def without(encoding: Encoding, manifest: Manifest, plain: BlobRecord) -> Encoding:

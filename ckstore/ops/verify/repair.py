@@ -23,7 +23,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
 from ckstore.ops.verify.manifests import repair_manifest
-from ckstore.ops.verify.plain_form import plain_of, put_plain
+from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,11 +38,16 @@ _NOWHERE = "no right copy was found"
 
 @dataclass(slots=True)
 class Repaired:
-    """What a repair did."""
+    """What a repair did.
+
+    Attributes:
+        held: The checkpoints that another process had locked for too long, so that they were passed over.
+    """
 
     repaired: list[Repair] = field(default_factory=list)
     unrepaired: list[Unrepaired] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
+    held: dict[CheckpointKey, InUse] = field(default_factory=dict)
 
     def put_aside(self, context: Context, digest: str, names: Iterable[Inside]) -> None:
         """Put damaged copies into quarantine."""
@@ -67,13 +72,8 @@ def repair(
     copies = Copies(context, sources)
     damage = list(damage)
     # Manifests first: without one it is not known which blobs the checkpoint needs.
-    for place in dict.fromkeys((found.run, found.step) for found in damage if not found.blob):
-        repaired, reason = repair_manifest(context, copies, *place)
-        if repaired is not None:
-            done.repaired.append(repaired)
-        elif reason:
-            done.unrepaired.append(Unrepaired("", 0, reason))
-    wanted = _wanted(context, damage)
+    _repair_manifests(context, copies, damage, done)
+    wanted = _wanted(context, damage, done.held)
     for digest in canonical:
         try:
             nbytes = _size_of_right(context, digest)
@@ -85,7 +85,7 @@ def repair(
             wanted.setdefault(digest, Wanted(digest, nbytes))
         elif digest not in wanted:  # no checkpoint needs it
             done.put_aside(context, digest, [context.layout.blob(digest)])
-    if not wanted:
+    if not wanted and not any(leftovers(context)):
         return done
     staging = Staging.create(context.layout, "repair", None)
     try:
@@ -94,9 +94,19 @@ def repair(
                 _repair_blob(context, staging, copies, blob, done, right_elsewhere=right)
             except OSError as error:
                 done.unrepaired.append(Unrepaired(blob.digest, blob.nbytes, describe_os_error(error)))
+        put_leftovers_away(context, staging)
     finally:
         reclaim.discard(context, staging)
     return done
+
+
+def _repair_manifests(context: Context, copies: Copies, damage: Iterable[Damage], done: Repaired) -> None:
+    for place in dict.fromkeys((found.run, found.step) for found in damage if not found.blob):
+        repaired, reason = repair_manifest(context, copies, *place)
+        if repaired is not None:
+            done.repaired.append(repaired)
+        elif reason:
+            done.unrepaired.append(Unrepaired("", 0, reason))
 
 
 def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
@@ -106,15 +116,18 @@ def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
     """
     copies = Copies(context, ())
     found = []
-    for blob in _wanted(context, damage).values():
+    for blob in _wanted(context, damage, {}).values():
         with suppress(OSError):
-            if copies.found(blob) or _plain_form(context, copies, blob.digest):
+            if copies.found(blob) or _plain_form(context, copies, blob.digest, {}):
                 found.append(blob.digest)
     return tuple(found)
 
 
-def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
-    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it."""
+def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey, InUse]) -> dict[str, Wanted]:
+    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it.
+
+    Those that another process has locked for too long are added to `held`.
+    """
     wanted: dict[str, Wanted] = {}
     by_place: dict[CheckpointKey, set[str]] = {}
     for found in damage:
@@ -127,7 +140,9 @@ def _wanted(context: Context, damage: Iterable[Damage]) -> dict[str, Wanted]:
                     if blob.digest in digests:
                         wanted.setdefault(blob.digest, Wanted(blob.digest, blob.nbytes))
                 add_pieces(directory.manifest, {digest: wanted[digest] for digest in digests if digest in wanted})
-        except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):  # gone, or going
+        except InUse as error:
+            held[run, step] = error
+        except (FileNotFoundError, NotADirectoryError, DamagedBlob):  # it is gone
             continue
     return wanted
 
@@ -163,28 +178,31 @@ def _repair_blob(
     # Before the heal, which takes the damaged file's last name: the evidence needs another one by then.
     done.put_aside(context, digest, aside)
     if right is None:
-        plain = _plain_form(context, copies, digest)
+        plain = _plain_form(context, copies, digest, done.held)
         if plain is None:
             done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
             return
         blob, right = plain
         _stage(staging, blob.digest, right)
-        count = put_plain(context, digest, blob, staging.path_of(blob.digest), staging.path / _FRESH)
+        given = put_plain(context, digest, blob, staging.path_of(blob.digest), staging.path / _FRESH)
         # Its name in `blobs/`, which may be free: another save finds it, and gc sees it.
-        staging.heal(blob.digest)
-        done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, count))
+        done.held |= given.held | staging.heal(blob.digest).held
+        done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, given.checkpoint_count))
         note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
     _stage(staging, digest, right)
     # Good copies keep their names: to rename over them would only make readers open another file.
-    count = staging.heal(digest, spare={peek.status(path).st_ino for path in spare})
-    done.repaired.append(Repair(digest, wanted.nbytes, right.source, count))
+    given = staging.heal(digest, spare={peek.status(path).st_ino for path in spare})
+    done.held |= given.held
+    done.repaired.append(Repair(digest, wanted.nbytes, right.source, given.checkpoint_count))
     note(context, "healed", nbytes=wanted.nbytes, why=f"{digest} from {right.source}")
 
 
-def _plain_form(context: Context, copies: Copies, digest: str) -> tuple[BlobRecord, Right] | None:
+def _plain_form(
+    context: Context, copies: Copies, digest: str, held: dict[CheckpointKey, InUse]
+) -> tuple[BlobRecord, Right] | None:
     """Return the plain blob of which a file is an encoded form, and where right bytes of it are."""
-    found = plain_of(context, digest)
+    found = plain_of(context, digest, held)
     if found is None:
         return None
     blob, manifest = found

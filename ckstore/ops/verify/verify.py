@@ -150,8 +150,8 @@ class Verification:
                     right={unit[:2] for unit in checker.good},
                 )
                 self._look_again(checker, done)
-                if done.repaired or done.quarantined:
-                    findings = self._survey(checker)
+                if done.repaired or done.quarantined or done.held:
+                    findings = self._survey(checker, done)
         damage = self._damage()
         healable = () if options.repair or options.quick or options.budget_s else could_heal(self._context, damage)
         unread, oldest = self._age(checker)
@@ -289,17 +289,21 @@ class Verification:
 
     # ------------------------------------------------------------------------------------- after a repair
 
-    def _survey(self, checker: Verifier) -> list[StoreFinding]:
+    def _survey(self, checker: Verifier, done: Repaired | None = None) -> list[StoreFinding]:
         from ckstore.ops.verify.survey import survey
 
-        if not self._everything:
+        if not self._everything and done is None:
             for error in checker.locked.values():
                 raise error
             return []
+        passed_over = {key: ("repaired", error) for key, error in (done.held if done else {}).items()}
+        passed_over |= {key: ("checked", error) for key, error in checker.locked.items()}
         locked = [
-            StoreFinding("locked", f"{run}@{step} was not checked: {error.message}", f"{run}@{step}", harmful=True)
-            for (run, step), error in sorted(checker.locked.items())
+            StoreFinding("locked", f"{run}@{step} was not {what}: {error.message}", f"{run}@{step}", harmful=True)
+            for (run, step), (what, error) in sorted(passed_over.items())
         ]
+        if not self._everything:
+            return locked
         closed = [
             StoreFinding("closed", f"{said}, so it was not checked", path)
             for path, said in sorted(self._context.layout.passed_over.items())

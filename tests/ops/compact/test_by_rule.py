@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,11 +13,13 @@ import pytest
 import torch
 
 from ckstore import Store
+from ckstore.ops.compact.compact import compact
 from ckstore.ops.compact.plan import plan
 from ckstore.ops.pace import Share
 from ckstore.saver import compactor, mirror
 from ckstore.saver.server.compactor import compact_all
 from ckstore.store import context_of
+from tests.support.meanwhile import elsewhere
 
 _WAIT_S = 120.0
 
@@ -109,6 +113,31 @@ def test_a_share_rests_for_as_long_as_its_work_must_wait() -> None:
 
     assert sum(rests) == pytest.approx(0.5 * 9)
     assert max(rests) == pytest.approx(0.025 * 9)
+
+
+@pytest.mark.parametrize("dropped, done, skipped", [(3, {0, 1, 2}, {3}), (4, {1}, {0, 2, 3, 4})])
+def test_what_a_compaction_reads_may_be_deleted_while_it_rests(
+    store: Store, dropped: int, done: set[int], skipped: set[int]
+) -> None:
+    """The checkpoint that it is about to encode, or the one against which it does."""
+    for step in range(5):
+        store.save(state(step), step=step)
+    context, seconds, going = context_of(store), itertools.count(), [dropped]
+
+    def sleep(_: float) -> None:
+        while going:
+            elsewhere(lambda: store.delete(going.pop(), now=True))
+
+    report = compact(
+        context, plan(context, (), None, keep_newest=1), Share(0.5, used=lambda: next(seconds), sleep=sleep)
+    )
+
+    assert {one.info.step for one in report.compacted} == done
+    assert {one.info.step for one in report.skipped} == skipped
+    assert os.listdir(store.path / "staging") == os.listdir(store.path / "trash") == []
+    assert all(torch.equal(store.load(info)["w"], state(info.step)["w"]) for info in store.checkpoints())
+    assert store.verify().ok
+    assert not compact(context, plan(context, (), None, keep_newest=1)).skipped
 
 
 @pytest.mark.slow

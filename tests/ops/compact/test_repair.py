@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,12 @@ import pytest
 import torch
 
 from ckstore import Store
+from ckstore.errors import DamagedBlob
+from ckstore.objects import heal
+from ckstore.ops.verify import plain_form
+from tests.cli.conftest import Run
+from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture
+from tests.ops.refs.test_locked import Holder
 
 
 @pytest.fixture
@@ -165,6 +172,54 @@ def test_a_plain_piece_is_healed_by_an_encoded_copy(store: Store, tmp_path: Path
     assert [repair.digest for repair in report.repaired] == [plain]
     assert "encoded form" in report.repaired[0].source
     assert all(torch.equal(store.load(step)["w"], value) for step, value in enumerate(values))
+
+
+def test_what_a_reader_may_be_decoding_with_stays_until_the_next_repair(store: Store, tmp_path: Path) -> None:
+    values = compacted(store, tmp_path / "backup")
+    plain = blob_of(store, 1)
+    file = forms_of(store, 1)[plain]
+    with store.open_checkpoint(1):
+        spoil_all(store.path, file, "flipped")
+        report = store.verify(repair_from=tmp_path / "backup")
+        assert (report.ok, [one.digest for one in report.repaired]) == (True, [plain])
+        assert [path.parts[-3] for path in (store.path / "checkpoints").rglob(file)] == ["1"]
+        assert torch.equal(store.load(1)["w"], values[1])
+
+    assert store.verify(repair=True).ok
+    assert not list((store.path / "checkpoints").rglob(file))
+    assert os.listdir(store.path / "staging") == os.listdir(store.path / "trash") == []
+    assert not store.info(1).compacted
+    assert torch.equal(store.load(1)["w"], values[1])
+
+
+@pytest.mark.parametrize("form", ["encoded", "plain"])
+def test_a_repair_says_which_checkpoint_it_passed_over_since_another_process_has_it(
+    store: Store, tmp_path: Path, form: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (heal, plain_form):
+        monkeypatch.setattr(module, "WAIT_S", 0.05)
+    value = torch.randn(50_000, generator=torch.Generator().manual_seed(2))
+    for step in range(3):
+        store.save({"w": value * (step + 1) if step == 2 else value}, step=step)
+    shutil.copytree(store.path, tmp_path / "backup")
+    file = blob_of(store, 0)
+    if form == "encoded":
+        store.compact(keep_newest=1)
+        file = forms_of(store, 1)[file]
+    spoil_all(store.path, file, "flipped")
+    holder = Holder(store, 1)
+
+    said = run("verify", "0", "--repair-from", tmp_path / "backup", "--store", store.path)
+    holder.let_go()
+
+    assert said.exit_code == DamagedBlob.exit_status
+    assert "main@1 was not repaired: " in said.stdout
+    assert "is locked by another process" in said.stdout
+    assert torch.equal(store.load(0)["w"], value)
+    with pytest.raises(DamagedBlob):
+        store.load(1)
+    assert store.verify(repair=True).ok
+    assert torch.equal(store.load(1)["w"], value)
 
 
 def test_an_encoded_piece_is_healed_by_another_encoded_form_of_it(store: Store, tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ def test_a_gc_that_frees_nothing_says_what_would(store: Store) -> None:
     store.save(state(2, 4), step=50)
     store.save(state(1, 2, 3, 4), step=60, tags=["best"])
     assert "main@100 would free nothing, since other checkpoints use the same bytes" in store.gc().explanation
+    pin = store.pin(100, "in a paper")
+    assert "the oldest checkpoint main@200 would free nothing" in store.gc().explanation
+    (store.path / "pins" / f"{pin.name}.json").write_text("{")  # what it protects is unknown, so nothing may go
+    assert store.gc().explanation == "nothing is unused"
     assert (report.freed_count, report.freed_bytes, report.held, report.linked_elsewhere) == (0, 0, (), ())
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ckstore.objects import checkpoints
 from ckstore.ops.check import validity
 from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
-from tests.support.stores import disk_bytes
+from tests.support.stores import disk_bytes, references_of_catalog, references_of_manifests
 
 DAY_S = 86400.0
 
@@ -77,7 +78,7 @@ def test_what_was_deleted_comes_back_as_it_was(kept: Store) -> None:
 
     info = kept.undelete("main@1")
 
-    assert info.id == infos[1].id
+    assert info == infos[1]
     assert files_of(kept, 1) == before
     assert kept.checkpoints() == infos
     assert Store.open(kept.path).checkpoints() == infos
@@ -153,6 +154,8 @@ def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) 
     assert [one.ref for one in kept.dropped()] == ["main@2", "main@1", "main@0"]
 
     assert kept.undelete().step == 2
+    with pytest.raises(NoSuchRef, match=r"^nothing can be brought back"):
+        Store.open(kept.path, run="other").undelete()
     assert kept.undelete(0).step == 0
     assert [info.step for info in kept.checkpoints()] == [0, 2, 3]
     assert kept.info("latest").step == 3
@@ -248,6 +251,28 @@ def test_a_step_of_several_runs_is_not_guessed(kept: Store) -> None:
     assert Store.open(kept.path, run="a").undelete(1).run == "a"
 
 
+def test_what_comes_back_is_in_the_catalog_at_once(kept: Store) -> None:
+    for step in range(3):
+        save(kept, step)
+    kept.delete(1)
+
+    kept.undelete(1)
+
+    assert references_of_catalog(kept.path) == references_of_manifests(kept.path)
+
+
+def test_a_step_is_never_the_beginning_of_an_id(kept: Store) -> None:
+    save(kept, 300)
+    save(kept, 301)
+    while (digit := kept.info(300).id.partition("-")[2][0]) in "0abcdef":  # those that no step begins with
+        save(kept, 300, seed=random.randrange(10**6), if_exists="replace")
+    kept.delete(300)
+
+    with pytest.raises(NoSuchRef, match="nothing of that name can be brought back"):
+        kept.undelete(f"main@{digit}")
+    assert kept.undelete(kept.dropped()[0].id[:12]).step == 300
+
+
 def test_a_purge_leaves_the_blobs_that_another_checkpoint_has(kept: Store) -> None:
     save(kept, 1, seed=7)
     save(kept, 2, seed=7)
@@ -298,6 +323,24 @@ def test_a_save_that_meets_a_quota_in_the_middle_takes_the_space(kept: Store, mo
     assert [info.step for info in kept.checkpoints()] == [2, 3]
 
 
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_where_other_hosts_may_be_at_work_the_old_form_of_a_compacted_checkpoint_is_not_offered(tmp_path: Path) -> None:
+    # With a catalog elsewhere all that goes to trash waits for a grace.
+    store = Store.init(tmp_path / "store", catalog_path=tmp_path / "its.db")
+    for step in range(3):
+        store.save({"w": np.arange(100_000) + step}, step=step)
+    store.compact(keep_newest=1)
+    assert len(os.listdir(store.path / "trash")) == 2
+    assert store.dropped() == store.gc().waiting == ()
+
+    store.delete(0)
+    assert [one.ref for one in store.dropped()] == ["main@0"]
+    store.undelete(0)
+    assert store.info(0).compacted
+    assert store.dropped() == ()
+    assert store.load(0)["w"][0] == 0
+
+
 def test_switched_off_nothing_waits(store: Store) -> None:
     store.config.undo_by_hand_s = 0
     save(store, 1)
@@ -324,6 +367,26 @@ def test_a_kill_at_any_change_leaves_it_in_trash_or_whole_in_its_place(kept: Sto
         if not is_there:
             opened.undelete("main@1")
         assert opened.verify(quick=True).ok
+    assert at > 3
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_kill_while_it_is_freed_leaves_it_whole_or_for_the_next_gc(kept: Store, before: bool) -> None:
+    save(kept, 2)
+    died = True
+    at = 0
+    while died:
+        at += 1
+        save(kept, 1)
+        kept.annotate(1, {"loss": 2.0})
+        kept.delete(1)
+        died = run_and_kill(lambda: kept.gc(now=True), at=at, before=before)
+        with Store.open(kept.path) as opened:
+            for one in opened.dropped():
+                assert opened.undelete(one.id).metrics == {"loss": 2.0}
+                opened.delete(1, now=True)
+            opened.gc()
+            assert list((kept.path / "trash").iterdir()) == []
     assert at > 3
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from ckstore import BadInput, RetentionPolicy, Store
+from ckstore.model.times import seconds_text
+from ckstore.ops.report import html
 
 
 def fill(store: Store) -> None:
@@ -78,6 +80,37 @@ def test_names_from_the_store_are_text(store: Store) -> None:
     assert "<script>alert" not in page
     assert "&lt;b&gt;&amp;" in page
     assert "</script>" in data_of(page)["checkpoints"][-1]["metrics"]
+
+
+def test_a_tensor_that_stayed_has_an_empty_cell(store: Store) -> None:
+    for step in range(4):
+        state = {"same": np.arange(9), "all": np.full(9, step), "once": np.full(9, step == 2)}
+        store.save(state if step else {**state, "gone": np.ones(9)}, step=step)
+
+    table = store.report().html.partition('<table class="map">')[2].partition("</table>")[0]
+
+    rows = re.findall('<th scope="row">([^<]*)</th>((?:<td[^>]*>[^<]*</td>)+)', table)
+    assert {name: re.findall("<td[^>]*>(.*?)</td>", row) for name, row in rows} == {
+        "all": ["100 %"] * 3,
+        "once": ["", "100 %", "100 %"],
+        "gone": ["gone", "", ""],
+    }
+
+
+@pytest.mark.parametrize(
+    "share,shown",
+    [(0.0, ""), (1e-9, "&lt;1 %"), (0.0099, "&lt;1 %"), (0.014, "1 %"), (0.5, "50 %"), (0.999, "99 %"), (1.0, "100 %")],
+)
+def test_a_share_is_0_or_100_percent_only_where_it_is(share: float, shown: str) -> None:
+    assert html._cell(share).partition(">")[2] == f"{shown}</td>"
+
+
+@pytest.mark.parametrize(
+    "seconds,shown",
+    [(0.0, "0 s"), (0.0004, "0 s"), (0.0316, "0.032 s"), (0.99, "0.99 s"), (1.26, "1.3 s"), (754.04, "754.0 s")],
+)
+def test_a_short_time_has_two_digits(seconds: float, shown: str) -> None:
+    assert seconds_text(seconds) == shown
 
 
 def test_an_empty_store_and_a_damaged_checkpoint_have_a_report(store: Store) -> None:

@@ -33,8 +33,8 @@ from ckstore_cli._refs import complete_run
 @click.option("--force", is_flag=True, help="Replace it although a tag or a pin names it: they name the new one then.")
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
-@click.option("--rank", type=click.IntRange(min=0), help="This is one of several processes that commit together.")
-@click.option("--world-size", type=click.IntRange(min=1), help="How many they are.")
+@click.option("--rank", type=click.IntRange(min=0), help="Number of this process, of several that commit together.")
+@click.option("--world-size", type=click.IntRange(min=1), help="How many processes commit together.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),

@@ -49,10 +49,10 @@ def log(  # noqa: PLR0917 - one for each option
     """List the checkpoints, the newest first.
 
     SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
-    marks what a read or ckstore verify found damaged, compacted what takes less by
-    now: ckstore show says how much is kept, ckstore du what is on the disk.
-    Checkpoints are listed in the order in which they were saved, even if a run
-    went back to an earlier step. In a pipe each checkpoint is one line.
+    marks a checkpoint in which a read or ckstore verify found damage, compacted one
+    that takes less space by now: ckstore show says how much. Checkpoints are listed
+    in the order in which they were saved, even if a run went back to an earlier
+    step. In a pipe each checkpoint is one line.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``ckstore ls``: the files, tensors and other leaves of one checkpoint."""
+"""``ckstore ls``: the files, tensors and other values of one checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.argument("glob", required=False)
 @framed
 def ls(frame: Frame, ref: str, glob: str | None) -> None:
-    """List the files, tensors and other leaves of REF (default: latest).
+    """List the files, tensors and other values of REF (default: latest).
 
     With GLOB, list only the names that match it as a whole: * stands for any
     characters, ? for one. Brackets stand for themselves, since names contain

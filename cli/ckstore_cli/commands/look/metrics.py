@@ -24,8 +24,10 @@ from ckstore_cli._frame import Frame, UserPath, pass_frame, store_option
 def metrics(frame: Frame, output: Path | None) -> None:
     """Print what the store and each run hold, as text of OpenMetrics.
 
-    Bytes alone, shared, unused, waiting and free; of each run its checkpoints,
-    their bytes, the newest step and when it was saved, and how many are damaged.
+    Of the store: the bytes that runs hold alone, those they share, those that gc
+    frees, those that undo can bring back, and the free space. Of each run: how many
+    checkpoints and bytes it has, how many checkpoints are damaged, and the newest
+    step and its time.
     Run it from cron or a timer for the textfile collector of node_exporter.
 
     \b

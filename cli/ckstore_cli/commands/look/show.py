@@ -104,8 +104,7 @@ def _lines(
         text = json.dumps(to_json(info.metadata), indent=2, ensure_ascii=False)
         yield from _block("metadata", printable(text, keep_lines=True))
     files = f"{counted(file_count, 'file')} with " if file_count else ""
-    leaves = "1 leaf" if info.leaf_count == 1 else f"{info.leaf_count} leaves"
-    yield "holds", f"{size_text(info.logical_bytes)} in {files}{leaves}"
+    yield "holds", f"{size_text(info.logical_bytes)} in {files}{counted(info.leaf_count, 'value')}"
     if compacted:
         yield "kept", compacted
     yield "new", f"{size_text(info.new_bytes)} written by its save"

@@ -16,9 +16,9 @@ from ckstore_cli._frame import Frame, framed
 def why(frame: Frame, blob: str) -> None:
     """List the checkpoints and tensors that use BLOB.
 
-    BLOB is the name of a file in blobs/, or 6 or more of its digits. Of what was
-    compacted HOW says whether its bytes are there encoded, or what is decoded
-    with them, and how many are kept of how many.
+    BLOB is the name of a file in blobs/, or 6 or more of its digits. For a
+    compacted checkpoint, HOW says whether it keeps these bytes encoded or decodes
+    others with them, and gives the size on the disk and the full size.
 
     \b
     Example:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     type=click.Choice(["error", "replace", "keep"]),
     default="error",
     show_default=True,
-    help="Where another checkpoint has that run and step here.",
+    help="What to do if the store has another checkpoint of that run and step.",
 )
 @store_option
 @json_option

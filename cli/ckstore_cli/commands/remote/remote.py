@@ -137,11 +137,11 @@ def probe(frame: Frame, name: str) -> None:
 def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -> None:  # noqa: FBT001
     """Remove from the remote NAME the blobs that nothing names.
 
-    Of the mirror, the checkpoints that ckstore config keep-remote does not keep
-    are removed first.
-    What is found so is condemned, and removed by a later call when the grace is
-    over. Pushes may go on meanwhile where the service compares the version of an
-    object before it writes; else say with --exclusive that there are none.
+    At the mirror, the checkpoints that ckstore config keep-remote does not keep
+    are removed first. A blob that nothing names is marked; once the grace is over,
+    a later call removes it. Pushes may go on meanwhile if the service compares the
+    version of an object before it writes; otherwise say with --exclusive that
+    there are none.
 
     \b
     Example:

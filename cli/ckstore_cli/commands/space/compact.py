@@ -16,10 +16,11 @@ from ckstore_cli._refs import complete_ref, complete_run
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: every run.")
 @click.option(
     "--keep-newest",
+    metavar="N",
     type=click.IntRange(min=1),
     default=3,
     show_default=True,
-    help="So many of the newest of each run stay plain.",
+    help="Leave the newest N of each run as they are.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be encoded against what.")
 @store_option

@@ -77,8 +77,9 @@ def delete(
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.name}")
-        if store.dropped() and not (dry_run or now):
-            out.note("ckstore undo lists what can be brought back; it keeps its bytes until then, or ckstore gc --now")
+        if not (dry_run or now) and (waiting := store.dropped()):
+            until = waiting[0].until[:16].replace("T", " ")
+            out.note(f"until {until} UTC ckstore undo brings back what was deleted; ckstore gc --now frees it at once")
     if len(refused) == 1:
         raise refused[0][1]
     if refused:
@@ -90,6 +91,8 @@ def delete(
 
 def _named(store: Store, ref: str) -> list[CheckpointInfo]:
     """Return what a ref or a range names."""
+    if "*" in ref:
+        raise BadInput(f"{ref!r} is not a REF: it has a *", hint="ckstore delete RUN@A..B, or ckstore delete --run RUN")
     found = _RANGE.fullmatch(ref)
     if found is None:
         _refuse_several(store, ref)

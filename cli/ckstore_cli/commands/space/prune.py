@@ -34,8 +34,10 @@ def prune(
 
     A checkpoint stays if any rule keeps it. Whatever the rules say, a checkpoint
     that has a tag, is pinned or open, or is the newest whole one of its run is
-    never dropped. Without rules, the store's own policies and budget apply. The space is freed
-    as ckstore gc does it, once the time of ckstore config undo is over. On a shared
+    never dropped. Without rules, the store's own policies and budget apply.
+
+    For a day (see ckstore config undo) ckstore undo can bring back what was dropped;
+    then its space is freed as ckstore gc does it, with --now at once. On a shared
     filesystem ckstore gc --exclusive frees at once.
 
     \b
@@ -69,6 +71,6 @@ def prune(
     status = print_freed(out, report)
     if dry_run and waits_s and report.retention is not None and report.retention.plan.dropped:
         out.note(
-            f"it can be brought back for {age_words(waits_s)} (ckstore undo), and is freed then; --now frees it at once"
+            f"ckstore undo could bring them back for {age_words(waits_s)}; then they are freed, with --now at once"
         )
     return status

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import BadInput, NoSuchRef, StepExists
+from ckstore.errors import BadInput, CkstoreError, NoSuchRef, StepExists
 from ckstore.model.digest import short_id
 from ckstore.model.sizes import size_text
+from ckstore.model.words import printable, some_of
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
 
 if TYPE_CHECKING:
     from ckstore.store import Store
 
-_HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL", "SIZE")
+_HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL (UTC)", "SIZE")
 
 
 @click.command()
@@ -51,7 +53,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
     out = frame.output()
     if refs or last or every or run is not None:
         with frame.writing() as store:
-            taken = None
+            taken, back = None, []
             for ref in _waiting(store, run) if every or run is not None else refs or ("latest",):
                 try:
                     info = store.undelete(ref)
@@ -60,6 +62,13 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
                     continue
                 out.document({"run": info.run, "step": info.step, "id": info.id})
                 out.line(f"brought back {info.name}")
+                back.append(info.name)
+            if doomed := _doomed(store, back):
+                them = "it" if len(doomed) == 1 else "them"
+                said = (
+                    f"the rules of ckstore config drop {some_of(doomed)} after the next save; ckstore pin keeps {them}"
+                )
+                out.warning(printable(said))
             if taken is not None:
                 raise taken
         return
@@ -74,6 +83,16 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
         return
     rows = [(one.ref, short_id(one.id), _time(one.dropped), _time(one.until), size_text(one.nbytes)) for one in found]
     out.table(columns([_HEAD, *rows], "<<<<>"))
+
+
+def _doomed(store: Store, back: list[str]) -> list[str]:
+    """Return those of the checkpoints that are back which the store's own rules would drop again."""
+    own = store.config
+    if back and (own.retention or own.retention_by_run or own.budget):
+        with suppress(CkstoreError):  # they are back, whatever the rules cannot say
+            plan = store.plan_retention(shown_only=True)
+            return [entry.info.name for entry in plan.dropped if entry.info.name in back]
+    return []
 
 
 def _waiting(store: Store, run: str | None) -> list[str]:

@@ -79,8 +79,8 @@ _THREADS_HOW = "ckstore config threads --count 8"
     "--time",
     "wait",
     metavar="TIME",
-    help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for mirror: see mirror_age_s; "
-    "for compact: how old.",
+    help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for mirror: "
+    "how long a checkpoint may be here alone before ckstore doctor warns; for compact: how old it is.",
 )
 @click.option("--bwlimit", metavar="SIZE", help="For mirror: bytes a second that it sends at most, such as 200MB.")
 @framed
@@ -100,24 +100,29 @@ def config(  # noqa: PLR0917 - one for each option
 ) -> None:
     """Show what the store does by itself, or change one SETTING.
 
-    retention: the policy that is applied to a run after each save to it; the
-    space of what it drops is freed; with --run that of one run, or of those that a
-    glob fits. budget: how much all checkpoints may take; above it a save drops the
-    oldest. make-room: the policy by which a save that
-    does not fit may drop the oldest checkpoints. read-back: whether a save reads
-    back from the disk what it wrote before it counts as durable. recheck: the
-    share of reused data that a save reads again, to find bit rot. undo: how long
-    ckstore undo can bring back what was dropped (a day by default; with --on also
-    what a rule drops or a save replaces, for an hour; --off: nothing). grace: how long
-    what is dropped waits in trash/ on a filesystem that other hosts have, too.
-    shared: whether other hosts use the store, where its filesystem does not tell.
-    threads: how many a save, a load or a verification uses. mirror: the remote
-    NAME that gets every checkpoint after it is durable here. keep-local: which
-    checkpoints keep their bytes here once the mirror has them. keep-remote: which
-    the mirror keeps. cache: how many bytes that were fetched are kept here.
-    push-deltas: whether pushes to object storage send differences to what is there.
-    compact: how old a checkpoint is before it is compacted by itself.
-    Settings are kept in the store and apply to every process.
+    Settings are kept in the store and apply to every process. Each SETTING says:
+
+    \b
+      retention    the rules for a run, applied after each save to it: the others
+                   are dropped and freed; --run: for one run, or runs by a glob
+      budget       how much all checkpoints may take: above it a save drops the
+                   oldest
+      make-room    the rules by which a save that does not fit drops the oldest
+      read-back    whether a save counts as durable only after it was read back
+                   from the disk
+      recheck      the share of reused data that a save reads again, to find bit rot
+      undo         how long ckstore undo can bring back what was deleted, a day by
+                   default; --on: also, for an hour, what rules drop and saves replace;
+                   --off: nothing
+      grace        how long dropped data waits on a filesystem of several hosts
+      shared       whether other hosts use the store, if its filesystem cannot tell
+      threads      how many threads a save, a load or a verification uses
+      mirror       the remote NAME that gets each checkpoint once it is durable here
+      keep-local   the rules for those that stay here once the mirror has them
+      keep-remote  the rules for those that the mirror keeps
+      cache        how many fetched bytes are kept here
+      push-deltas  whether pushes to object storage send differences only
+      compact      the age at which checkpoints are compacted in the background
 
     \b
     Example:
@@ -194,6 +199,8 @@ def config(  # noqa: PLR0917 - one for each option
         by_run = store.config.retention_by_run
     out.document({**found, "retention_by_run": by_run})
     _print(out, found, by_run)
+    if setting in (RETENTION, BUDGET) and wanted is None:
+        out.note("applied after each save from now on; ckstore prune applies it at once, --dry-run shows what would go")
 
 
 def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, RetentionPolicy]) -> None:
