@@ -74,7 +74,7 @@ def _parse(data: bytes, where: str) -> Mirrored:
     check_version(members.get("version"), _VERSION, where)
     remote, ids, problem = (members.get(name) for name in ("remote", "checkpoints", "problem"))
     uuid = members.get("uuid", "")
-    if not all(isinstance(text, str) for text in (remote, uuid, problem)):
+    if not isinstance(remote, str) or not isinstance(uuid, str) or not isinstance(problem, str):
         refuse(where, "remote, uuid and problem", "texts", [remote, uuid, problem])
     if not isinstance(ids, list) or not all(isinstance(id, str) and is_digest(id) for id in ids):
         refuse(where, "checkpoints", "an array of ids", ids)
