@@ -438,7 +438,7 @@ def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_i
     del quiet
 
 
-@pytest.mark.parametrize("how", ["named again", "made anew"])
+@pytest.mark.parametrize("how", ["named again", "made again"])
 def test_another_place_under_the_name_of_the_mirror_has_nothing_yet(tmp_path: Path, quiet: list[str], how: str) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     for step in (1, 2):
@@ -446,7 +446,7 @@ def test_another_place_under_the_name_of_the_mirror_has_nothing_yet(tmp_path: Pa
     all_steps(store)
     shutil.rmtree(tmp_path / "m")
     Store.init(tmp_path / "m")
-    if how == "made anew":
+    if how == "made again":
         store.save({"x": 3}, step=3)
         with pytest.raises(RemoteError, match="another remote is at mirror") as raised:
             Mirror(context_of(store)).step()
