@@ -193,7 +193,13 @@ class Store:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         store._listing = listing._context  # noqa: SLF001 - its own
-        weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
+        made_by = os.getpid()
+
+        def remove() -> None:
+            if os.getpid() == made_by:  # a child that was forked runs this as well, and the parent reads on
+                shutil.rmtree(folder, ignore_errors=True)
+
+        weakref.finalize(store, remove)
         return store
 
     @classmethod

@@ -44,11 +44,13 @@ class Mirrored:
 
     Attributes:
         remote: Name of the remote that it is about.
+        uuid: Of that remote: another one may have the name by now.
         ids: The checkpoints of this store that were seen there.
         problem: Why the last try failed; empty if it did not.
     """
 
     remote: str = ""
+    uuid: str = ""
     ids: frozenset[str] = field(default_factory=frozenset)
     problem: str = ""
 
@@ -58,6 +60,7 @@ class Mirrored:
             "format": _FORMAT,
             "version": _VERSION,
             "remote": self.remote,
+            "uuid": self.uuid,
             "checkpoints": sorted(self.ids),
             "problem": self.problem[:_WHY_CHARS],
         }
@@ -70,25 +73,32 @@ def _parse(data: bytes, where: str) -> Mirrored:
         refuse(where, "format", repr(_FORMAT), members.get("format"))
     check_version(members.get("version"), _VERSION, where)
     remote, ids, problem = (members.get(name) for name in ("remote", "checkpoints", "problem"))
-    if not isinstance(remote, str) or not isinstance(problem, str):
-        refuse(where, "remote and problem", "texts", [remote, problem])
+    uuid = members.get("uuid", "")
+    if not isinstance(remote, str) or not isinstance(uuid, str) or not isinstance(problem, str):
+        refuse(where, "remote, uuid and problem", "texts", [remote, uuid, problem])
     if not isinstance(ids, list) or not all(isinstance(id, str) and is_digest(id) for id in ids):
         refuse(where, "checkpoints", "an array of ids", ids)
-    return Mirrored(remote, frozenset(ids), problem)
+    return Mirrored(remote, uuid, frozenset(ids), problem)
 
 
 def _place(layout: Layout) -> Inside:
     return layout.root / FOLDER / FILE
 
 
+def uuid_now(layout: Layout, remote: str) -> str:
+    """Return the uuid of the remote that has a name in the settings now; "" where none has."""
+    entry = read_config(layout).get("remotes", {}).get(remote, {})
+    return str(entry.get("uuid", "")) if isinstance(entry, dict) else ""
+
+
 def read_mirrored(layout: Layout, remote: str) -> Mirrored:
     """Return what is known of a mirror; nothing where the file is missing, damaged, or about another remote."""
-    path = _place(layout)
+    path, uuid = _place(layout), uuid_now(layout, remote)
     try:
         found = read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))
     except (FileNotFoundError, NotADirectoryError, CkstoreError):
-        return Mirrored(remote)
-    return found if found.remote == remote else Mirrored(remote)
+        return Mirrored(remote, uuid)
+    return found if (found.remote, found.uuid) == (remote, uuid) else Mirrored(remote, uuid)
 
 
 def write_mirrored(layout: Layout, mirrored: Mirrored) -> None:
@@ -100,9 +110,11 @@ def write_mirrored(layout: Layout, mirrored: Mirrored) -> None:
         atomic_file.replace_file(layout, lock, fd, path.name, data)
 
 
-def add_mirrored(layout: Layout, remote: str, ids: Iterable[str], here: Iterable[str]) -> None:
+def add_mirrored(layout: Layout, remote: str, uuid: str, ids: Iterable[str], here: Iterable[str]) -> None:
     """Note that checkpoints were seen at the mirror; those that are not here any more are forgotten."""
     known = read_mirrored(layout, remote)
+    if known.uuid != uuid:  # another remote has got the name meanwhile
+        return
     new = replace(known, ids=(known.ids | {*ids}) & {*here}, problem="")
     if new != known:
         write_mirrored(layout, new)

@@ -82,9 +82,11 @@ class Remote:
         objects: Its objects.
         cas: Whether its compare-and-swap was seen to work.
         checks_bodies: Whether it was seen to refuse a body that was damaged on the way.
+        uuid: What it had when it was added; "": not known.
     """
 
     name: str
     objects: Objects
     cas: bool = True
     checks_bodies: bool = False
+    uuid: str = ""

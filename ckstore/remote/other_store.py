@@ -35,8 +35,8 @@ class StoreSource:
 
     def mending(self, place: Place, digest: str = "") -> str:
         """See `ckstore.remote.source.Source`."""
-        del digest  # it reads all of them
-        return f"ckstore verify {place.name} --repair --store {self._layout.path}"
+        del digest  # a repair looks at all of them
+        return f"repair {place.name} in the store {self._layout.path}"
 
     def places(self, under: str = "") -> list[Place]:
         """See `ckstore.remote.source.Source`."""

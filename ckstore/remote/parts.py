@@ -13,7 +13,7 @@ from ckstore.errors import BadInput, CkstoreError, UnknownOutcome
 from ckstore.model.checkpoint.elsewhere import Holder
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.config_file import MIRROR, setting_of
-from ckstore.remote.documents.info import check_hash, read_info
+from ckstore.remote.documents.info import check_takes
 from ckstore.remote.elsewhere.clone import list_remote
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Push, end_intents
@@ -46,9 +46,7 @@ def common_remote(context: Context) -> tuple[Remote, Holder]:
     if not isinstance(there, Remote):
         msg = f"the mirror {name} is a store in a directory, and stores of several nodes need object storage"
         raise BadInput(msg, hint="let all ranks save into that store itself")
-    info = read_info(there.objects, name)
-    check_hash(info, context.settings, name)
-    return there, Holder(info.uuid, name)
+    return there, Holder(check_takes(there, context.settings).uuid, name)
 
 
 @dataclass(frozen=True, slots=True)

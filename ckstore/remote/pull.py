@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InsufficientSpace, RemoteError
+from ckstore.errors import (
+    CkstoreError,
+    InsufficientSpace,
+    Protected,
+    RemoteDenied,
+    RemoteError,
+    RemoteUnavailable,
+    StepExists,
+)
 from ckstore.fs import files, links, peek
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of
@@ -114,21 +122,39 @@ class Pull:
     _expected_bytes: int = 0
 
     def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self._budget = MemoryBudget()
         bytes_s = self.manner.bytes_s
         self._limiter = None if bytes_s is None else RateLimiter(bytes_s, sleep=self._budget.sleep)
 
     def bring(self, places: Sequence[Place]) -> TransferReport:
-        """Bring checkpoints, one after another."""
+        """Bring checkpoints, one after another; one that cannot be brought is said when all others are here.
+
+        Raises:
+            RemoteError: A checkpoint is missing or damaged there, or the source does not answer.
+            StepExists, Protected: Another one is at its step.
+        """
         self.context.check_writable()
         begun_s = time.monotonic()
         infos = []
         new_count = 0
+        failure: CkstoreError | None = None
         for place in places:
-            info, is_new = self._bring_one(place)
+            try:
+                info, is_new = self._bring_one(place)
+            except (RemoteDenied, RemoteUnavailable):  # nor would the next one come
+                raise
+            except (RemoteError, StepExists, Protected) as error:
+                failure = failure or error
+                self._begin()  # the error has ended what the others share
+                continue
             infos.append(info)
             new_count += is_new
         take_names(self.context, self.source, infos, self.warnings)
+        if failure is not None:
+            raise failure
         return TransferReport(
             "pull",
             self.source.name,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
+from ckstore.errors import BytesElsewhere, CkstoreError, DamagedBlob, NoSuchRef, RemoteError
 from ckstore.fs import direct, files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
@@ -85,7 +85,8 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     """Bring checkpoints to a remote, the newest first.
 
     Raises:
-        DamagedBlob: Bytes of a checkpoint are damaged here; checkpoints before it are there.
+        DamagedBlob, BytesElsewhere, NoSuchRef: Bytes of a checkpoint are damaged here, at another remote alone, or
+            were dropped meanwhile; all others are there.
         RemoteError: The remote did not take something; the push can be repeated, and goes on where it ended.
     """
     begun_s = time.monotonic()
@@ -102,6 +103,8 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     finally:
         # Also after an error: what was seen there need not be sent or read again.
         work.keep_record()
+    if work.failure is not None:
+        raise work.failure
     moved = work.sent_bytes
     return TransferReport(
         "push",
@@ -127,10 +130,12 @@ class Push:
 
     Attributes:
         may_exist: Whether the last checkpoint may be at the remote, whatever error was raised.
+        failure: Why the first of those that `send_all` left out is not there.
     """
 
     def __init__(self, context: Context, remote: Remote, manner: Manner, there: There) -> None:
         self.may_exist = False
+        self.failure: CkstoreError | None = None
         self.sent_bytes = self.sent_count = 0
         self.warnings: list[str] = []
         self._context, self._remote, self._manner, self._plan = context, remote, manner, there.plan
@@ -138,20 +143,37 @@ class Push:
         self._encodes = setting_of(context.layout, PUSH_DELTAS)
         self._record = there.known
         self._before = self._record.render()
+        self._left_out: set[str] = set()
+        self._begin()
+
+    def _begin(self) -> None:
         self._budget = MemoryBudget()
-        self._limiter = None if manner.bytes_s is None else RateLimiter(manner.bytes_s, sleep=self._budget.sleep)
-        self._end = self._budget.ending(remote.objects.close)
+        bytes_s = self._manner.bytes_s
+        self._limiter = None if bytes_s is None else RateLimiter(bytes_s, sleep=self._budget.sleep)
+        self._end = self._budget.ending(self._remote.objects.close)
 
     def send_all(self) -> None:
-        """Send what the plan says, in batches."""
+        """Send what the plan says, in batches; one that is not whole here does not keep the others back."""
         # Newest first: if the machine dies in the middle, the latest state is the one that is there.
         todo = sorted(self._plan.checkpoints, key=lambda info: info.order, reverse=True)
         todo = [info for info in todo if info.id in self._there.lacking]
         # One by one where each is what the next is encoded against.
         count = 1 if self._encodes else _BATCH
         for start in range(0, len(todo), count):
-            self._send(todo[start : start + count])
+            self._send_whole(todo[start : start + count])
         self._say()
+
+    def _send_whole(self, batch: Sequence[CheckpointInfo]) -> None:
+        try:
+            self._send(batch)
+        except (DamagedBlob, BytesElsewhere, NoSuchRef) as error:
+            self._begin()  # the error has ended what the others share
+            if len(batch) == 1:
+                self.failure = self.failure or error
+                self._left_out.add(batch[0].id)
+                return
+            for info in batch:
+                self._send_whole([info])
 
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:
@@ -310,7 +332,8 @@ class Push:
 
     def beside(self) -> None:
         """Bring what was said about the checkpoints later, and their tags and pins."""
-        Beside(self._context, self._remote, self._record).push(self._plan.checkpoints)
+        there = [info for info in self._plan.checkpoints if info.id not in self._left_out]
+        Beside(self._context, self._remote, self._record).push(there)
 
     def keep_record(self) -> None:
         """Keep what was seen, as far as this process may write: a push from a store that is only read is one, too."""

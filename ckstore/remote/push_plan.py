@@ -10,7 +10,7 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys
 from ckstore.remote.asking import look
 from ckstore.remote.documents.condemned import read_condemned
-from ckstore.remote.documents.info import check_hash, read_info
+from ckstore.remote.documents.info import check_takes
 from ckstore.remote.keys import Place
 from ckstore.remote.record import read_record
 from ckstore.remote.source import ObjectSource
@@ -63,7 +63,7 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
 
     It says what may have to be sent. What is sent, and that all of it is there, a push finds by asking.
     """
-    check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
+    check_takes(remote, context.settings)
     wanted = {blob.digest: blob.nbytes for info in infos for blob in _blobs_of(context, info)}
     sizes = {digest: {known.blobs[digest].nbytes} for digest in wanted if digest in known.blobs}
     missing = tuple((digest, nbytes) for digest, nbytes in sorted(wanted.items()) if digest not in sizes)
@@ -73,7 +73,7 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
 
 def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
     """Find what a remote has of checkpoints: what it costs goes by these, not by all that is there."""
-    check_hash(read_info(remote.objects, remote.name), context.settings, remote.name)
+    check_takes(remote, context.settings)
     source = ObjectSource(remote.objects, remote.name)
     there = _places_there(source, context, infos, remote, known)
     condemned = read_condemned(remote.objects)

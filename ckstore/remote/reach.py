@@ -12,7 +12,7 @@ from ckstore.fs import files
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.ops.open.opening import open_context
 from ckstore.remote.decode import Near, nothing_near
-from ckstore.remote.documents.info import read_info
+from ckstore.remote.documents.info import check_uuid_is, read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.service.abilities import Abilities
@@ -60,13 +60,16 @@ def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote
     """Return the remote that the settings of the store have under a name; "": the only one."""
     entry = entry_named(context.layout, name)
     if entry.target.kind == "store":
-        return _other_store(context, Path(os.path.realpath(entry.target.path)), entry.name, writing=writing)
+        other = _other_store(context, Path(os.path.realpath(entry.target.path)), entry.name, writing=writing)
+        if writing:
+            check_uuid_is(other.context.settings.uuid, entry.uuid, entry.name)
+        return other
     if writing:
         check_takes_pushes(entry)
     # Entered by a probe; a service that was never tried is taken to compare nothing.
     seen = entry.abilities or Abilities(cas="no", checks_bodies=None)
     objects = open_objects(entry.target, entry.abilities)
-    return Remote(entry.name, objects, cas=seen.cas != "no", checks_bodies=seen.checks_bodies is True)
+    return Remote(entry.name, objects, seen.cas != "no", seen.checks_bodies is True, entry.uuid)
 
 
 def _other_store(context: Context, path: Path, name: str, *, writing: bool) -> OtherStore:

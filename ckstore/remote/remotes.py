@@ -6,12 +6,16 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput, RemoteError
+from ckstore.errors import BadInput
 from ckstore.model.reports.remote_prune import RemotePruneReport
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.times import duration_s, text_of_time
+from ckstore.model.words import counted
+from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
+from ckstore.ops.notices import warn
+from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
 from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
@@ -91,18 +95,20 @@ class Remotes:
             NoSuchRemote: There is none of that name, or no remote at its place any more.
             RemoteError: The place cannot be reached or used, or another remote is there.
         """
+        from ckstore.remote.documents.info import check_uuid_is
+
         self._context.check_writable()
         old = entry_named(self._context.layout, name)
         entry = self._tried(old.name, old.target, make=False)
-        if entry.uuid != old.uuid:
-            msg = f"another remote is at {old.target}: it has the uuid {entry.uuid}, {old.name} had {old.uuid}"
-            raise RemoteError(msg, hint=f"if that is wanted: ckstore remote rm {old.name}, then add it again")
+        check_uuid_is(entry.uuid, old.uuid, old.name)
         self._keep(entry)
         return entry
 
     @act
     def remove(self, name: str) -> None:
         """Forget a remote; nothing at its place is touched.
+
+        Where checkpoints have their bytes there alone, a `CkstoreWarning` says how many.
 
         Raises:
             NoSuchRemote: There is none of that name.
@@ -114,6 +120,10 @@ class Remotes:
             return {other: value for other, value in (found or {}).items() if other != entry.name} or None
 
         config_file.edit(self._context.layout, MEMBER, without)
+        places = (self._context.layout.checkpoint(*info.key) for info in infos(self._context) if info.elsewhere)
+        if count := sum(entry.name in holders_at(place) for place in places):
+            have = f"{counted(count, 'checkpoint')} of {self._context.layout.path}"
+            warn(f"{have} cannot be loaded until {entry.target} is added again as {entry.name}: it alone has the bytes")
 
     @act
     def prune(

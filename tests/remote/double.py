@@ -171,11 +171,13 @@ REMOTES: dict[str, Remote] = {}
 """What the tests reach by name; see `conftest.py`."""
 
 
-def new_remote(settings: StoreSettings, name: str = "away", **abilities: bool) -> tuple[Double, str]:
+def new_remote(
+    settings: StoreSettings, name: str = "away", *, cas: bool = True, checks_bodies: bool = False
+) -> tuple[Double, str]:
     """Make an empty remote of a store; return its objects and its name."""
     objects = Double()
     info = RemoteInfo.of(settings, "2026-11-26T00:00:00.000000Z")
     objects.put(keys.INFO, info.render())
     objects.forget_requests()
-    REMOTES[name] = Remote(name, objects, **abilities)
+    REMOTES[name] = Remote(name, objects, cas, checks_bodies)
     return objects, name

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, CheckpointInfo, RemoteError, Store
+from ckstore import BadInput, BytesElsewhere, CheckpointInfo, CkstoreWarning, RemoteError, Store
 from ckstore.remote.elsewhere.clone import list_remote
-from tests.remote.double import REMOTES, new_remote
+from tests.remote.double import REMOTES, Double, Fault, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.s3_server import Service
@@ -83,8 +83,6 @@ def test_a_clone_of_object_storage(store: Store, service: Service, tmp_path: Pat
 def test_one_damaged_manifest_keeps_no_other_one_from_being_listed(
     store: Store, service: Service, tmp_path: Path
 ) -> None:
-    from ckstore import CkstoreWarning
-
     target = service.target("run")
     store.remotes.add("cloud", target.address, endpoint=target.endpoint, region=target.region)
     for step in range(3, 10):
@@ -100,6 +98,17 @@ def test_one_damaged_manifest_keeps_no_other_one_from_being_listed(
     assert same(clone.load(2), state(2))
 
 
+def test_who_forgets_the_remote_of_what_is_only_listed_hears_of_it(store: Store, tmp_path: Path) -> None:
+    clone = Store.clone(store.path, tmp_path / "clone")
+    with pytest.warns(CkstoreWarning, match=r"2 checkpoints .* cannot be loaded until .* is added again as origin"):
+        clone.remotes.remove("origin")
+    with pytest.raises(BytesElsewhere) as raised:
+        clone.load(2)
+    assert "ckstore remote add origin PLACE" in raised.value.hint
+    clone.remotes.add("origin", store.path)
+    assert same(clone.load(2), state(2))
+
+
 @pytest.fixture
 def away(store: Store) -> str:
     return new_remote(store.settings)[1]
@@ -112,7 +121,7 @@ def again(store: Store, away: str, seed: int) -> CheckpointInfo:
     return saved
 
 
-def listing(store: Store, away: str, path: Path) -> Store:
+def listing(away: str, path: Path) -> Store:
     clone = Store.open_or_init(path, chunk_bytes=MIB)
     list_remote(clone._context, REMOTES[away])
     return clone
@@ -123,16 +132,16 @@ def test_of_several_at_one_step_the_newest_is_listed(store: Store, away: str, tm
     seed, old = 3, store.info(2)
     while (newest := again(store, away, seed)).id < old.id:  # the greater id must not be what decides
         seed += 1
-    clone = listing(store, away, tmp_path / "clone")
+    clone = listing(away, tmp_path / "clone")
     assert clone.info(2).id == newest.id
     assert same(clone.load("latest"), state(seed))
 
 
 def test_what_is_only_listed_makes_way_for_a_later_one_of_its_remote(store: Store, away: str, tmp_path: Path) -> None:
     store.push(all=True, remote=away)
-    listing(store, away, tmp_path / "clone")
+    listing(away, tmp_path / "clone")
     newest = again(store, away, 3)
-    clone = listing(store, away, tmp_path / "clone")
+    clone = listing(away, tmp_path / "clone")
     assert clone.info(2).id == newest.id
     assert same(clone.load(2), state(3))
     assert clone.verify().ok
@@ -142,12 +151,29 @@ def test_what_is_only_listed_makes_way_for_a_later_one_of_its_remote(store: Stor
 def test_what_is_here_tagged_or_at_another_remote_stays(store: Store, away: str, tmp_path: Path, how: str) -> None:
     clone = Store.clone(store.path, tmp_path / "clone") if how == "remote" else None
     store.push(all=True, remote=away)
-    clone = clone or listing(store, away, tmp_path / "clone")
+    clone = clone or listing(away, tmp_path / "clone")
     old = clone.info(2)
     if how == "bytes":
         clone.pull(2, away)
     elif how == "tag":
         clone.tag("mine", 2)
     again(store, away, 3)
-    listing(store, away, tmp_path / "clone")
+    listing(away, tmp_path / "clone")
     assert clone.info(2).id == old.id
+
+
+def test_a_manifest_that_came_with_another_bit_is_read_again(store: Store, away: str, tmp_path: Path) -> None:
+    store.push(all=True, remote=away)
+    harmed: set[str] = set()
+
+    def flip_once(call: str, key: str) -> Fault | None:
+        if call == "get" and key.endswith("manifest.json") and key not in harmed:
+            harmed.add(key)
+            return "flip"
+        return None
+
+    objects = REMOTES[away].objects
+    assert isinstance(objects, Double)
+    objects.fault = flip_once
+    assert [info.step for info in listing(away, tmp_path / "clone").checkpoints()] == [1, 2]
+    assert len(harmed) == 2

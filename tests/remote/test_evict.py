@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -240,6 +241,27 @@ def test_what_was_read_back_once_or_sent_to_a_service_that_checks_is_not_read_ag
     assert store.evict(3, remote).read_back_bytes < MIB
     REMOTES[remote] = Remote(remote, objects, checks_bodies=True)
     assert store.evict(2, remote).read_back_bytes == 0
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_one_that_cannot_be_read_here_keeps_no_other_one_from_letting_go(store: Store, how: str) -> None:
+    objects, remote = new_remote(store.settings)
+    store.save(state(3), step=3)
+    store.push(remote=remote, all=True)
+    manifest = store.path / "checkpoints/main/2/manifest.json"
+
+    def harm(call: str, key: str) -> None:
+        if "/main/1/" in key and manifest.exists():
+            if how == "gone":
+                shutil.rmtree(manifest.parent)
+            else:
+                manifest.write_bytes(manifest.read_bytes()[:-9])
+            objects.fault = lambda *_: None
+
+    objects.fault = harm
+    report = store.evict(remote=remote, all=True)
+    assert [info.step for info in report.evicted] == [1, 3]
+    assert [skipped.info.step for skipped in report.skipped] == [2]
 
 
 def test_dry_run_changes_nothing(store: Store) -> None:

@@ -436,3 +436,26 @@ def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_i
     all_steps(store)
     assert store.mirror_status().missed is False  # type: ignore[union-attr]
     del quiet
+
+
+@pytest.mark.parametrize("how", ["named again", "made again"])
+def test_another_place_under_the_name_of_the_mirror_has_nothing_yet(tmp_path: Path, quiet: list[str], how: str) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    for step in (1, 2):
+        store.save({"x": step}, step=step)
+    all_steps(store)
+    shutil.rmtree(tmp_path / "m")
+    Store.init(tmp_path / "m")
+    if how == "made again":
+        store.save({"x": 3}, step=3)
+        with pytest.raises(RemoteError, match="another remote is at mirror") as raised:
+            Mirror(context_of(store)).step()
+        assert "ckstore remote rm mirror, then add it again" in raised.value.hint
+    store.remotes.remove("mirror")
+    store.remotes.add("mirror", tmp_path / "m")
+
+    status = store.mirror_status()
+    assert status is not None
+    assert {info.id for info in status.behind} == {info.id for info in store.checkpoints()}
+    all_steps(store)
+    assert {info.id for info in Store.open(tmp_path / "m").checkpoints()} == {info.id for info in store.checkpoints()}

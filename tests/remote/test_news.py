@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 from pathlib import Path
 
@@ -88,6 +90,12 @@ def test_a_remote_is_read_by_its_url(store: Store, service: Service, monkeypatch
     assert there.diff(1, 2).changed
     follower.close()
     folder = there.path.parent
+    child = os.fork()
+    if not child:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert there.info(2).step == 2
     del there, follower
     import gc
 

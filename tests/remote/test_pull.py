@@ -13,6 +13,7 @@ import pytest
 from ckstore import AmbiguousRef, InsufficientSpace, NoSuchRef, RemoteError, StepExists, Store
 from ckstore.model.seal import seal
 from ckstore.remote import keys
+from ckstore.remote.push_plan import place_of
 from tests.remote.double import Double, Fault, new_remote
 from tests.remote.test_push import MIB, state
 from tests.support.stores import check_store
@@ -182,6 +183,25 @@ def test_a_damaged_blob_never_gets_its_name(store: Store, other: Store) -> None:
     assert other.checkpoints() == []
     assert not list(other.path.rglob(key.rpartition("/")[2]))
     assert other.verify().ok
+
+
+@pytest.mark.parametrize("how", ["damaged", "another"])
+def test_one_that_cannot_be_brought_keeps_no_other_one_back(store: Store, other: Store, how: str) -> None:
+    for step in (2, 3):
+        store.save(state(step), step=step)
+        store.tag(f"t{step}", step)
+    objects, remote = new_remote(store.settings)
+    store.push(all=True, remote=remote)
+    if how == "another":
+        other.save({"x": 1}, step=2)
+    else:
+        key = place_of(store.info(2)).manifest
+        objects.held[key] = objects.held[key][:-9]
+    with pytest.raises(StepExists if how == "another" else RemoteError, match=r"step 2|main@2"):
+        other.pull(all=True, remote=remote)
+    assert {info.step for info in other.checkpoints()} >= {1, 3}
+    assert other.info("t3").id == store.info(3).id
+    assert same(other.load(3), state(3))
 
 
 def test_a_missing_blob_is_named(store: Store, other: Store) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ckstore import DamagedBlob, RemoteError, Store
+from ckstore import BytesElsewhere, DamagedBlob, NoSuchRef, RemoteError, Store
 from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
 from ckstore.remote.push import Manner, Push, push
 from ckstore.remote.record import read_record
+from ckstore.remote.source import ObjectSource
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 
 MIB = 2**20
@@ -126,8 +128,6 @@ def test_what_was_said_later_comes_along(store: Store) -> None:
 
 
 def test_annotations_of_two_stores_are_joined(store: Store, tmp_path: Path) -> None:
-    import shutil
-
     other_path = tmp_path / "other"
     shutil.copytree(store.path, other_path)
     other = Store.open(other_path)
@@ -192,6 +192,39 @@ def test_damaged_bytes_never_get_a_name_elsewhere(store: Store) -> None:
         store.push(1, remote)
     assert keys.blob(blob.name) not in objects.held
     assert not any(key.endswith("manifest.json") for key in objects.held)
+
+
+@pytest.mark.parametrize("how, error", [("damaged", DamagedBlob), ("let go", BytesElsewhere), ("gone", NoSuchRef)])
+def test_one_that_is_not_whole_here_keeps_no_other_one_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch, how: str, error: type[Exception]
+) -> None:
+    objects, remote = new_remote(store.settings)
+    new_remote(store.settings, "cold")
+    for step in (2, 3):
+        store.save(state(step), step=step)
+        store.tag(f"t{step}", step)
+    if how == "damaged":
+        blob = next((store.path / "checkpoints/main/2/blobs").iterdir())
+        os.chmod(blob, 0o644)
+        blob.write_bytes(bytes(blob.stat().st_size))
+    elif how == "let go":
+        store.push(2, "cold")
+        store.evict(2, "cold")
+
+    def drop_meanwhile(call: str, key: str) -> Fault | None:
+        if how == "gone" and call == "put" and key.startswith(keys.INTENTS):
+            objects.fault = lambda *_: None
+            (store.path / "refs/t2").unlink()
+            shutil.rmtree(store.path / "checkpoints/main/2")
+        return None
+
+    objects.fault = drop_meanwhile
+    monkeypatch.setattr("ckstore.remote.push._BATCH", 1 if how == "gone" else 16)
+    with pytest.raises(error):
+        store.push(all=True, remote=remote)
+    there = ObjectSource(objects, remote)
+    assert [place.step for place in there.places()] == [1, 3]
+    assert sorted(there.tags()) == ["t3"]
 
 
 def test_a_short_blob_at_the_remote_is_sent_again(store: Store) -> None:

@@ -17,7 +17,7 @@ from ckstore.remote.documents.reading import read_document
 
 if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
-    from ckstore.remote.objects import Objects
+    from ckstore.remote.objects import Objects, Remote
 
 _FORMAT = "ckstore-remote"
 _VERSION = 1
@@ -87,6 +87,21 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
         raise RemoteError(msg, hint=f"make one: ckstore remote add {name} URL")
     return read_document(data, _parse, f"{keys.INFO} of {name}")
+
+
+def check_uuid_is(found: str, wanted: str, name: str) -> None:
+    """Raise if another remote is where one was added: what is known of that one would be believed of it."""
+    if wanted and found != wanted:
+        msg = f"another remote is at {name}: it has the uuid {found}, and {wanted} was added"
+        raise RemoteError(msg, hint=f"if that is wanted: ckstore remote rm {name}, then add it again")
+
+
+def check_takes(remote: Remote, settings: StoreSettings) -> RemoteInfo:
+    """Return what a remote is, before a store pushes to it; raise if it is another one, or has another hash."""
+    info = read_info(remote.objects, remote.name)
+    check_uuid_is(info.uuid, remote.uuid, remote.name)
+    check_hash(info, settings, remote.name)
+    return info
 
 
 def check_hash(info: RemoteInfo, settings: StoreSettings, name: str) -> None:

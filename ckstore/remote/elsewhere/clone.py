@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.remote.keys import Place
     from ckstore.remote.objects import Remote
-    from ckstore.remote.source import Found
+    from ckstore.remote.source import Found, Source
 
 
 # Read side by side, since each answer takes its time; kept until they are published.
@@ -92,7 +92,7 @@ def list_remote(
 
         def fetch(place: Place, read: list[Any] = read) -> None:
             try:
-                found = read_manifest(source, place, context.layout.hash_prefix)
+                found = _read_twice(source, place, context.layout.hash_prefix)
             except (RemoteDenied, RemoteUnavailable):
                 raise
             except RemoteError as error:  # a damaged one must not keep the others from being listed
@@ -120,6 +120,13 @@ def list_remote(
     catch_up(context, "all")
     take_names(context, source, [*infos.values()], pull.warnings)
     return len(infos), pull.warnings
+
+
+def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:
+    # One bit may be another on the way: a store that is made from a mirror lists it once, and would begin earlier.
+    with suppress(RemoteError):
+        return read_manifest(source, place, hash_prefix)
+    return read_manifest(source, place, hash_prefix)
 
 
 def _is_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> bool:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InUse, RemoteError
+from ckstore.errors import CkstoreError, DamagedBlob, InUse, NoSuchRef, RemoteError
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.reports.evict_report import EvictReport
@@ -77,7 +77,10 @@ def evict(
     digests: dict[str, int] = {}
     try:
         for info in infos:
-            problem = _try_one(context, info, remote, holder, attest, digests, dry_run=dry_run)
+            try:
+                problem = _try_one(context, info, remote, holder, attest, digests, dry_run=dry_run)
+            except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or not to be read: the others may go
+                problem = error.message
             if problem:
                 skipped.append(Skipped(info, problem))
                 continue
@@ -134,10 +137,7 @@ def _try_one(  # noqa: PLR0917
             return error.message
         if problem or dry_run:
             return problem
-        try:
-            _let_go(context, info, holder)
-        except InUse as error:
-            return error.message
+        _let_go(context, info, holder)
     digests.update((blob.digest, blob.nbytes) for blob in blobs)
     return ""
 

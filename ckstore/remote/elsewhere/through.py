@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BytesElsewhere, CkstoreError, RemoteError
+from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteError
 from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
@@ -52,6 +52,7 @@ class Through:
         place = Place(manifest.run, manifest.step, directory.manifest_id)
         document = read_elsewhere(directory.lock.fd)
         problems = []
+        hint = "is the remote there? ckstore push from a store that has it brings it back"
         for holder in () if document is None else document.remotes:
             try:
                 source = self._source(holder)
@@ -66,10 +67,12 @@ class Through:
                 problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:
                 problems.append(f"{holder.name}: {error.message}")
+                if isinstance(error, NoSuchRemote):
+                    hint = f"add it again under its name: ckstore remote add {holder.name} PLACE"
         if old is not None:
             return None
         msg = f"blob {blob.digest} of {manifest.name} is elsewhere, and was not fetched: {'; '.join(problems)}"
-        raise BytesElsewhere(msg, hint="is the remote there? ckstore push from a store that has it brings it back")
+        raise BytesElsewhere(msg, hint=hint)
 
     def _source(self, holder: Holder) -> Source:
         found = self._sources.get(holder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, NoSuchRef
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
-from ckstore.ops.mirrored import add_mirrored, behind
+from ckstore.ops.mirrored import add_mirrored, behind, uuid_now
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import transfer
 from ckstore.remote.asking import look
@@ -81,14 +81,15 @@ class Mirror:
         name, todo = self.name, self.todo()
         if name is None or not todo:
             return False
+        uuid = uuid_now(self._context.layout, name)
         there = reach(self._context, name, writing=True)
         done = self._settled(there, todo)
         if done:
-            self._note(name, done)
+            self._note(name, uuid, done)
         rest = [info for info in todo if info not in done]
         # One at a time: what is saved meanwhile comes next, before what is older.
         if rest:
-            self._push(name, rest[0])
+            self._push(name, uuid, rest[0])
             keep_local(self._context)
         return True
 
@@ -123,7 +124,7 @@ class Mirror:
         found = look(there.objects, wanted, len(self._asked))[0].keys()
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
-    def _push(self, name: str, info: CheckpointInfo) -> None:
+    def _push(self, name: str, uuid: str, info: CheckpointInfo) -> None:
         context = self._context
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
@@ -135,9 +136,9 @@ class Mirror:
         except CkstoreError:
             self._failures[info.id] += 1
             raise
-        self._note(name, [info])
+        self._note(name, uuid, [info])
         note(context, "mirrored", info.key, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
-    def _note(self, name: str, done: list[CheckpointInfo]) -> None:
+    def _note(self, name: str, uuid: str, done: list[CheckpointInfo]) -> None:
         here = {info.id for info in infos(self._context)}
-        add_mirrored(self._context.layout, name, [info.id for info in done], here)
+        add_mirrored(self._context.layout, name, uuid, [info.id for info in done], here)
