@@ -338,15 +338,14 @@ def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[s
     return set(checked(connection.execute(query, (run, step)).fetchall(), forms.digests, forms.sizes))
 
 
-def unused(connection: sqlite3.Connection, limit: int | None = None) -> list[tuple[str, int]]:
-    """Return (digest, size) of blobs that no checkpoint uses, at most `limit`.
+def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:
+    """Return (digest, size) of blobs that no checkpoint uses.
 
     Only the candidates are looked at, so that it costs what there is to free.
     """
     rows = connection.execute(
         "SELECT b.digest, b.nbytes FROM candidates c JOIN blobs b ON b.id = c.blob_id"
         " WHERE NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = c.blob_id)"
-        " ORDER BY b.id LIMIT ?",
-        (-1 if limit is None else limit,),
+        " ORDER BY b.id"
     ).fetchall()
     return checked(rows, forms.digests, forms.sizes)

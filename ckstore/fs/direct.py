@@ -75,9 +75,9 @@ class UncachedFile:
 
 
 @contextmanager
-def opened_uncached(path: Where, *, dir_fd: int | None = None) -> Iterator[UncachedFile]:
+def opened_uncached(path: Where) -> Iterator[UncachedFile]:
     """Open a file to read it from the disk, for the time of a `with` block. A symlink is not followed."""
-    fd, direct = _open(path, dir_fd)
+    fd, direct = _open(path)
     try:
         file = UncachedFile(fd, direct=direct)
         yield file
@@ -91,13 +91,13 @@ def opened_uncached(path: Where, *, dir_fd: int | None = None) -> Iterator[Uncac
     os.close(fd)
 
 
-def _open(path: Where, dir_fd: int | None) -> tuple[int, bool]:
+def _open(path: Where) -> tuple[int, bool]:
     try:
-        return files.open_to_read(path, dir_fd=dir_fd, flags=os.O_DIRECT), True
+        return files.open_to_read(path, flags=os.O_DIRECT), True
     except OSError as error:
         if error.errno not in files.CANNOT_DIRECT:
             raise
-    return files.open_to_read(path, dir_fd=dir_fd), False
+    return files.open_to_read(path), False
 
 
 def read_range(path: Where, start: int, stop: int) -> bytearray:

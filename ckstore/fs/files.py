@@ -82,9 +82,9 @@ def open_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> i
 
 
 @contextmanager
-def opened_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> Iterator[int]:
+def opened_to_read(path: Where) -> Iterator[int]:
     """As `open_to_read`, for the time of a `with` block."""
-    fd = open_to_read(path, dir_fd=dir_fd, flags=flags)
+    fd = open_to_read(path)
     try:
         yield fd
     finally:
@@ -332,9 +332,9 @@ def _open_unnamed(directory: Where) -> int:
 
 
 @contextmanager
-def opened_directory(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
+def opened_directory(path: Where) -> Iterator[int]:
     """As `peek.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
-    fd = open_directory(path, dir_fd=dir_fd)
+    fd = open_directory(path)
     try:
         yield fd
     except BaseException:

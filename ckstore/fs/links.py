@@ -188,7 +188,7 @@ def unlink(path: Where, *, dir_fd: int | None = None) -> None:
         os.unlink(name, dir_fd=fd)
 
 
-def remove_directory(path: Where, *, dir_fd: int | None = None) -> None:
+def remove_directory(path: Where) -> None:
     """Remove an empty directory."""
-    with at(path, dir_fd) as (fd, name):
+    with at(path) as (fd, name):
         os.rmdir(name, dir_fd=fd)

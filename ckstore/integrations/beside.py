@@ -45,14 +45,14 @@ def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]
     return kept
 
 
-def warn_once(changed: Mapping[str, str], warned: set[str], advice: str, *, stacklevel: int = 3) -> None:
+def warn_once(changed: Mapping[str, str], warned: set[str], advice: str) -> None:
     """Warn of what is not kept as it is, unless `warned`, which grows, has it already."""
     new = {name: how for name, how in changed.items() if name not in warned}
     warned.update(new)
     if new:
         listed = "; ".join(f"{plain(name)} ({how})" for name, how in new.items())
         msg = f"a store cannot hold these as they are: {listed}. {advice}"
-        warnings.warn(msg, CkstoreWarning, stacklevel=stacklevel)
+        warnings.warn(msg, CkstoreWarning, stacklevel=3)
 
 
 def _is_storable(value: object) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import stat
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from ckstore.fs import direct, files, peek
@@ -22,39 +21,19 @@ SUSPECT_NS = 0
 """The time of a blob that is to be read before it is relied on."""
 
 
-class Presence(Enum):
-    """Whether the bytes of a blob are there, as a look at its file says; nothing is read."""
+def has_size(status: os.stat_result | None, nbytes: int) -> bool:
+    """Whether this is a regular file of that size: what a complete checkpoint needs. None: there is no such file.
 
-    WHOLE = "whole"
-    MISSING = "missing"
-    DAMAGED = "damaged"
-    ELSEWHERE = "elsewhere"
-
-
-def presence(status: os.stat_result | None, nbytes: int, *, may_lack: bool = False) -> Presence:
-    """Judge a blob of `nbytes` by the status of its file, None if there is no such file. The one judge of that.
-
-    `may_lack`: the checkpoint says that a remote has what it lacks (`objects.documents.elsewhere`).
+    The one judge of whether the bytes of a blob are there, as a look at its file says; nothing is read.
     """
-    if status is None:
-        return Presence.ELSEWHERE if may_lack else Presence.MISSING
-    return Presence.WHOLE if stat.S_ISREG(status.st_mode) and status.st_size == nbytes else Presence.DAMAGED
-
-
-def has_size(status: os.stat_result, nbytes: int) -> bool:
-    """Whether this is a regular file of that size: what a complete checkpoint needs."""
-    return presence(status, nbytes) is Presence.WHOLE
+    return status is not None and stat.S_ISREG(status.st_mode) and status.st_size == nbytes
 
 
 def why_absent(digest: str, nbytes: int, status: os.stat_result | None) -> str:
-    """Say what `presence` found, in one sentence; empty if the blob is whole."""
-    match presence(status, nbytes):
-        case Presence.MISSING:
-            return f"blob {digest} is missing"
-        case Presence.DAMAGED:
-            return f"blob {digest} has {0 if status is None else status.st_size} bytes, wanted {nbytes}"
-        case Presence.WHOLE | Presence.ELSEWHERE:
-            return ""
+    """Say what is wrong with the file of a blob, in one sentence; empty if `has_size`."""
+    if status is None:
+        return f"blob {digest} is missing"
+    return "" if has_size(status, nbytes) else f"blob {digest} has {status.st_size} bytes, wanted {nbytes}"
 
 
 def looks_untouched(status: os.stat_result, nbytes: int) -> bool:

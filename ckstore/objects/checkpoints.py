@@ -16,7 +16,6 @@ from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.objects import blobs
-from ckstore.objects.blobs import Presence
 from ckstore.objects.documents.elsewhere import may_lack
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
@@ -307,7 +306,7 @@ class CheckpointDirectory:
             if may_lack(self.lock.fd):
                 raise self._elsewhere(blob, what) from error
             raise self._absent(blob, None, what) from error
-        if whole and blobs.presence(status, blob.nbytes) is not Presence.WHOLE:
+        if whole and not blobs.has_size(status, blob.nbytes):
             # A mapping of a short file reads zeros up to the page and kills the process beyond: refused here.
             os.close(fd)
             raise self._absent(blob, status, what)
@@ -333,7 +332,7 @@ class CheckpointDirectory:
         )
 
     def _absent(self, blob: BlobRecord, status: os.stat_result | None, what: str) -> DamagedBlob:
-        error = MissingBlob if blobs.presence(status, blob.nbytes) is Presence.MISSING else DamagedBlob
+        error = MissingBlob if status is None else DamagedBlob
         problem = blobs.why_absent(blob.digest, blob.nbytes, status)
         hint = "ckstore verify shows which checkpoints are whole"
         return error(f"{self.path}: {problem}; {what} needs it", hint=hint, blob=blob.digest, names=(what,))

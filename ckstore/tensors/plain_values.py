@@ -106,7 +106,7 @@ _CODE_OF = {"int64": "q", "float64": "d"}
 
 
 def pack_numbers(values: list[Any]) -> tuple[str, bytes, int] | None:
-    """Return dtype, bytes and length of a long list whose items are all int, all float or all bool; else None."""
+    """Return dtype, bytes and length of a long list whose items are all int, all float or all bool, else None."""
     # Each item keeps all its bits. Integers beyond 64 bits stay what they are. The length is that of what was packed:
     # another thread may add to the list meanwhile, as one that logs losses does.
     if len(values) < NUMBERS_FROM_COUNT or type(values[0]) not in _CODES:

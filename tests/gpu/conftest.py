@@ -48,10 +48,10 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
     """A store, whose savers have ended when the test has."""
     for name in {"device", "stand_in"} & set(request.fixturenames):  # first: the stand-in is there as long as the store
         request.getfixturevalue(name)
-    before = process.stuck_count()
+    before = process.reap()
     with Store.init(tmp_path / "store", chunk_bytes=2**20) as made:
         yield made
-    wait_for(lambda: process.stuck_count() <= before, "every saver has ended")
+    wait_for(lambda: process.reap() <= before, "every saver has ended")
 
 
 @pytest.fixture

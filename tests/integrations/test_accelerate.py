@@ -5,21 +5,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
 from ckstore import CkstoreWarning, Store
-from tests.integrations.marks import TRAINS
+from tests.integrations.marks import TRAINS, kill_in_a_save
 from tests.integrations.tiny_accelerate import train
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.requirements import require
 
-ROOT = Path(__file__).parents[2]
 PLACE = "the data loader keeps no place in the data: it begins an epoch"
 pytestmark = TRAINS
 
@@ -39,16 +36,7 @@ def test_a_loop_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bi
     tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = train(Store.init(tmp_path / "whole"), tmp_path / "one")
-    program: list[str | Path] = [warm / "python", "-m", "tests.integrations.tiny_accelerate"]
-    killed = subprocess.run(
-        [*program, store.path, tmp_path / "two", "", "2"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    kill_in_a_save(warm, "tiny_accelerate", store.path, tmp_path / "two", "", "2")
     assert [info.step for info in store.checkpoints()] == [0, 1]
     (largest, *_) = sorted(
         (path for path in (directory_of(store, 1) / "blobs").iterdir() if path.stat().st_nlink == 2),

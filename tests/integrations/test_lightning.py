@@ -7,8 +7,6 @@ import functools
 import importlib.util
 import os
 import shutil
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,13 @@ import torch
 from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Where
-from tests.integrations.marks import TRAINS
+from tests.integrations.marks import TRAINS, kill_in_a_save
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.requirements import require
 from tests.support.states import assert_same
 
-ROOT = Path(__file__).parents[2]
 pytestmark = TRAINS
 
 
@@ -40,16 +37,7 @@ def test_a_run_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bit
     tmp_path: Path, store: Store, warm: Path
 ) -> None:
     whole, _ = fit(Store.init(tmp_path / "whole"), tmp_path / "one")
-    program: list[str | Path] = [warm / "python", "-m", "tests.integrations.tiny_lightning"]
-    killed = subprocess.run(
-        [*program, store.path, tmp_path / "two", "", "6"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    kill_in_a_save(warm, "tiny_lightning", store.path, tmp_path / "two", "", "6")
     assert [info.step for info in store.checkpoints()] == [2, 4]
     assert len(list((tmp_path / "two" / "ckpt").glob("*.ckpt"))) == 2
     (blob,) = [path for path in (directory_of(store, 4) / "blobs").iterdir() if path.stat().st_nlink == 2]

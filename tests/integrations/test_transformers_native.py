@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +15,10 @@ import torch
 from ckstore import BadInput, Best, CkstoreWarning, RetentionPolicy, SaveFailed, Store
 from ckstore.integrations.trainer_state import write_directory
 from tests.integrations import tiny_trainer
-from tests.integrations.marks import TRAINS
+from tests.integrations.marks import TRAINS, kill_in_a_save
 from tests.support.damage import blobs_by_size, flip
 from tests.support.requirements import representatives, require_transformers
 
-ROOT = Path(__file__).parents[2]
 pytestmark = TRAINS
 
 
@@ -53,16 +50,7 @@ def test_a_run_that_was_killed_in_a_save_goes_on_bit_for_bit_with_one_checkpoint
 ) -> None:
     store = Store.init(tmp_path / "store")
     store.config.retention = RetentionPolicy(keep_last=1)
-    words = [str(warm / "python"), "-m", "tests.integrations.tiny_trainer", str(store.path), str(tmp_path / "out")]
-    killed = subprocess.run(
-        [*words, "", "4", saves],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    kill_in_a_save(warm, "tiny_trainer", store.path, tmp_path / "out", "", "4", saves)
     deadline = time.monotonic() + 120
     while store.savers() and time.monotonic() < deadline:  # one whose trainer died makes what it has, or gives it up
         time.sleep(0.05)

@@ -117,4 +117,32 @@ COMPACTING = [
         f"{_REPAIR}::test_a_repair_says_which_checkpoint_it_passed_over_since_another_process_has_it",
         "assert",
     ),
+    Mutant(
+        "what a compaction reads can be deleted while it rests",
+        "locked-while-resting",
+        "_Compaction._rest",
+        "                    resting.enter_context(read.lock.let_go())\n",
+        "                    resting.callback(read.lock.check)\n",
+        "tests/ops/compact/test_by_rule.py::test_what_a_compaction_reads_may_be_deleted_while_it_rests",
+        "assert",
+    ),
+    Mutant(
+        "after a rest it is looked whether that is still there",
+        "gone-after-a-rest",
+        "DirectoryLock.let_go",
+        "        if not self.names(self._where):\n",
+        "        if self.fd < 0:\n",
+        "tests/fs/test_locks.py::test_others_have_a_lock_that_was_let_go_and_what_they_took_is_noticed",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "the form before a compaction is not offered to be brought back",
+        "undo-of-a-compaction",
+        "waiting.waiting",
+        "            if id_at(layout.checkpoint(*place)) == looked.manifest_id:\n",
+        "            if not looked.manifest_id:\n",
+        "tests/ops/free/test_undo.py::"
+        "test_where_other_hosts_may_be_at_work_the_old_form_of_a_compacted_checkpoint_is_not_offered",
+        "assert",
+    ),
 ]

@@ -27,10 +27,10 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """A store, whose savers have ended when the test has."""
-    before = process.stuck_count()
+    before = process.reap()
     with Store.init(tmp_path / "store", chunk_bytes=2**20) as made:
         yield made
-    wait_for(lambda: process.stuck_count() <= before, "every saver has ended")
+    wait_for(lambda: process.reap() <= before, "every saver has ended")
 
 
 @pytest.fixture

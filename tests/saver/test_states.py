@@ -57,7 +57,7 @@ def test_the_loop_goes_on_and_the_next_save_works(
 
 
 def _try(store: Store, state: str, what: str, strike: Callable[..., Path]) -> None:
-    before = process.stuck_count()
+    before = process.reap()
     earlier = store.save(state_of(0), step=0)
     folder = strike(state, what, 2 if what == "kill" else 1)  # what is killed is tried again
 
@@ -71,7 +71,7 @@ def _try(store: Store, state: str, what: str, strike: Callable[..., Path]) -> No
             (folder / "go-0").touch()
             error = pending.exception(DEADLINE_S)
         wait_for(
-            lambda: process.stuck_count() <= before + (store.background._client().pid() is not None),
+            lambda: process.reap() <= before + (store.background._client().pid() is not None),
             "what was killed has ended",
         )
     else:
@@ -83,7 +83,7 @@ def _try(store: Store, state: str, what: str, strike: Callable[..., Path]) -> No
     assert (store.load(0)["w"] == 0).all()
     assert (store.load(2)["w"] == 2).all()
     store.close()
-    wait_for(lambda: process.stuck_count() <= before, "every saver has ended")
+    wait_for(lambda: process.reap() <= before, "every saver has ended")
     Store(store.path)  # what was left undone is done
     check_store(store.path)
 

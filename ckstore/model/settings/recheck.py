@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 LEAST_BYTES = 2**18
 """What every save reads however small the share is: small states are read whole."""
@@ -52,9 +52,7 @@ def recheck_bytes(state_bytes: int, share: float) -> int:
     return max(LEAST_BYTES, math.ceil(share * state_bytes)) if share > 0 else 0
 
 
-def due(
-    readings: Iterable[Reading], budget_bytes: int, now_ns: int, draw: Callable[[], float] = _RANDOM.random
-) -> list[DueBytes]:
+def due(readings: Iterable[Reading], budget_bytes: int, now_ns: int) -> list[DueBytes]:
     """Return what is to be read: of the blobs that were read longest ago, in all `budget_bytes` bytes.
 
     A blob whose reading is under way comes before others of its age. A blob that is read whole is not cut, so the sum
@@ -65,10 +63,10 @@ def due(
         readings: Blobs, each once. A time after `now_ns` is that of a wrong clock, or forged, and no time.
         budget_bytes: How much to read; nothing at 0.
         now_ns: Nanoseconds since 1970.
-        draw: Decides between blobs of one age: where nothing can be remembered, each time others have their turn.
     """
     # One under way first among its age: begun readings must end, or a frozen base would never be compared whole.
-    ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), draw()))
+    # A draw between the others: where nothing can be remembered, each time others have their turn.
+    ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), _RANDOM.random()))
     parts: list[DueBytes] = []
     left_bytes = budget_bytes
     for reading in ordered:

@@ -39,7 +39,6 @@ _READ_BYTES = 2**20
 _BATCH = 1000  # what S3 removes by one request
 MOST_LISTED = 10_000_000
 """More objects below one prefix are refused: as blobs of 32 MiB these are 320 TB."""
-_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _EMULATOR_ACCOUNT = "devstoreaccount1"
 
 _memory: dict[str, Any] = {}

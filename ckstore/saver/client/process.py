@@ -134,16 +134,11 @@ class SaverProcess:
         return " / ".join(data.decode("utf-8", "replace").strip().splitlines()[-3:])
 
 
-def stuck_count() -> int:
-    """Return how many savers were started here and have not ended."""
-    reap()
-    return len(_children)
-
-
-def reap() -> None:
-    """Forget the children that have ended."""
+def reap() -> int:
+    """Forget the children that have ended; return how many have not."""
     with _children_mutex:
         _children[:] = [child for child in _children if child.poll() is None]
+        return len(_children)
 
 
 def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:

@@ -23,7 +23,7 @@ from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.sizes import size_text
 
-WIDTH, CONTEXT, BATCH, RANK = 128, 128, 16, 4
+WIDTH, CONTEXT, BATCH, RANK = 128, 128, 4, 4
 TEXT_BYTES, TEXT_LEAST_BYTES = 2**20, 2**16
 SEED, _SAVED_WITHIN_S = 20260301, 300.0
 

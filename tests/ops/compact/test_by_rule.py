@@ -132,6 +132,7 @@ def test_what_a_compaction_reads_may_be_deleted_while_it_rests(
         context, plan(context, (), None, keep_newest=1), Share(0.5, used=lambda: next(seconds), sleep=sleep)
     )
 
+    assert {info.step for info in store.checkpoints()} == {0, 1, 2, 3, 4} - {dropped}
     assert {one.info.step for one in report.compacted} == done
     assert {one.info.step for one in report.skipped} == skipped
     assert os.listdir(store.path / "staging") == os.listdir(store.path / "trash") == []

@@ -33,7 +33,7 @@ from ckstore.fs.new_tree import NewTree
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader
 from ckstore.ops.call_threads import Workers
-from tests.support.crashing import KILLED
+from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
 from tests.support.requirements import CRASH_FULL
 from tests.support.trees import look
@@ -260,38 +260,7 @@ def test_a_saved_state_is_checked_out_as_its_export(store: Store, tmp_path: Path
 # ------------------------------------------------------------------------------------------------- kills
 
 
-def killed_in_checkout(store: Store, destination: Path, at: int, *, before: bool) -> bool:
-    """Check out in a child that dies at its `at`-th change of the tree; return whether it died there."""
-    count = 0
-
-    def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal count
-            count += 1
-            mine = count == at
-            if mine and before:
-                os._exit(KILLED)
-            result = original(*args, **kwargs)
-            if mine:
-                os._exit(KILLED)
-            return result
-
-        return call
-
-    child = os.fork()
-    if child == 0:
-        try:
-            for owner, names in {
-                os: ("mkdir", "symlink", "fchmod", "fsync"),
-                files: ("write_all",),
-                links: ("rename",),
-            }.items():
-                for name in names:
-                    setattr(owner, name, wrapped(getattr(owner, name)))
-            store.checkout(3, destination)
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
+_SEAM = {os: ("mkdir", "symlink", "fchmod", "fsync"), files: ("write_all",), links: ("rename",)}
 
 
 @pytest.mark.crash
@@ -300,7 +269,7 @@ def test_a_checkout_that_is_killed_leaves_nothing_half_made(store: Store, source
     killed = 0
     for before in (True, False):
         for at in range(1, 100, 1 if CRASH_FULL else 6):
-            died = killed_in_checkout(store, tmp_path / "out", at, before=before)
+            died = run_and_kill(lambda: store.checkout(3, tmp_path / "out"), at=at, before=before, seam=_SEAM)
             killed += died
             if (tmp_path / "out").exists():
                 assert look(tmp_path / "out") == look(source)

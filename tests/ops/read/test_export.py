@@ -28,6 +28,7 @@ from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, DamagedBlob, 
 from ckstore.fs import files, links
 from ckstore.model.names import join_index, join_key, plain
 from ckstore.ops.read import export_files, regions
+from tests.support.crashing import run_and_kill
 from tests.support.damage import MIB, blobs_by_size, flip
 from tests.support.requirements import CRASH_FULL
 from tests.support.states import states, tensor_bits
@@ -522,37 +523,6 @@ _SEAM = {
     links: ("rename",),
     files: ("sync_directory",),
 }
-_KILLED = 77
-
-
-def killed(work: Callable[[], object], at: int) -> bool:
-    """Run `work` in a child that dies before its call number `at` of the system; return whether it came to that."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            count = 0
-
-            def dying(original: Callable[..., Any]) -> Callable[..., Any]:
-                def call(*args: Any, **kwargs: Any) -> Any:
-                    nonlocal count
-                    count += 1
-                    if count == at:
-                        os._exit(_KILLED)
-                    return original(*args, **kwargs)
-
-                return call
-
-            for module, names in _SEAM.items():
-                for name in names:
-                    setattr(module, name, dying(getattr(module, name)))
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, _KILLED)
-    return code == _KILLED
 
 
 @pytest.mark.crash
@@ -563,7 +533,13 @@ def test_a_kill_at_any_step_leaves_no_destination_and_the_next_export_works(stor
     reader = Store.open(store.path, readonly=True)
     complete, at = 0, 1
 
-    while killed(lambda: reader.export_safetensors("latest", out, max_shard_bytes=36), at):
+    while run_and_kill(
+        lambda: reader.export_safetensors("latest", out, max_shard_bytes=36),
+        at=at,
+        before=True,
+        seam=_SEAM,
+        may_fail=False,
+    ):
         left = sorted(os.listdir(out)) if out.exists() else None
         if left is not None:  # it was renamed: then all of it is there
             complete += 1

@@ -26,6 +26,7 @@ from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.fs import files, links
 from ckstore.ops.read import export_files
 from ckstore.ops.read.formats import export_dcp
+from tests.support.crashing import run_and_kill
 from tests.support.damage import MIB, blobs_by_size, flip
 from tests.support.examples import examples
 from tests.support.requirements import CRASH_FULL
@@ -319,37 +320,6 @@ _SEAM = {
     links: ("rename",),
     files: ("sync_directory",),
 }
-_KILLED = 77
-
-
-def killed(work: Any, at: int) -> bool:
-    """Run `work` in a child that dies before call `at` of the system; return whether it came to that."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            count = 0
-
-            def dying(original: Any) -> Any:
-                def call(*args: Any, **kwargs: Any) -> Any:
-                    nonlocal count
-                    count += 1
-                    if count == at:
-                        os._exit(_KILLED)
-                    return original(*args, **kwargs)
-
-                return call
-
-            for module, names in _SEAM.items():
-                for name in names:
-                    setattr(module, name, dying(getattr(module, name)))
-            work()
-            status = 0
-        finally:
-            os._exit(status)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, _KILLED)
-    return code == _KILLED
 
 
 @pytest.mark.crash
@@ -360,7 +330,7 @@ def test_a_kill_at_any_step_leaves_no_torch_file_and_the_next_export_works(store
     reader = Store.open(store.path, readonly=True)
     complete, at = 0, 1
 
-    while killed(lambda: reader.export(1, out, format="torch"), at):
+    while run_and_kill(lambda: reader.export(1, out, format="torch"), at=at, before=True, seam=_SEAM, may_fail=False):
         if out.exists():
             complete += 1
             assert_same(state, torch.load(out, weights_only=True))
