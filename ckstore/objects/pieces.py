@@ -193,7 +193,11 @@ class PieceReader:
         msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"
         # A push does not look at the bytes of what is there.
         hint = "remove that object there, then push the checkpoint again from where it is whole"
-        raise RemoteError(f"{msg}: blob {blob} is damaged there", hint=f"{hint}; or repair the store that is there")
+        raise RemoteError(
+            f"{msg}: blob {blob} is damaged there",
+            hint=f"{hint}; in a store: store.verify(repair=True)",
+            command_hint=f"{hint}; in a store: ckstore verify --repair",
+        )
 
     def _descriptor(self, extent: Extent, what: str) -> int | None:
         """Return the descriptor of a piece's blob; None: the blob is elsewhere."""

@@ -39,6 +39,7 @@ def test_a_budget_holds_over_random_saves_and_acts(seed: int) -> None:
 
 @pytest.mark.whole
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # 20 s of processor time, on a machine that other tests share
 def test_a_budget_holds_over_500_random_saves_and_acts(tmp_path: Path) -> None:
     trial = Trial(tmp_path / "store", 11)
 
