@@ -120,8 +120,8 @@ def _killed_at(
             return original(*arguments, **options)
 
         with Store.open(path) as store:
-            reclaim.discard = lambda *_: None  # a dead process cleans up nothing
-            reclaim.give_back = lambda *_: None
+            reclaim.discard = lambda *_, **__: None  # a dead process cleans up nothing
+            reclaim.give_back = lambda *_, **__: None
             setattr(module, call, killed)
             try:
                 act(store, journal)

@@ -136,7 +136,9 @@ def _wal_left(scene: Scene) -> None:
     connection = sqlite3.connect(scene.store / "catalog.db", isolation_level=None)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA wal_autocheckpoint=0")
-    connection.execute("UPDATE checkpoints SET run = '../../outside'")
+    connection.execute(
+        "UPDATE checkpoints SET run = '../../outside' WHERE rowid = (SELECT min(rowid) FROM checkpoints)"
+    )
     kept = {name: (scene.store / name).read_bytes() for name in ("catalog.db", "catalog.db-wal", "catalog.db-shm")}
     connection.close()
     for name, data in kept.items():
