@@ -239,7 +239,7 @@ def _settle_budget(path: Path, done: bool) -> list[str]:
 
 def _bringing_back(store: Store, journal: Journal) -> None:
     journal.begin((RUN, 2), "second")
-    if _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
+    if not _is_there(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
         store.undelete(f"{RUN}@2")
     journal.done((RUN, 2), "second")
 
