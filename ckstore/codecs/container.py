@@ -99,7 +99,11 @@ class Header:
 
 def fits(header: Header) -> bool:
     """Whether a reader takes so long a header, with so many bases: a pack may have 100,000 tensors."""
-    return len(header.bases) <= BASES_MOST and len(_text(header)) <= HEADER_MOST_BYTES
+    return _has_room(header, _text(header))
+
+
+def _has_room(header: Header, head: bytes) -> bool:
+    return len(header.bases) <= BASES_MOST and len(head) <= HEADER_MOST_BYTES
 
 
 def _text(header: Header) -> bytes:
@@ -117,9 +121,11 @@ def render(header: Header, tiles: Sequence[Stored]) -> bytes:
     Raises:
         BadInput: A reader would refuse it, since its header does not fit.
     """
-    if not fits(header):
-        raise BadInput(f"the header of an encoded blob with {len(header.runs)} runs cannot be read")
     head = _text(header)
+    if not _has_room(header, head):
+        found = f"{len(head)} bytes and {len(header.bases)} bases"
+        most = f"{HEADER_MOST_BYTES} and {BASES_MOST}"
+        raise BadInput(f"the header of an encoded blob has {found}, at most {most} can be read")
     entries = (tile.codec << _LENGTH_BITS | len(tile.data) for tile in tiles)
     table = b"".join(entry.to_bytes(_ENTRY_BYTES, "little") for entry in entries)
     return b"".join([MAGIC, len(head).to_bytes(4, "little"), head, table, *(tile.data for tile in tiles)])

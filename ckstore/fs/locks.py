@@ -99,15 +99,15 @@ class DirectoryLock:
     def let_go(self, *, timeout_s: float = 10.0) -> Iterator[None]:
         """Let others lock the directory during the block; then lock it for use again, waiting as `lock_shared` does.
 
+        After an error of the block, Ctrl-C too, it stays unlocked: a wait, or an `InUse`, would take the error's place.
+
         Raises:
             FileNotFoundError: It is gone, or was replaced.
             InUse: Another process has it by now.
         """
         fcntl.flock(self.fd, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            _wait_for(self.fd, fcntl.LOCK_SH, time.monotonic() + timeout_s, self._where)
+        yield
+        _wait_for(self.fd, fcntl.LOCK_SH, time.monotonic() + timeout_s, self._where)
         if not self.names(self._where):
             raise FileNotFoundError(errno.ENOENT, "dropped or replaced meanwhile", self.path)
 

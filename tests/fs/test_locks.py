@@ -32,6 +32,22 @@ def test_a_lock_is_on_the_directory_that_the_path_names_then(tmp_path: Path, mon
     assert locked == path.stat().st_ino
 
 
+def test_an_error_while_a_lock_was_let_go_is_not_lost_behind_one_of_the_lock(tmp_path: Path) -> None:
+    taken = []
+
+    def interrupted(lock: locks.DirectoryLock) -> None:
+        with lock.let_go(timeout_s=0.01):
+            taken.append(locks.try_exclusive(tmp_path))
+            raise KeyboardInterrupt
+
+    with locks.lock_shared(tmp_path) as lock:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(lock)
+        (other,) = taken
+        assert other is not None
+        other.release()
+
+
 def test_others_have_a_lock_that_was_let_go_and_what_they_took_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "directory"
     path.mkdir()

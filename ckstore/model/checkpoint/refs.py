@@ -187,7 +187,7 @@ def _default_run(runs: Collection[str]) -> str | None:
 
 
 def has_id(ref: Ref, id: str) -> bool:
-    """Whether an id begins with the digits of `ref`, which may leave out the name of the hash; few ones are a step."""
+    """Whether an id begins with `ref`, which may leave out the name of the hash and needs `ID_MIN_DIGITS` digits."""
     return len(ref.value) >= ID_MIN_DIGITS and (id if "-" in ref.value else id.partition("-")[2]).startswith(ref.value)
 
 
