@@ -21,6 +21,8 @@ _FAULTY = 0.15
 _STEPS = 4
 _REQUESTS = 24
 """About as many as a push makes; a client or the service dies at one of them."""
+_ENDS = ["kill"] * 3 + ["death"] * 2 + [""] * 5
+"""How ten acts end; each ten is drawn anew, so that the few of a short run have some of each."""
 _LIVE = 12
 """So many checkpoints are left at the remote: a round looks at all of them."""
 
@@ -40,12 +42,16 @@ def run_rounds(
     states: dict[int, dict[str, bytes]] = {}
     acknowledged: dict[int, Place] = {}
     evicted: set[int] = set()
+    ends: list[str] = []
     lost = 0
 
     def attempt(what: str, step: int = 0) -> bool:
         """Do it here, or in a process that may be killed in the middle; the service may die as well."""
-        at = drawn.randrange(1, _REQUESTS)
-        if kills and drawn.random() < 0.3:
+        if not ends:
+            ends.extend(drawn.sample(_ENDS, len(_ENDS)) if kills else [""])
+        end, at = ends.pop(), drawn.randrange(1, _REQUESTS)
+        if end == "kill":
+            at = at if faults.kills else 1  # nearly every act gets there: one is killed in any run
             jobs: dict[str, tuple[laws.Job, tuple[object, ...]]] = {
                 "push": (laws.pushing, (store.path, str(step))),
                 "evict": (laws.evicting, (store.path, [str(step)])),
@@ -53,7 +59,7 @@ def run_rounds(
             }
             job, arguments = jobs[what]
             return laws.in_child(job, *arguments, faults=faults, kill_at=at)
-        faults.begin(down_at=at if kills and drawn.random() < 0.3 else 0)
+        faults.begin(down_at=0 if not end else at if faults.deaths else 1)
         acts: dict[str, Callable[[], object]] = {
             "push": partial(store.push, step, REMOTE),
             "evict": partial(store.evict, [step], REMOTE),
