@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ckstore import CkstoreError, Store
+from ckstore import CkstoreError, NoSuchRef, Store
 from ckstore.remote import intents, keys
 from ckstore.remote.keys import Place
 from ckstore.remote.push_plan import place_of
@@ -53,7 +53,8 @@ def push_on(path: Path, run: str, direct: Target, told: Connection, seed: int) -
                 store.evict(drawn.choice(here), REMOTE)
             if len(here) > _LIVE:
                 # Dropped there only when its bytes are here again, and here only when it is away from there.
-                store.pull(here[0].id, REMOTE)
+                with suppress(NoSuchRef):  # its push was lost, or this was killed just after it was dropped there
+                    store.pull(here[0].id, REMOTE)
                 told.send(("dropping", tuple(place_of(here[0]))))
                 laws.drop(objects, place_of(here[0]))
                 store.delete(here[0])
