@@ -201,7 +201,10 @@ def test_the_section_has_a_table_by_threads_where_the_run_has_that_case() -> Non
     assert "by the number of threads" not in section(of_a_card(cores={"error": "not run: no time was left"}))
 
 
-def test_states_by_threads_come_back_the_same_and_what_time_does_not_allow_is_left_out(tmp_path: Path) -> None:
+def test_states_by_threads_come_back_the_same_and_what_time_does_not_allow_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "THREADS", (cores.CHOSEN, "2"))  # a process for each
     home = tmp_path / "home"
     home.mkdir()
 

@@ -18,6 +18,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.model.reports.gc_report import GcReport
+from tests.support.coverage import drawn
 from tests.support.holding import holding
 from tests.support.loopfs import loop_filesystem, unmount
 from tests.support.requirements import require, require_program, require_root
@@ -73,7 +74,7 @@ def overlay(mount: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(mount / "merged")], check=True, timeout=30)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=drawn(KINDS, len(KINDS)))
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with filesystem(request.param, tmp_path_factory.mktemp("held")) as found:
         yield found
