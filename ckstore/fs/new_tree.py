@@ -213,9 +213,13 @@ def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
             if error.errno not in _REPLACED:
                 raise
             continue
-        # In a sticky /tmp another user can make a directory of a guessed name: never build in one of theirs.
-        if _is_ours(lock):
-            return path, lock
+        try:
+            # In a sticky /tmp another user can make a directory of a guessed name: never build in one of theirs.
+            if _is_ours(lock):
+                return path, lock
+        except BaseException:
+            lock.release()
+            raise
         lock.release()
     msg = f"{_CREATE_TRIES} directories beside {destination} were removed as soon as they were made, or existed already"
     raise BadInput(msg, hint="another program is working there: choose another destination")

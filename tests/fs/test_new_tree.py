@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import files, locks, new_tree
 from ckstore.fs.new_tree import NewTree
+from tests.support.descriptors import open_below
 from tests.support.requirements import require_root
 from tests.support.users import User, common_folder, users
 
@@ -203,6 +204,26 @@ def test_what_fails_at_the_beginning_leaves_nothing_behind(tmp_path: Path, monke
         NewTree.beside(tmp_path / "out")
 
     assert not list(tmp_path.glob(".out*")), kept
+
+
+def test_what_the_new_directory_does_not_tell_leaves_it_neither_open_nor_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, asked = os.fstat, list[int]()
+
+    def failing(fd: int) -> os.stat_result:
+        if ".ckstore-" in os.readlink(f"/proc/self/fd/{fd}"):
+            asked.append(fd)
+            if len(asked) == 2:  # the lock asks first
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd)
+
+    monkeypatch.setattr(os, "fstat", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        NewTree.beside(tmp_path / "out")
+
+    assert len(asked) == 2
+    assert open_below(tmp_path) == {}
 
 
 def test_what_is_put_in_the_place_of_a_tree_that_is_given_up_stays(tmp_path: Path) -> None:
