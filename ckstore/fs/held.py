@@ -131,6 +131,7 @@ def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, I
 
     For those who go to thousands of places: a directory is opened once for all of its that come one after another. A
     place counts until the next is asked for. Where there is no such directory, the place is given as it was.
+    For a `for` statement: after an error the traceback of a comprehension would keep the directory open.
     """
     parent: tuple[object, ...] | None = None
     held: Held | None = None

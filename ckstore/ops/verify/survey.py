@@ -108,13 +108,9 @@ def _touched(names: Names) -> Iterator[StoreFinding]:
 
 def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
     """Link counts against names. Others may be saving: only what is still so at a second look counts."""
-    doubtful = {
-        inode: name
-        for (inode, name), path in through_parents((item, item[1].path) for item in names.counted.first.items())
-        if is_digest(name.digest)
-        and (status := peek.find(path)) is not None
-        and status.st_nlink != names.counted.counts[inode]
-    }
+    blobs = {inode: name for inode, name in names.counted.first.items() if is_digest(name.digest)}
+    counts = names.counted.counts
+    doubtful = {inode: blobs[inode] for inode, status in _statuses(blobs).items() if status.st_nlink != counts[inode]}
     for inode, link_count, name_count in _counted_again(layout, doubtful):
         digest = doubtful[inode].digest
         if link_count > name_count:
@@ -144,12 +140,19 @@ def _counted_again(layout: Layout, names: Mapping[Inode, LastName]) -> Iterator[
 
 def _link_counts(names: Mapping[Inode, LastName]) -> dict[Inode, int]:
     """Return the link counts of those inodes that still have their name."""
-    found = ((inode, peek.find(path)) for inode, path in through_parents((i, name.path) for i, name in names.items()))
     return {
-        inode: status.st_nlink
-        for inode, status in found
-        if status is not None and (status.st_dev, status.st_ino) == inode
+        inode: status.st_nlink for inode, status in _statuses(names).items() if (status.st_dev, status.st_ino) == inode
     }
+
+
+def _statuses(names: Mapping[Inode, LastName]) -> dict[Inode, os.stat_result]:
+    """Return the statuses of those names that are still there."""
+    found: dict[Inode, os.stat_result] = {}
+    # No comprehension: what it goes through would stay in the traceback of an error, and a directory open with it.
+    for inode, path in through_parents((inode, name.path) for inode, name in names.items()):
+        if (status := peek.find(path)) is not None:
+            found[inode] = status
+    return found
 
 
 def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:

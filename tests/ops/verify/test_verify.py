@@ -328,6 +328,35 @@ def test_what_fails_in_one_thread_leaves_nothing_open_by_the_others(
     assert [name for name in open_below(store.path).values() if "checkpoints" in name] == [], caught
 
 
+def test_a_blob_that_cannot_be_looked_at_leaves_no_directory_open(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the error was kept, so was a directory of blobs: a comprehension was what went through them."""
+    store.save(two_part_state(1), step=1)
+    real, looks, kept = os.stat, [0, 0], list[CkstoreError]()
+
+    def failing(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith("xxh3-"):
+            looks[0] += 1
+            if looks[0] == looks[1]:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    for at in range(1, 100):
+        looks[:] = [0, at]
+        try:
+            store.verify()
+        except CkstoreError as error:
+            kept.append(error)
+        assert [name for name in open_below(store.path).values() if "blobs" in name] == [], f"look {at}"
+        if looks[0] < at:
+            break
+
+    assert len(kept) > 2
+    assert looks[0] < looks[1], "it came to its end"
+
+
 @pytest.mark.crossed
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENOMEM])
 @pytest.mark.parametrize("how", ["touched", "rotten"])
