@@ -22,7 +22,7 @@ _STEPS = 4
 _REQUESTS = 24
 """About as many as a push makes; a client or the service dies at one of them."""
 _ENDS = ["kill"] * 3 + ["death"] * 2 + [""] * 5
-"""How ten acts end; each ten is drawn anew, so that the few of a short run have some of each."""
+"""How ten acts end, in another order each time, so that the few of a short run have some of each."""
 _LIVE = 12
 """So many checkpoints are left at the remote: a round looks at all of them."""
 
