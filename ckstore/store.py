@@ -279,12 +279,10 @@ class Store:
             UnsafePlace: The filesystem cannot hold a store.
             RemoteError: There is no remote at that URL, or it does not answer; calling it again goes on.
         """
-        from ckstore.remote.elsewhere.clone import new_settings
-
         try:
             store = cls(path, run=run)
         except StoreNotFound:
-            hash_name, chunk_bytes = new_settings(source, remote, endpoint=endpoint, region=region)
+            hash_name, chunk_bytes = _new_settings(_resolved(path), source, remote, endpoint, region)
             store = cls.init(path, run=run, hash=hash_name, chunk_bytes=chunk_bytes)
         store.remotes.add(remote, source, endpoint=endpoint, region=region)
         store._list_remote(remote)  # noqa: SLF001 - its own
@@ -1818,6 +1816,15 @@ def _settings_at(_: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | N
     from ckstore.remote.mirror.place import settings_at
 
     return settings_at(mirror)
+
+
+@act
+def _new_settings(
+    _: Path, source: str | os.PathLike[str], name: str, endpoint: str | None, region: str | None
+) -> tuple[str, int]:
+    from ckstore.remote.elsewhere.clone import new_settings
+
+    return new_settings(source, name, endpoint=endpoint, region=region)
 
 
 @act

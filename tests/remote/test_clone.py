@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, BytesElsewhere, CheckpointInfo, CkstoreWarning, RemoteError, Store
+from ckstore import BadInput, BytesElsewhere, CheckpointInfo, CkstoreError, CkstoreWarning, RemoteError, Store
 from ckstore.remote.elsewhere.clone import list_remote
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 from tests.remote.test_pull import same
@@ -66,6 +67,19 @@ def test_what_is_no_remote_leaves_nothing(store: Store, tmp_path: Path) -> None:
     with pytest.raises(BadInput):
         Store.clone(store.path, tmp_path / "full")
     assert os.listdir(tmp_path / "full") == ["file"]
+
+
+def test_a_store_that_may_not_be_read_is_an_error_of_ckstore_and_leaves_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(root: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(root / "store.json"))
+
+    monkeypatch.setattr("ckstore.remote.elsewhere.clone.read_settings", closed)
+    with pytest.raises(CkstoreError, match=r"Permission denied.*store\.json"):
+        Store.clone(store.path, tmp_path / "clone")
+
+    assert not (tmp_path / "clone").exists()
 
 
 def test_a_clone_of_object_storage(store: Store, service: Service, tmp_path: Path) -> None:
