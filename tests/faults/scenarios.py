@@ -239,8 +239,9 @@ def _settle_budget(path: Path, done: bool) -> list[str]:
 
 def _bringing_back(store: Store, journal: Journal) -> None:
     journal.begin((RUN, 2), "second")
-    if not _is_there(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
-        store.undelete(f"{RUN}@2")
+    if _is_there(unseen(store.path) / "checkpoints" / RUN / "2"):  # by an attempt that failed after that
+        return
+    store.undelete(f"{RUN}@2")
     journal.done((RUN, 2), "second")
 
 
