@@ -14,7 +14,7 @@ from ckstore.model.seal import read, seal
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.refs.protection import held
-from ckstore.ops.refs.tags import tag
+from ckstore.ops.refs.tags import tag_all
 from ckstore.remote import keys
 from ckstore.remote.asking import look
 from ckstore.remote.small_objects import TAG_MAX_BYTES, RemoteTag, change
@@ -102,15 +102,18 @@ def take_names(context: Context, source: Source, infos: Sequence[CheckpointInfo]
     by_id = {info.id: info for info in infos}
     now = datetime.now(UTC)
     own = context.layout.tags()
+    new: dict[str, list[str]] = {}
     for name, place in sorted(source.tags().items()):
         info = by_id.get(place.id)
         if info is None or info.key != place.key:
             continue
         target = own.get(name)
         if target is None:
-            tag(context, name, info)
+            new.setdefault(info.id, []).append(name)
         elif (target[0], target[1]) != info.key:
             warnings.append(f"the tag {name} names {target[0]}@{target[1]} here and {info.name} at {source.name}")
+    for checkpoint, names in new.items():
+        tag_all(context, by_id[checkpoint], names)
     known = {pin.name for pin in read_pins(context.layout)}
     for name, data in sorted(source.pins().items()):
         try:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from ckstore import AmbiguousRef, InsufficientSpace, NoSuchRef, RemoteError, StepExists, Store
+from ckstore.fs import files, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.seal import seal
 from ckstore.remote import keys
 from ckstore.remote.push_plan import place_of
@@ -55,6 +57,33 @@ def test_a_pulled_checkpoint_is_the_same_one(store: Store, other: Store) -> None
     assert same(other.load(1), state(1))
     assert other.verify().ok
     check_store(other.path)
+
+
+def test_many_tags_are_taken_in_one_go(store: Store, other: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them had all of them read again: 100,000 of one checkpoint took minutes."""
+    names = {f"t{number:02}" for number in range(30)}
+    for name in names:
+        store.tag(name, 1)
+    other.remotes.add("there", store.path)
+    reads, synced = list[object](), list[object]()
+    texts, sync = peek.symlink_texts, files.sync_directory
+
+    def read(where: Inside) -> dict[str, str | None]:
+        reads.append(where)
+        return texts(where)
+
+    def synchronized(where: Inside) -> None:
+        synced.append(where.name)
+        sync(where)
+
+    monkeypatch.setattr(peek, "symlink_texts", read)
+    monkeypatch.setattr(files, "sync_directory", synchronized)
+
+    other.pull(1, "there")
+
+    assert {*other.info(1).tags} == names
+    assert len(reads) < 15
+    assert synced.count("refs") == 1
 
 
 def test_what_the_store_has_is_not_fetched(store: Store, other: Store) -> None:

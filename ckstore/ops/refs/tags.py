@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Sequence
 
 from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
@@ -22,6 +23,11 @@ _CATALOG_TIMEOUT_S = 5.0
 
 def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
     """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step."""
+    _point(layout, tag, run, step)
+    files.sync_directory(layout.refs)
+
+
+def _point(layout: Layout, tag: str, run: str, step: int) -> None:
     # The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
@@ -33,7 +39,17 @@ def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
         with contextlib.suppress(OSError):  # the first error says what is wrong
             links.unlink(fresh)
         raise
-    files.sync_directory(layout.refs)
+
+
+def tag_all(context: Context, info: CheckpointInfo, names: Sequence[str]) -> None:
+    """Point all these tags to one checkpoint, as `tag` does each; a thousand take one fsync, and one look at all."""
+    for name in names:
+        check_tag(name)
+    with held(context, info):
+        for name in names:
+            _point(context.layout, name, *info.key)
+        files.sync_directory(context.layout.refs)
+    _tell_catalog(context)
 
 
 def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
