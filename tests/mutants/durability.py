@@ -177,9 +177,9 @@ DURABILITY = [
     Mutant(
         "fsync of refs/",
         "tag-not-synced",
-        "write_tag",
-        "    _point(layout, tag, run, step)\n    files.sync_directory(layout.refs)\n",
-        "    _point(layout, tag, run, step)\n",
+        "tag_all",
+        "        files.sync_directory(context.layout.refs)\n",
+        "",
         law("tag"),
         "N2 (",
     ),

@@ -55,10 +55,7 @@ def tag_all(context: Context, info: CheckpointInfo, names: Sequence[str]) -> Non
 def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
     """Point the tag `name` to a checkpoint, durably, also if it exists. Return what the store says about it now."""
     info = find(context, ref)
-    check_tag(name)
-    with held(context, info):
-        write_tag(context.layout, name, info.run, info.step)
-    _tell_catalog(context)
+    tag_all(context, info, [name])
     return find(context, info)
 
 
