@@ -185,7 +185,7 @@ class Remotes:
         """Return what is at a place, after trying it; `make`: a remote, if there is none."""
         if target.kind == "store":
             return RemoteEntry(name, target, self._store_at(target))
-        from ckstore.remote.documents.info import RemoteInfo, check_hash, read_info
+        from ckstore.remote.documents.info import RemoteInfo, agreed_info, check_hash, read_info
         from ckstore.remote.service.probe import probe
 
         settings = self._context.settings
@@ -195,7 +195,8 @@ class Remotes:
             created = text_of_time(now or datetime.now(UTC))
             objects.create(keys.INFO, RemoteInfo.of(settings, created).render())
         # Read back, also after it was written: of two clients that make one remote, both take the one that is there.
-        info = read_info(objects, name)
+        is_shared = make and abilities.writes and abilities.cas == "no"
+        info = agreed_info(objects, name) if is_shared else read_info(objects, name)
         check_hash(info, settings, name)
         return RemoteEntry(name, target, info.uuid, abilities)
 

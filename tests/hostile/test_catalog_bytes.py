@@ -36,6 +36,7 @@ _TOLD = 5
 @pytest.mark.timeout(0)
 def test_a_store_with_any_catalog_harms_nothing_outside_it(
     place: Path,
+    room: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seed = lane_seed()
@@ -47,7 +48,7 @@ def test_a_store_with_any_catalog_harms_nothing_outside_it(
             fill(scene.store / "catalog.db")
             spoil_catalog(scene.store / "catalog.db", draw)
 
-        found = tried(place, f"drawn from {seed + number}", build)
+        found = tried(place, room, f"drawn from {seed + number}", build)
         acts += found.acts
         wrong += found.wrong
 

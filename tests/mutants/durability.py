@@ -184,6 +184,15 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
+        "fsync of refs/ by a save that sets a tag",
+        "saved-tag-not-synced",
+        "write_tag",
+        "    files.sync_directory(layout.refs)\n",
+        "",
+        law("save_with_tags"),
+        "N2 (",
+    ),
+    Mutant(
         "fsync of refs/ after a tag is removed",
         "untag-not-synced",
         "tags.untag",

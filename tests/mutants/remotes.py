@@ -8,6 +8,7 @@ _PUSH, _PULL = "tests/remote/test_push.py", "tests/remote/test_pull.py"
 _PRUNE, _ORDER = "tests/remote/test_prune.py", "tests/remote/test_order.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
 _DELTAS, _KEEP, _CACHE = "tests/remote/test_deltas.py", "tests/remote/test_keep.py", "tests/remote/test_cache.py"
+_REMOTES = "tests/remote/test_remotes.py"
 _SERVICE, _LIES = "tests/hostile/remotes/test_service.py", "tests/hostile/remotes/test_lies.py"
 
 REMOTES = [
@@ -384,6 +385,15 @@ REMOTES = [
         "                if not uuid_of(remote):\n",
         f"{_EVICT}::test_a_remote_that_is_away_is_said",
         "another remote has the name",
+    ),
+    Mutant(
+        "two clients that make one remote at a service without conditions agree on it",
+        "own-remote-believed",
+        "Remotes._tried",
+        '        is_shared = make and abilities.writes and abilities.cas == "no"\n',
+        "        is_shared = False\n",
+        f"{_REMOTES}::test_two_clients_that_make_a_remote_at_a_service_without_conditions_agree",
+        "assert",
     ),
     Mutant(
         "keep_local lets go of nothing that the mirror was not seen to have",

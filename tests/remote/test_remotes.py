@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from ckstore import BadInput, NoSuchRemote, RemoteDenied, RemoteError, Store, StoreNotFound
+from ckstore.remote.documents.info import RemoteInfo
 from ckstore.remote.service import engine
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
@@ -89,6 +92,39 @@ def test_two_stores_share_a_remote(store: Store, tmp_path: Path, memory: Target)
     other = Store.init(tmp_path / "other")
 
     assert store.remotes.add("a", memory.address).uuid == other.remotes.add("b", memory.address).uuid
+
+
+def test_two_clients_that_make_a_remote_at_a_service_without_conditions_agree(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = RemoteInfo.of(Store.init(tmp_path / "other")._context.settings, "2026-11-27T03:00:00.000000Z")
+    waits = list[float]()
+
+    def overwritten_once(seconds: float) -> None:
+        if not waits:
+            service.objects["run/remote.json"] = other.render(), '"b"', datetime.now(UTC)
+        waits.append(seconds)
+
+    with s3_service(Habits(conditions="ignored")) as service:
+        target = service.target("run")
+        monkeypatch.setattr(time, "sleep", overwritten_once)
+        entry = store.remotes.add("cold", target.address, endpoint=target.endpoint)
+
+    assert entry.uuid == other.uuid
+    assert len(waits) == 2
+
+
+def test_a_remote_that_is_made_again_and_again_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwritten(_: float) -> None:
+        made = RemoteInfo.of(store._context.settings, "2026-11-27T03:00:00.000000Z")
+        service.objects["run/remote.json"] = made.render(), '"b"', datetime.now(UTC)
+
+    with s3_service(Habits(conditions="ignored")) as service:
+        target = service.target("run")
+        monkeypatch.setattr(time, "sleep", overwritten)
+        with pytest.raises(RemoteError, match="could not be added"):
+            store.remotes.add("cold", target.address, endpoint=target.endpoint)
+    assert store.remotes.list() == ()
 
 
 def test_a_remote_of_another_hash_is_refused(store: Store, tmp_path: Path, memory: Target) -> None:

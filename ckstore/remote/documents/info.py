@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _FORMAT = "ckstore-remote"
 _VERSION = 1
 _MAX_BYTES = 2**20
+_SETTLING_S = 2.0
+"""Longer than a client takes between seeing that a remote is missing and making it."""
+_READINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,23 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
         raise RemoteError(msg, hint=f"make one: ckstore remote add {name} URL")
     return read_document(data, _parse, f"{keys.INFO} of {name}")
+
+
+def agreed_info(objects: Objects, name: str) -> RemoteInfo:
+    """Return what a remote is at a service that lets two clients make it: what stays there.
+
+    Raises:
+        RemoteError: It was changed again and again.
+    """
+    found = read_info(objects, name)
+    for _ in range(_READINGS):
+        # The client that wrote last has the remote, and the one that wrote before it cannot see that at once.
+        time.sleep(_SETTLING_S)
+        before, found = found, read_info(objects, name)
+        if found == before:
+            return found
+    msg = f"{name} could not be added: other clients wrote its {keys.INFO} {_READINGS} times meanwhile"
+    raise RemoteError(msg, hint="add it from one store first, then from the others")
 
 
 def check_uuid_is(found: str, wanted: str, name: str) -> None:

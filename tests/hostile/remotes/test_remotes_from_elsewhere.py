@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -49,65 +50,67 @@ def place() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def good(place: Path) -> Contents:
-    return good_contents(place / "template")
-
-
 def _nothing(_: Scene) -> None:
     """The victim's own store is as it was saved."""
 
 
-def _met(  # noqa: PLR0917
-    place: Path, template: str, name: str, build: Builder, give: Give, nbytes: int = 0
-) -> Visit:
-    """Let the victim do everything in a scene, and look at what lies around the store."""
-    with made_scene(place / template, place / "case", place, build) as scene:
-        before = picture(scene)
-        found = visit(scene, give, nbytes)
-        wrong = [*found.wrong, *differences(before, picture(scene))]
-    return found._replace(wrong=[f"{name}: {text}" for text in wrong])
+@dataclass(frozen=True)
+class _Places:
+    """Where cases are made, where the stranger writes, and what a remote holds that is as it was made."""
+
+    place: Path
+    room: Path
+    good: Contents
+
+    def met(self, template: str, name: str, build: Builder, give: Give, nbytes: int = 0) -> Visit:
+        """Let the victim do everything in a scene, and look at what lies around the store."""
+        with made_scene(self.place / template, self.place / "case", self.room, build) as scene:
+            before = picture(scene)
+            found = visit(scene, give, nbytes)
+            wrong = [*found.wrong, *differences(before, picture(scene))]
+        return found._replace(wrong=[f"{name}: {text}" for text in wrong])
+
+    def of_objects(self, name: str, contents: Contents) -> Visit:
+        # Objects in memory are the victim's own memory, once as they are laid there and once as they are held.
+        nbytes = _ENGINE_BYTES + 2 * sum(map(len, contents.values()))
+        return self.met("own", name, _nothing, partial(acts.of_objects, contents), nbytes)
+
+    def spoiled(self, name: str) -> Visit:
+        contents = dict(self.good)
+        CASES[name](contents)
+        return self.of_objects(name, contents)
+
+    def as_objects(self, name: str) -> Visit:
+        with made_scene(self.place / "template", self.place / "made", self.place / "making", HAND_MADE[name]) as scene:
+            contents = contents_of(scene.store, self.good[keys.INFO])
+        return self.of_objects(f"{name}, as objects", contents)
+
+    def as_directory(self, name: str) -> Visit:
+        return self.met("template", f"{name}, in a directory", HAND_MADE[name], acts.of_directory)
 
 
-def _of_objects(place: Path, name: str, contents: Contents) -> Visit:
-    # Objects in memory are the victim's own memory, once as they are laid there and once as they are held.
-    nbytes = _ENGINE_BYTES + 2 * sum(map(len, contents.values()))
-    return _met(place, "own", name, _nothing, partial(acts.of_objects, contents), nbytes)
-
-
-def _spoiled(place: Path, good: Contents, name: str) -> Visit:
-    contents = dict(good)
-    CASES[name](contents)
-    return _of_objects(place, name, contents)
-
-
-def _as_objects(place: Path, good: Contents, name: str) -> Visit:
-    with made_scene(place / "template", place / "made", place / "room", HAND_MADE[name]) as scene:
-        contents = contents_of(scene.store, good[keys.INFO])
-    return _of_objects(place, f"{name}, as objects", contents)
-
-
-def _as_directory(place: Path, name: str) -> Visit:
-    return _met(place, "template", f"{name}, in a directory", HAND_MADE[name], acts.of_directory)
+@pytest.fixture(scope="module")
+def places(place: Path, room: Path) -> _Places:
+    return _Places(place, room, good_contents(place / "template"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_a_remote_from_elsewhere_harms_nothing_outside_it(
-    part: int, place: Path, good: Contents, capsys: pytest.CaptureFixture[str]
+    part: int, places: _Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = lane_seed()
     draw = Random(seed)
     contents = [*CASES][part::_PARTS] if CRASH_FULL else [draw.choice(SHORT)]
     stores = [*HAND_MADE][part::_PARTS] if CRASH_FULL else [draw.choice(SHORT_STORES)]
 
-    visits = [_spoiled(place, good, name) for name in contents]
+    visits = [places.spoiled(name) for name in contents]
     # Briefly in one of the two forms, the other one for another commit.
     if CRASH_FULL or draw.random() < 0.5:
-        visits += [_as_objects(place, good, name) for name in stores]
+        visits += [places.as_objects(name) for name in stores]
     if CRASH_FULL or len(visits) == len(contents):
-        visits += [_as_directory(place, name) for name in stores]
+        visits += [places.as_directory(name) for name in stores]
 
     wrong = [text for found in visits for text in found.wrong]
     counts = {
