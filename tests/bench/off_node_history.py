@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.bench.off_node_peers import add, in_child, measured, push, rclone_up, s3_client
+from tests.bench.off_node_peers import add, child, measured, push, rclone_up, s3_client
 from tests.support.s3_proxy import faulty_proxy
 from tests.support.s3_server import BUCKET, KEY, SECRET, Service
 
@@ -80,15 +80,16 @@ def _acts(
     *,
     begin: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[str, float]]:
-    """Give each act with its seconds, and call `begin` before it."""
+    """Give each act with its seconds, and call `begin` before it; a training is one process."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "files").mkdir(parents=True)
-    in_child(_start, folder, port, prefix)
-    for at, act in enumerate(ACTS):
-        if at < 2:
-            in_child(_grow, folder, nbytes, at + 1)
-        begin()  # after what a repository or a remote is made with
-        yield act, in_child(function, folder, port, prefix, min(at + 1, 2))[0]
+    with child() as call:
+        call(_start, folder, port, prefix)
+        for at, act in enumerate(ACTS):
+            if at < 2:
+                call(_grow, folder, nbytes, at + 1)
+            begin()  # after what a repository or a remote is made with
+            yield act, call(function, folder, port, prefix, min(at + 1, 2))[0]
     shutil.rmtree(folder)
 
 

@@ -23,10 +23,17 @@ CHUNK_BYTES = 32 * 2**20
 _THREADS = 8
 
 
-def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function gives in a fresh process: the engine does not survive a fork, and memory is its own."""
+@contextmanager
+def child() -> Iterator[Callable[..., Any]]:
+    """Give a call in a fresh process: the engine does not survive a fork, and memory is its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, arguments)
+        yield lambda function, *arguments: pool.apply(function, arguments)
+
+
+def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function gives in a fresh process of its own."""
+    with child() as call:
+        return call(function, *arguments)
 
 
 def make(folder: Path, nbytes: int, steps: int) -> None:
