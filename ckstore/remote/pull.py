@@ -48,6 +48,7 @@ from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 from ckstore.remote.beside import merged, take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.find_there import facts_of
+from ckstore.remote.keys import Place
 from ckstore.remote.source import read_manifest
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.stored import Encoding
     from ckstore.objects.publish import IfExists, Outcome
     from ckstore.ops.context import Context
-    from ckstore.remote.keys import Place
     from ckstore.remote.push import Manner
     from ckstore.remote.source import Found, Source
 
@@ -108,6 +108,7 @@ class Pull:
         source: Where they come from.
         manner: How fast.
         if_exists: What to do where another checkpoint has the run and step.
+        is_push: The source brings them, and its tags and pins move those that are here.
         warnings: What the user should know.
     """
 
@@ -115,6 +116,7 @@ class Pull:
     source: Source
     manner: Manner
     if_exists: IfExists = "error"
+    is_push: bool = False
     warnings: list[str] = field(default_factory=list)
     _moved_bytes: int = 0
     _moved_count: int = 0
@@ -152,7 +154,7 @@ class Pull:
                 continue
             infos.append(info)
             new_count += is_new
-        take_names(self.context, self.source, infos, self.warnings)
+        take_names(self.context, self.source, infos, self.warnings, moving=self.is_push)
         if failure is not None:
             raise failure
         return TransferReport(
@@ -166,6 +168,12 @@ class Pull:
             time.monotonic() - begun_s,
             tuple(self.warnings),
         )
+
+    def bring_said(self, infos: Sequence[CheckpointInfo]) -> None:
+        """Bring what was said of checkpoints that are here, and nothing else of them."""
+        for info in infos:
+            self._annotate(info, self.annotations_of(Place(info.run, info.step, info.id)))
+        take_names(self.context, self.source, infos, self.warnings, moving=self.is_push)
 
     def _bring_one(self, place: Place) -> tuple[CheckpointInfo, bool]:
         found = read_manifest(self.source, place, self.context.layout.hash_prefix)

@@ -27,7 +27,7 @@ from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
-from ckstore.remote.asking import look
+from ckstore.remote.asking import ask, look
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget, whole_blocks
 from ckstore.remote.deltas.encode import delta_of
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
+    from ckstore.remote.beside import Said
     from ckstore.remote.deltas.spool import Delta, Spool
     from ckstore.remote.objects import Listed, Remote
     from ckstore.remote.push_plan import There
@@ -117,6 +118,18 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         time.monotonic() - begun_s,
         tuple(work.warnings),
     )
+
+
+def push_said(context: Context, remote: Remote, said: Sequence[Said]) -> None:
+    """Bring what was said of checkpoints; of one that is not there, or was removed, nothing."""
+    places = {place_of(one.info) for one in said}
+    found = ask(remote.objects, {key for place in places for key in (place.manifest, place.dropped)})
+    there = {place for place in places if place.manifest in found and place.dropped not in found}
+    known = record.read_record(context.layout, remote.name)
+    try:
+        Beside(context, remote, known).bring([one for one in said if place_of(one.info) in there])
+    finally:
+        record.write_record(context.layout, remote.name, known)
 
 
 def end_intents(remote: Remote, keys: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ckstore import BytesElsewhere, DamagedBlob, NoSuchRef, RemoteError, Store
 from ckstore.remote import keys
+from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
 from ckstore.remote.push import Manner, Push, push
@@ -125,6 +126,36 @@ def test_what_was_said_later_comes_along(store: Store) -> None:
     assert (tag["run"], tag["step"], tag["id"]) == ("main", 1, info.id)
     assert json.loads(objects.held[f"pins/{pin.name}.json"])["reason"] == "paper"
     assert b'"bleu":27.0' in objects.held[keys.Place("main", 1, info.id).annotations]
+
+
+@pytest.mark.parametrize("which", ["one", "all"])
+def test_a_push_that_is_repeated_brings_what_a_killed_one_did_not_come_to(
+    store: Store, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    store.tag("best", 1)
+    pin = store.pin(1, "paper")
+    store.annotate(1, note="good")
+    objects, remote = new_remote(store.settings)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Beside, "push", die)
+        patched.setattr(Push, "keep_record", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            store.push(1, remote)
+    place = keys.Place("main", 1, store.info(1).id)
+    assert place.manifest in objects.held
+    wanted = {"refs/best.json", f"pins/{pin.name}.json", place.annotations}
+    assert not wanted & set(objects.held)
+    objects.forget_requests()
+
+    report = store.push(1, remote) if which == "one" else store.push(remote=remote, all=True)
+
+    assert report.new_count == report.moved_bytes == 0
+    assert wanted <= set(objects.held)
+    assert objects.request_count() <= 20
 
 
 def test_annotations_of_two_stores_are_joined(store: Store, tmp_path: Path) -> None:
