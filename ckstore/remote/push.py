@@ -32,7 +32,7 @@ from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget, whole_blocks
 from ckstore.remote.deltas.encode import delta_of
 from ckstore.remote.documents.condemned import spare
-from ckstore.remote.intents import Intent, Voided
+from ckstore.remote.intents import LIFE_S, Intent, Voided
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS
 from ckstore.remote.push_plan import believe, look_there, place_of
@@ -157,12 +157,13 @@ class Push:
         self._record = there.known
         self._before = self._record.render()
         self._left_out: set[str] = set()
+        self._intents: Sequence[Intent] = ()
         self._begin()
 
     def _begin(self) -> None:
         self._budget = MemoryBudget()
-        bytes_s = self._manner.bytes_s
-        self._limiter = None if bytes_s is None else RateLimiter(bytes_s, sleep=self._budget.sleep)
+        bytes_s, clock = self._manner.bytes_s, self._manner.clock
+        self._limiter = None if bytes_s is None else RateLimiter(bytes_s, clock=clock, sleep=self._rest)
         self._end = self._budget.ending(self._remote.objects.close)
 
     def send_all(self) -> None:
@@ -260,6 +261,7 @@ class Push:
         objects = self._remote.objects
         for intent in intents:
             intent.write(objects)
+        self._intents = intents
         # After the intents: a pruner that has not seen them finds its own list changed, or is found in it here.
         condemned = spare(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
@@ -272,8 +274,7 @@ class Push:
         tags: dict[str, str] = {}
 
         def send(digest: str) -> None:
-            for intent in intents:
-                intent.renew(objects, cas=self._remote.cas)
+            self._renew()
             tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest]))
 
         for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)
@@ -289,6 +290,17 @@ class Push:
             # Of this push's own write, by its mark: another client may have written the same name since.
             if there[digest].tag == tag:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
+
+    def _renew(self) -> None:
+        for intent in self._intents:
+            intent.renew(self._remote.objects, cas=self._remote.cas)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait until the rate allows more. At a low one that takes longer than an intent lives: it is renewed."""
+        until_s = self._manner.clock() + seconds
+        while not self._budget.is_ended and (left_s := until_s - self._manner.clock()) > 0:
+            self._budget.sleep(min(left_s, LIFE_S / 8))
+            self._renew()
 
     def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, Listed]:
         """Return the blobs whose current names are there with their sizes."""

@@ -487,6 +487,15 @@ REMOTES = [
         "assert",
     ),
     Mutant(
+        "a push that waits for its rate keeps its intent",
+        "stale-while-it-waits",
+        "Push._rest",
+        "            self._renew()\n",
+        "            pass\n",
+        f"{_PUSH}::test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits[500-True]",
+        "overtaken by a pruner",
+    ),
+    Mutant(
         "what is only listed here is dropped here when it goes at the mirror",
         "listed-without-bytes",
         "KeepRemote._forget_here",

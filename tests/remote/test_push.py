@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -379,8 +380,6 @@ def test_a_removed_checkpoint_is_pushed_again_when_it_is_asked_for(store: Store)
 def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
     budget = MemoryBudget(10)
     with budget.taking(7):
-        import threading
-
         came = threading.Event()
 
         def take() -> None:
@@ -394,6 +393,24 @@ def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
     assert came.is_set()
     with budget.taking(100):  # larger than all of it: alone
         pass
+
+
+def test_a_wait_of_ten_thousand_years_ends_with_the_transfer() -> None:
+    budget = MemoryBudget()
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            budget.sleep(3e11)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    budget.end()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert failures == []
 
 
 def test_memory_is_lent_again_and_what_lies_idle_makes_way() -> None:
@@ -454,6 +471,34 @@ def test_a_rate_is_kept_to(store: Store) -> None:
     begun_s = time.monotonic()
     store.push(1, remote, bwlimit="8MiB")
     assert time.monotonic() - begun_s > 0.2
+
+
+@pytest.mark.parametrize("bytes_s, cas", [(1, True), (500, True), (500, False)])
+def test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_s: int, cas: bool
+) -> None:
+    store = Store.init(tmp_path / "large", chunk_bytes=MIB)
+    store.save(state(1, chunks=12), step=1)
+    objects, remote = new_remote(store.settings, cas=cas)
+    now_s, stale_s = [0.0], [0.0]
+    written: list[float] = []
+
+    def pass_time(self: MemoryBudget, seconds: float) -> None:
+        now_s[0] += seconds
+
+    def watch(call: str, key: str) -> Fault | None:
+        if key.startswith(keys.INTENTS) and call in ("put", "update"):
+            written.append(now_s[0])
+        stale_s[0] = max(stale_s[0], now_s[0] - written[-1]) if written else 0.0
+        return None
+
+    objects.fault = watch
+    monkeypatch.setattr(MemoryBudget, "sleep", pass_time)
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(bytes_s, threads=1, clock=lambda: now_s[0]))
+    assert store.plan_push(1, remote).new == ()
+    assert now_s[0] >= 11 * MIB / bytes_s
+    assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
+    assert stale_s[0] <= LIFE_S / 2
 
 
 def test_several_ways_to_say_which(store: Store) -> None:
