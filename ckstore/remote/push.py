@@ -215,6 +215,8 @@ class Push:
                 kept = [intent.key for intent in intents] if is_part else []
             except Voided:
                 self.may_exist = False
+                # The threads were told to end: what is begun again keeps to the rate, and to the memory.
+                self._begin()
                 continue
             except _BaseGone:
                 delta = None

@@ -491,7 +491,7 @@ REMOTES = [
         "stale-while-it-waits",
         "Push._rest",
         "            self._renew()\n",
-        "            pass\n",
+        "",
         f"{_PUSH}::test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits[500-True]",
         "overtaken by a pruner",
     ),

@@ -317,6 +317,27 @@ def test_a_push_that_slept_begins_again(store: Store) -> None:
     assert store.plan_push(1, remote).new == ()
 
 
+def test_a_push_that_begins_again_keeps_to_its_rate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, remote = new_remote(store.settings)
+    now_s = [0.0]
+    slept: list[str] = []
+
+    def sleep_once(call: str, key: str) -> Fault | None:
+        if call == "put" and key.startswith(keys.BLOBS) and not slept:
+            slept.append(key)
+            now_s[0] += LIFE_S
+        return None
+
+    def pass_time(self: MemoryBudget, seconds: float) -> None:
+        assert not self.is_ended
+        now_s[0] += seconds
+
+    objects.fault = sleep_once
+    monkeypatch.setattr(MemoryBudget, "sleep", pass_time)
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(MIB, threads=1, clock=lambda: now_s[0]))
+    assert now_s[0] >= LIFE_S + 1.9
+
+
 def test_a_push_that_slept_before_its_manifest_begins_again_without_compare_and_swap(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
