@@ -28,6 +28,7 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
+from ckstore.model.words import PUSH_AGAIN
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import judge_blobs, look
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
 # One reading may meet a cut connection or a flipped bit; a blob that is wrong so often is wrong at the remote.
 _READS = 3
 _PAUSE_S = 0.5
-_PUSH_AGAIN = "push that checkpoint again from where it is whole"
 # What a blob takes beside its bytes: an inode, and names in two directories.
 _BESIDE_BYTES = 4096
 
@@ -368,7 +368,7 @@ def fetch_checked(
             continue
         if came is None:
             msg = f"blob {blob.digest} of {place.name} is missing at {source.name}"
-            raise RemoteError(msg, hint=_PUSH_AGAIN)
+            raise RemoteError(msg, hint=PUSH_AGAIN)
         if limiter is not None:
             # Behind the bytes, whose number is known only now: the next ones wait.
             limiter.wait(came)
