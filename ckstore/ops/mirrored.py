@@ -24,7 +24,7 @@ from ckstore.objects.documents import atomic_file
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
@@ -117,7 +117,13 @@ def write_mirrored(layout: Layout, mirrored: Mirrored) -> None:
 
 
 def add_mirrored(
-    layout: Layout, remote: str, uuid: str, *, ids: Iterable[str], here: Iterable[str], documents: Mapping[str, str]
+    layout: Layout,
+    remote: str,
+    uuid: str,
+    *,
+    ids: Iterable[str],
+    here: Sequence[CheckpointInfo],
+    documents: Mapping[str, str],
 ) -> None:
     """Note what the mirror was given.
 
@@ -126,13 +132,17 @@ def add_mirrored(
         remote: The mirror.
         uuid: Of the remote that it was given to.
         ids: Checkpoints that were seen there.
-        here: Those of the store; others are forgotten.
+        here: Those of the store; others are forgotten once the mirror lacks none of these: until then one of these may
+            have the step of one that it was given.
         documents: All small objects that it was given, as `Mirrored.documents` has them.
     """
     known = read_mirrored(layout, remote)
     if known.uuid != uuid:  # another remote has got the name meanwhile
         return
-    new = replace(known, ids=(known.ids | {*ids}) & {*here}, problem="", documents=dict(documents))
+    given = known.ids | {*ids}
+    if all(info.id in given or info.elsewhere for info in here):
+        given &= {info.id for info in here}
+    new = replace(known, ids=given, problem="", documents=dict(documents))
     if new != known:
         write_mirrored(layout, new)
 

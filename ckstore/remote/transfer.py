@@ -26,7 +26,7 @@ from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import RemoteLike, near, reach, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from ckstore.model.reports.evict_report import EvictReport
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
@@ -66,9 +66,19 @@ def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: 
 
 
 def push(
-    context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions, *, lacks_all: bool = False
+    context: Context,
+    refs: Refs,
+    remote: RemoteLike | None,
+    options: TransferOptions,
+    *,
+    lacks_all: bool = False,
+    own: Container[str] = (),
 ) -> TransferReport:
-    """See `ckstore.Store.push`; `lacks_all`: the remote has none of them, as the caller has just seen."""
+    """See `ckstore.Store.push`; as a mirror calls it.
+
+    `lacks_all`: the remote has none of them, as the caller has just seen. `own`: ids of checkpoints that were brought
+    there before; in a store in a directory these are replaced by what has their steps now.
+    """
     how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
     there = reach(context, remote, writing=True)
@@ -77,7 +87,7 @@ def push(
     # The other store takes them by its own protocol, as it takes those of any source.
     newest_first = sorted(infos, key=lambda info: info.order, reverse=True)
     source = StoreSource(str(context.layout.path), context)
-    report = Pull(there.context, source, how, is_push=True).bring([place_of(info) for info in newest_first])
+    report = Pull(there.context, source, how, is_push=True, own=own).bring([place_of(info) for info in newest_first])
     return replace(report, direction="push", remote=there.name)
 
 
