@@ -5,7 +5,6 @@ What is to go is renamed into ``trash/``; `ckstore.objects.collector` empties it
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import uuid
@@ -81,11 +80,9 @@ def renew_future(layout: Layout) -> None:
     """Let what waits since a time in the future wait from now on: else it would stay until the clock is there again."""
     now_s = time.time()
     for name in filter(can_return, names_in(layout.trash)):
-        with suppress(FileNotFoundError, PermissionError), peek.at(layout.trash / name) as (parent, entry):
-            found = os.stat(entry, dir_fd=parent, follow_symlinks=False)
-            if found.st_ctime > now_s:
-                # The same times: only ctime changes, to what the clock says.
-                os.utime(entry, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=parent, follow_symlinks=False)
+        found = peek.find(layout.trash / name)
+        if found is not None and found.st_ctime > now_s:
+            files.renew_ctime(layout.trash / name)
 
 
 def due(layout: Layout, *, purge: bool = False) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -19,11 +20,13 @@ import ckstore
 from ckstore import InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files, locks
+from ckstore.model.manifest.manifest import Extent
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import trash
 from ckstore.ops.compact import encode, settle
 from tests.format import reader
 from tests.support.descriptors import open_below
+from tests.support.forging import forge_manifest
 
 STEPS = 12
 
@@ -678,3 +681,26 @@ def test_a_copy_finds_its_master_by_itself_and_takes_nothing(store: Store) -> No
         halves = [blob.digest for blob in manifest.blobs if blob.nbytes == 1_200_000]
         assert [sizes[manifest.encoding.file_of(digest)] < 1000 for digest in halves] == [True, True]
     assert torch.equal(store.load(0)["model"]["a"], store.load(0)["optimizer"][1].to(torch.float16))
+
+
+@pytest.mark.parametrize("name, cut", [("master", 255), ("master", 3), ("copy", 1)])
+def test_elements_that_are_cut_by_the_end_of_a_forged_piece_are_no_sample(store: Store, name: str, cut: int) -> None:
+    states = saved(store, 3)
+    folder = store.path / "checkpoints" / "main" / "1"
+    manifest, _ = parse_manifest((folder / "manifest.json").read_bytes(), where="")
+    (index,) = (leaf.storage for leaf in manifest.leaves if leaf.name == name)
+    first, *others = manifest.storages[index].extents
+    digest = store._context.algorithm.digest
+    data = memoryview((folder / "blobs" / manifest.blobs[first.blob].digest).read_bytes())[first.offset :]
+    cuts = (0, cut, first.length)
+    pieces = [Extent(digest(data[a:b]), first.blob, first.offset + a, b - a) for a, b in itertools.pairwise(cuts)]
+    storages = list(manifest.storages)
+    storages[index] = storages[index]._replace(extents=(*pieces, *others))
+    forge_manifest(folder, storages=tuple(storages))
+    with Store.open(store.path) as other:
+        other.reindex()
+        report = other.compact(keep_newest=1)
+
+        assert not report.skipped
+        for step, state in enumerate(states):
+            assert same(other.load(step), state), step
