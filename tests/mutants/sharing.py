@@ -236,6 +236,15 @@ SHARING = [
         "assert",
     ),
     Mutant(
+        "a save that is tried again has not failed",
+        "failed-before-the-second-try",
+        "save._telling_failure",
+        "        if not is_tried_again(error):\n",
+        "        if is_tried_again:\n",
+        "tests/ops/free/test_undo.py::test_a_save_that_meets_a_quota_in_the_middle_takes_the_space",
+        "'failed'",
+    ),
+    Mutant(
         "no grace lasts until a time that a program set",
         "grace-until-a-time-that-was-set",
         "Grace._touched_ns",

@@ -402,9 +402,13 @@ def test_a_save_that_meets_a_quota_in_the_middle_takes_the_space(kept: Store, mo
         return original(*args, **options)
 
     monkeypatch.setattr(files, "create_blob", create)
+    begun = len(kept.events())
 
     save(kept, 3)
 
+    assert [(one.event, one.step) for one in kept.events()[begun:] if one.event != "freed"] == [("saved", 3)]
+    (saves,) = (metric for metric in kept._context.totals.metrics() if metric.name == "ckstore_saves")
+    assert saves.samples == {"saved": 3, "failed": 0, "skipped": 0}
     assert kept.dropped() == ()
     assert [info.step for info in kept.checkpoints()] == [2, 3]
 
