@@ -8,7 +8,9 @@ import json
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +26,11 @@ from ckstore.model.manifest.manifest import Extent
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import trash
 from ckstore.ops.compact import encode, settle
+from ckstore.ops.verify import survey
 from tests.format import reader
 from tests.support.descriptors import open_below
 from tests.support.forging import forge_manifest
+from tests.support.meanwhile import elsewhere
 
 STEPS = 12
 
@@ -95,7 +99,64 @@ def test_every_checkpoint_comes_back_from_less_space(store: Store) -> None:
         assert again.verify().ok
 
 
+def test_a_checkpoint_that_is_compacted_under_the_look_at_the_catalog_agrees_with_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(store, 3)
+    compare = survey.catalog_findings
+
+    def comparing(*given: Any, **options: Any) -> Iterator[Any]:
+        assert len(elsewhere(lambda: Store.open(store.path).compact(keep_newest=1)).compacted) == 2
+        return compare(*given, **options)
+
+    monkeypatch.setattr(survey, "catalog_findings", comparing)
+
+    assert [str(one) for one in store.verify(quick=True).findings] == []
+
+
 # ---------------------------------------------------------------------------------------- how it is read
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_process_that_reads_for_long_has_each_checkpoint_whatever_another_compacts(
+    store: Store, readonly: bool
+) -> None:
+    states = saved(store, 3)
+    problems: list[str] = []
+
+    def reading(reader: Store) -> int:
+        looks = 0
+        while not done.is_set():
+            for info in reader.checkpoints():
+                state = states[info.step]
+                target = {name: torch.zeros_like(state[name]) for name in ("master", "copy")}
+                reader.load_into({**target, "step": 0}, info, strict=False)
+                with reader.open_checkpoint(info.step) as opened:
+                    tail = opened.slice("copy")[1_000:]
+                right = same(reader.load(info.step), state) and torch.equal(tail, state["copy"][1_000:])
+                if not right or not all(torch.equal(value, state[name]) for name, value in target.items()):
+                    problems.append(f"{info.name} has other bytes")
+            report = reader.verify(quick=True)
+            problems.extend(str(report) for _ in range(not report.ok))
+            looks += 1
+        return looks
+
+    done = threading.Event()
+    with Store.open(store.path, readonly=readonly) as reader, ThreadPoolExecutor(1) as beside:
+        looking = beside.submit(reading, reader)
+        try:
+            for step, state in zip(range(8), history(), strict=False):
+                if step >= 3:
+                    states.append(state)
+                    store.save(state, step=step)
+                store.compact(keep_newest=1 + step % 2)
+                store.gc(now=True)
+        finally:
+            done.set()
+        assert looking.result() > 0
+
+    assert problems == []
+    assert sum(info.compacted for info in store.checkpoints()) >= 6
 
 
 def test_every_way_of_reading_gives_what_was_saved(store: Store, tmp_path: Path) -> None:
