@@ -1369,6 +1369,7 @@ class Store:
     def dropped(self) -> tuple[Waiting, ...]:
         """Return the dropped and replaced checkpoints that `undelete` can bring back, the one dropped last first.
 
+        What is left of one that lacks a blob is among them, with a `problem`: it is freed at the same time.
         See `StoreConfig.undo_by_hand_s` and `StoreConfig.undo_by_rule_s`.
 
         Raises:
@@ -1387,6 +1388,7 @@ class Store:
 
         Raises:
             NoSuchRef: It is not there any more, or gc is freeing it.
+            DamagedBlob: It lacks a blob, or its manifest is damaged: it has a `problem` in `dropped`.
             StepExists: Another checkpoint has its place by now: delete that one first.
             BadInput: It has no form of such a ref, or several runs have one.
         """
