@@ -48,8 +48,8 @@ def main(about: str) -> None:
                 return
             with lock:
                 serve(context, mirror, page)
-            # A save that came since the last look found the lock taken, and relies on this one.
-            if not _is_there(context) or not mirror.todo():
+            # A save or a tag that came since the last look found the lock taken, and relies on this one.
+            if not _is_there(context) or not mirror.has_work():
                 return
 
 
