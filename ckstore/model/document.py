@@ -64,15 +64,8 @@ def shown(value: object) -> str:
 
 
 def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = False) -> NoReturn:
-    """Raise the error for content that is not as the format says.
-
-    Args:
-        where: What is read: a path, usually.
-        what: The part of it.
-        wanted: What the format says.
-        found: The value that is there; with `words`, what to say of it.
-        words: See `found`.
-    """
+    """Raise the error for content that is not as the format says."""
+    # `found`: the value that is there; with `words`, what to say of it.
     raise BadInput(f"{where}: {what}: wanted {wanted}, found {found if words else shown(found)}")
 
 
@@ -129,15 +122,8 @@ def check_created(created: object, where: str) -> str:
 
 
 def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
-    """Return the JSON object in `data`: all integers are within ±2^53, all floats finite.
-
-    Args:
-        data: The whole document.
-        where: What is read, for messages: a path, usually.
-
-    Raises:
-        BadInput: It is not such an object, or nested deeper than `MAX_LEVELS` or than the interpreter can follow.
-    """
+    """Return the JSON object in `data`: all integers are within ±2^53, all floats finite."""
+    # Raises BadInput: it is not such an object, or nested deeper than `MAX_LEVELS` or than the interpreter can follow.
     # `translate` and `replace` below are of bytes, not of a view.
     data = bytes(data)
     # Before the parser: beyond the end of its stack the process dies, and no exception says so.
@@ -185,12 +171,9 @@ def _has_long_numbers(data: bytes) -> bool:
 
 
 def _is_deep(data: bytes) -> bool:
-    """Whether JSON is nested deeper than `MAX_LEVELS`.
-
-    The parser is recursive: how deep it may go is up to the interpreter and to the program that raised its limit, and
-        beyond the
-    end of the stack the process dies.
-    """
+    """Whether JSON is nested deeper than `MAX_LEVELS`."""
+    # The parser is recursive: how deep it may go is up to the interpreter and to the program that raised its limit, and
+    # beyond the end of the stack the process dies.
     if rb"\"" in data:
         data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs from the left; what is odd escapes what follows
     left = _outside_strings(data.translate(_ONE_KIND, _REST))
@@ -201,10 +184,8 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _outside_strings(marks: bytes) -> bytes:
-    """Return the brackets of `marks`, which holds brackets and quotes alone, that no two quotes enclose.
-
-    By pieces: Python needs a hundred bytes for each that it splits off or joins, and an attacker may send millions.
-    """
+    """Return the brackets of `marks`, which holds brackets and quotes alone, that no two quotes enclose."""
+    # By pieces: Python needs a hundred bytes for each that it splits off or joins, and an attacker may send millions.
     found, inside = [], False
     for at in range(0, len(marks), _PIECE_BYTES):
         parts = marks[at : at + _PIECE_BYTES].split(b'"')

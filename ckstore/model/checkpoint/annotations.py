@@ -19,15 +19,11 @@ _FORMAT = "ckstore-annotations"
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """What was added to a checkpoint after it was saved.
+    """What was added to a checkpoint after it was saved."""
 
-    Attributes:
-        metrics: Name -> number; they come before those of the manifest.
-        notes: In the order in which they were written.
-    """
-
+    # Name -> number; they come before those of the manifest.
     metrics: dict[str, int | float] = field(default_factory=dict)
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()  # in the order in which they were written
 
     def render(self) -> bytes:
         """Return the content of ``annotations.json``."""

@@ -16,33 +16,23 @@ _SQLITE_BACKPORTS = {(3, 50): 7, (3, 44): 6}
 
 @dataclass(frozen=True, slots=True)
 class AbilityFacts:
-    """What was tried or asked.
+    """What was tried or asked."""
 
-    Attributes:
-        links: Empty if hardlinks and renames between the directories of the store work; else what does not. None:
-            nothing may be written there, so it was not tried.
-        exchange: Whether two names can be exchanged in one step; None: not tried.
-        lease: ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be
-            at work, of which a lease does not know; ``foreign``: the store is another user's, whose files were not
-            tried.
-        reflink: Whether files can share blocks; None: not tried.
-        link_limit, link_most: Most names that a file may have, 0 if not known; and that a blob here has.
-        direct_io_bytes: Alignment of direct reads and writes; 0: there are none; None: the kernel does not tell.
-        read_ahead_kib: Of the device; None: there is no device, or it cannot be seen.
-        open_files: How many files this process may have open.
-        sqlite: Version of the library.
-    """
-
+    # Empty if hardlinks and renames between the directories of the store work; else what does not. None: nothing may be
+    # written there, so it was not tried.
     links: str | None = ""
-    exchange: bool | None = True
+    exchange: bool | None = True  # whether two names can be exchanged in one step; None: not tried
+    # ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be at work,
+    # of which a lease does not know; ``foreign``: the store is another user's, whose files were not tried.
     lease: str = "yes"
-    reflink: bool | None = None
-    link_limit: int = 0
-    link_most: int = 0
+    reflink: bool | None = None  # whether files can share blocks; None: not tried
+    link_limit: int = 0  # most names that a file may have; 0: not known
+    link_most: int = 0  # most names that a blob here has
+    # Alignment of direct reads and writes; 0: there are none; None: the kernel does not tell.
     direct_io_bytes: int | None = None
-    read_ahead_kib: int | None = None
-    open_files: int = _LEAST_FILES
-    sqlite: tuple[int, int, int] = _SQLITE_MENDED
+    read_ahead_kib: int | None = None  # of the device; None: there is no device, or it cannot be seen
+    open_files: int = _LEAST_FILES  # how many files this process may have open
+    sqlite: tuple[int, int, int] = _SQLITE_MENDED  # version of the library
 
 
 def check_links(facts: AbilityFacts) -> DoctorFinding:

@@ -19,21 +19,13 @@ _GC_LATER = "ckstore gc frees it an hour after it was last touched (config.grace
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A directory or file in ``staging/`` or ``trash/``.
-
-    Attributes:
-        name: Its name.
-        age_s: Since something was last made or removed in it.
-        nbytes: What its files have; of those that are nowhere else.
-        owner: User who made it.
-        alive: A process holds it.
-    """
+    """A directory or file in ``staging/`` or ``trash/``."""
 
     name: str
-    age_s: float
-    nbytes: int = 0
-    owner: str = ""
-    alive: bool = False
+    age_s: float  # since something was last made or removed in it
+    nbytes: int = 0  # what its files have; of those that are nowhere else
+    owner: str = ""  # user who made it
+    alive: bool = False  # a process holds it
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -95,13 +87,8 @@ def check_undo(window_s: float, count: int, kept_bytes: int) -> DoctorFinding:
 
 
 def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
-    """Return what is to be said of the tags.
-
-    Args:
-        count: How many there are.
-        doubtful: What is wrong with each of which it is unknown what it protects.
-        do: What to do about the first of those.
-    """
+    """Return what is to be said of the tags."""
+    # `doubtful`: what is wrong with each of which it is unknown what it protects; `do`: what to do about the first.
     if doubtful:
         told = f"nothing is dropped, since it is unknown what is protected: {_listed(doubtful)}"
         return DoctorFinding("warning", "tags", told, do)
@@ -110,19 +97,12 @@ def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class PinFacts:
-    """What the pins are.
+    """What the pins are."""
 
-    Attributes:
-        count: All of them.
-        expired: Names of those whose time is over.
-        dangling: Names of those whose checkpoint is gone or was replaced.
-        problem: Why one cannot be read; empty if all can.
-    """
-
-    count: int = 0
-    expired: tuple[str, ...] = ()
-    dangling: tuple[str, ...] = ()
-    problem: str = ""
+    count: int = 0  # all of them
+    expired: tuple[str, ...] = ()  # names of those whose time is over
+    dangling: tuple[str, ...] = ()  # names of those whose checkpoint is gone or was replaced
+    problem: str = ""  # why one cannot be read; empty if all can
 
 
 def check_pins(facts: PinFacts) -> DoctorFinding:
@@ -154,13 +134,8 @@ def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> DoctorFin
 
 
 def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
-    """Return what is to be said of the last readings of blobs.
-
-    Args:
-        count: Blobs that checkpoints use.
-        unread: Those of which no reading is known.
-        oldest_s: How long ago the oldest one was of the others.
-    """
+    """Return what is to be said of the last readings of blobs."""
+    # `unread`: of so many of the `count` blobs no reading is known; of the others the oldest was `oldest_s` ago.
     if not count:
         return ok("last readings", "no checkpoint has a blob")
     do = (
@@ -193,13 +168,8 @@ def check_order(problems: Sequence[str]) -> DoctorFinding:
 
 
 def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[str] = ()) -> DoctorFinding:
-    """Return what is to be said of the catalog.
-
-    Args:
-        problems: What is wrong with it.
-        where: It lies, if that is not in the store.
-        damaged: Files of catalogs that were set aside as damaged before.
-    """
+    """Return what is to be said of the catalog."""
+    # `where` it lies, if that is not in the store; `damaged`: files of catalogs that were set aside before.
     if problems:
         do = "rebuild it from the checkpoints with ckstore reindex; nothing is lost"
         return DoctorFinding("warning", "catalog", _listed(list(problems)), do)

@@ -13,30 +13,20 @@ _GROUP_WRITES = 0o020
 
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
-    """Owner and permissions of a store.
-
-    Attributes:
-        path: Its root.
-        mode: Permission bits of the root.
-        owner: Name of the root's owner.
-        owner_id, process_id: User ids of the owner of the root, and of this process.
-        may_give: Whether this process may give files to other users, as root usually may.
-        misplaced: Directories of the store that are symlinks, no directories, or on another filesystem.
-        open_to_all: Directories or files in it, other than the root, that any user may change.
-        foreign_count: Files in it that belong to another user than the root.
-        writable_blobs: Blobs that have write permission.
-    """
+    """Owner and permissions of a store."""
 
     path: str
-    mode: int = 0o700
-    owner: str = ""
+    mode: int = 0o700  # permission bits of the root
+    owner: str = ""  # name of the root's owner
+    # `owner_id` and `process_id`: User ids of the owner of the root, and of this process.
     owner_id: int = 0
     process_id: int = 0
-    may_give: bool = True
+    may_give: bool = True  # whether this process may give files to other users, as root usually may
+    # Directories of the store that are symlinks, no directories, or on another filesystem.
     misplaced: tuple[str, ...] = ()
-    open_to_all: tuple[str, ...] = ()
-    foreign_count: int = 0
-    writable_blobs: int = 0
+    open_to_all: tuple[str, ...] = ()  # directories or files in it, other than the root, that any user may change
+    foreign_count: int = 0  # files in it that belong to another user than the root
+    writable_blobs: int = 0  # blobs that have write permission
 
 
 def check_owner(facts: OwnerFacts) -> DoctorFinding:

@@ -27,29 +27,20 @@ _LOCAL = "put the store on ext4 or XFS on a disk of this machine: move it with c
 
 @dataclass(frozen=True, slots=True)
 class PlaceFacts:
-    """The filesystem of a directory.
-
-    Attributes:
-        path: The directory.
-        kind: As in ``/proc/self/mountinfo``: ext4, xfs, tmpfs …; empty if it is not known beyond being of this machine,
-            ``0x…`` if only its number is.
-        mount: Where it is mounted.
-        source: What is mounted there: a device, usually.
-        options: Of the mount and of the filesystem.
-        journal: Whether an ext4 has a journal; None: not known, or it is not an ext4.
-        below: The filesystem that this one keeps its files in: that of the upper layer of an overlay, or of the file
-            behind a loop device. None: there is none, or it cannot be seen.
-        told: Whether other machines use it, as someone has said; None: its kind says so.
-    """
+    """The filesystem of a directory."""
 
     path: str
+    # As in ``/proc/self/mountinfo``: ext4, xfs, tmpfs …; empty if it is not known beyond being of this machine, ``0x…``
+    # if only its number is.
     kind: str = ""
-    mount: str = ""
-    source: str = ""
-    options: frozenset[str] = frozenset()
-    journal: bool | None = None
+    mount: str = ""  # where it is mounted
+    source: str = ""  # what is mounted there: a device, usually
+    options: frozenset[str] = frozenset()  # of the mount and of the filesystem
+    journal: bool | None = None  # whether an ext4 has a journal; None: not known, or it is not an ext4
+    # The filesystem that this one keeps its files in: that of the upper layer of an overlay, or of the file behind a
+    # loop device. None: there is none, or it cannot be seen.
     below: PlaceFacts | None = None
-    told: bool | None = None
+    told: bool | None = None  # whether other machines use it, as someone has said; None: its kind says so
 
     @property
     def shared(self) -> bool:

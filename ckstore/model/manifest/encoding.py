@@ -56,11 +56,7 @@ def is_encoding(members: Mapping[str, Any]) -> bool:
 
 
 def parse(members: Mapping[str, Any], where: str) -> Encoding:
-    """Return what an encoding says, checked but for the manifest that it belongs to.
-
-    Raises:
-        BadInput, NewerFormat: It is not as the format says.
-    """
+    """Return what an encoding says, checked but for the manifest that it belongs to."""
     if members.get("format") != "ckstore-manifest":
         refuse(where, "format", "'ckstore-manifest'", members.get("format"))
     check_version(members.get("version"), MANIFEST_VERSION, where)
@@ -145,11 +141,7 @@ def _check_paths(encoding: Encoding, plain: set[str], where: str) -> None:
 
 
 def check_fits(encoding: Encoding, blobs: Iterable[BlobRecord], manifest_id: str, where: str) -> None:
-    """Raise if an encoding is not one of this manifest.
-
-    Raises:
-        DamagedBlob: It is not.
-    """
+    """Raise `DamagedBlob` if an encoding is not one of this manifest."""
     if manifest_id != encoding.checkpoint:
         _unfit(where, f"it is of the checkpoint {encoding.checkpoint}, and the manifest beside it is {manifest_id}")
     sizes = dict(encoding.files)

@@ -128,10 +128,9 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of ``manifest.json``; see docs/format/v1.md for each member.
+    """The content of ``manifest.json``; see docs/format/v1.md for each member."""
 
-    `encoding` is not in it: it says how the blobs are stored where the checkpoint was compacted.
-    """
+    # `encoding` is not in it: it says how the blobs are stored where the checkpoint was compacted.
 
     run: str
     step: int

@@ -72,11 +72,7 @@ class StoreSettings:
 
 
 def check_uuid(uuid: object) -> None:
-    """Raise unless it has the form of a uuid.
-
-    Raises:
-        BadInput: It has another one.
-    """
+    """Raise unless it has the form of a uuid."""
     if not isinstance(uuid, str) or _UUID_PATTERN.match(uuid) is None:
         raise BadInput(f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r:.80}")
 
@@ -97,12 +93,7 @@ def check_chunk_bytes(chunk_bytes: object) -> int:
 
 
 def parse_settings(data: bytes, where: str) -> StoreSettings:
-    """Return what ``store.json`` says.
-
-    Args:
-        data: Its whole content.
-        where: Its path, for messages.
-    """
+    """Return what ``store.json`` says."""
     members = _members(data, where, _STORE_FORMAT)
     requires = members.get("requires", [])
     check_requires(requires, _KNOWN, where)
