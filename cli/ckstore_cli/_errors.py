@@ -77,15 +77,7 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         return None
     name, message, hint, status = described
     if as_json:
-        text = json.dumps(
-            {
-                "v": JSON_VERSION,
-                "error": name,
-                "message": message,
-                "hint": hint,
-                "exit_status": status,
-            }
-        )
+        text = json.dumps({"v": JSON_VERSION, "error": name, "message": message, "hint": hint, "exit_status": status})
     else:
         on = colored(sys.stderr)
         text = f"{style('error:', 'red', on=on)} {printable(message, keep_lines=True)}"

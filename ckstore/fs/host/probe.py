@@ -22,15 +22,7 @@ TRY_PREFIX = ".try-"
 _OWN_PREFIX = "try-"
 # Each try loses only if another process opens the store in the same moment and sweeps the directory as dead.
 _TRIES = 20
-_UNABLE = (
-    errno.EXDEV,
-    errno.EPERM,
-    errno.EOPNOTSUPP,
-    errno.EMLINK,
-    errno.ENOSYS,
-    errno.EINVAL,
-    errno.ENOTTY,
-)
+_UNABLE = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EINVAL, errno.ENOTTY)
 """Errors that say what a filesystem cannot do at all; others say what went wrong this time."""
 
 # Of inode and mount: a bind mount of the same directory can refuse links across it, so it is tried for itself.

@@ -207,11 +207,7 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
 
 
 def _no_step(
-    ref: Ref,
-    run: str | None,
-    step: int,
-    candidates: Sequence[CheckpointInfo],
-    elsewhere: Sequence[CheckpointInfo],
+    ref: Ref, run: str | None, step: int, candidates: Sequence[CheckpointInfo], elsewhere: Sequence[CheckpointInfo]
 ) -> NoReturn:
     own = [c for c in candidates if run in (None, c.run)]
     nearest = sorted(own, key=lambda c: (abs(c.step - step), c.name))[:_SHOWN]
