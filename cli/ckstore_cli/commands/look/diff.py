@@ -57,8 +57,7 @@ def diff(frame: Frame, before: str, after: str, values: bool, files: tuple[str, 
     with frame.reading() as store:
         found = store.diff(before, after, values=values, file=_files_given(files))
     out.document(found)
-    for line in _lines(found, out, values=values):
-        out.line(line)
+    out.lines(_lines(found, out, values=values))
 
 
 def _files_given(paths: tuple[str, ...]) -> str | tuple[str | None, str | None] | None:
