@@ -19,7 +19,7 @@ from ckstore.errors import BadInput, NewerFormat
 from ckstore.model.canonical import MAX_NUMBER_DIGITS, PART_DIGITS, SAFE_INT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS
@@ -86,19 +86,6 @@ def int_of_decimal(text: str) -> int:
     return -value if text.startswith("-") else value
 
 
-def check_version(version: object, newest: int, where: str) -> None:
-    """Check the version of a document."""
-    # `type`, since True is an `int`, and `1 == True`.
-    if type(version) is not int or version < 1:
-        refuse(where, "version", "an integer from 1", version)
-    # A newer writer may have given members another meaning: reading on would be guessing.
-    if version > newest:
-        raise NewerFormat(
-            f"{where}: this ckstore reads versions up to {newest}, found version {version}",
-            hint="install a newer ckstore",
-        )
-
-
 def check_requires(requires: object, known: Collection[str], where: str) -> None:
     """Raise if a document asks its reader for something that this ckstore does not know."""
     if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
@@ -150,6 +137,29 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         refuse(where, "the document", "a JSON object", value)
     return value
+
+
+def parse_document(data: bytes, format: str, newest: int, where: str) -> dict[str, Any]:  # noqa: A002 - the member
+    """Return the JSON object in `data`, which says that it is of that format, in a version up to `newest`."""
+    members = parse_object(data, where=where)
+    check_format(members, format, newest, where)
+    return members
+
+
+def check_format(members: Mapping[str, Any], format: str, newest: int, where: str) -> None:  # noqa: A002 - the member
+    """Check what a document says that it is."""
+    if members.get("format") != format:
+        refuse(where, "format", repr(format), members.get("format"))
+    version = members.get("version")
+    # `type`, since True is an `int`, and `1 == True`.
+    if type(version) is not int or version < 1:
+        refuse(where, "version", "an integer from 1", version)
+    # A newer writer may have given members another meaning: reading on would be guessing.
+    if version > newest:
+        raise NewerFormat(
+            f"{where}: this ckstore reads versions up to {newest}, found version {version}",
+            hint="install a newer ckstore",
+        )
 
 
 def parse_foreign(data: bytes) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import canonical_json
-from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.document import check_created, parse_document, refuse
 
 _FORMAT = "ckstore-elsewhere"
 _VERSION = 1
@@ -39,10 +39,7 @@ class Elsewhere:
 
 def parse_elsewhere(data: bytes, where: str) -> Elsewhere:
     """Return what ``elsewhere.json`` says."""
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    members = parse_document(data, _FORMAT, _VERSION, where)
     remotes = members.get("remotes")
     if not isinstance(remotes, list) or not remotes:
         refuse(where, "remotes", "an array that is not empty", remotes)

@@ -70,24 +70,16 @@ def check_headroom(facts: AbilityFacts) -> DoctorFinding:
 def check_lease(facts: AbilityFacts) -> DoctorFinding:
     """Return whether the kernel can be asked who has a file open."""
     if facts.lease == "shared":
-        return DoctorFinding(
-            "note",
-            "leases",
-            "the kernel cannot see whether another host has a blob open, so what is dropped is freed after a while",
-            "nothing; when no other host uses the store, ckstore gc --exclusive frees at once",
-        )
+        told = "the kernel cannot see whether another host has a blob open, so what is dropped is freed after a while"
+        do = "nothing; when no other host uses the store, ckstore gc --exclusive frees at once"
+        return DoctorFinding("note", "leases", told, do)
     if facts.lease == "foreign":
-        return ok(
-            "leases",
-            "each user's gc asks the kernel about that user's blobs, and leaves the blobs of other users alone",
-        )
+        told = "each user's gc asks the kernel about that user's blobs, and leaves the blobs of other users alone"
+        return ok("leases", told)
     if facts.lease == "no":
-        return DoctorFinding(
-            "warning",
-            "leases",
-            "the kernel does not say which process has a blob open, so gc frees only what it is sure of",
-            "run gc as the owner of the files, or as root; if the filesystem has no leases, see docs/how-to/shared.md",
-        )
+        told = "the kernel does not say which process has a blob open, so gc frees only what it is sure of"
+        do = "run gc as the owner of the files, or as root; if the filesystem has no leases, see docs/how-to/shared.md"
+        return DoctorFinding("warning", "leases", told, do)
     return ok("leases", "the kernel tells gc whether a process has a blob open")
 
 
@@ -108,9 +100,8 @@ def check_direct_io(facts: AbilityFacts) -> DoctorFinding:
     if facts.direct_io_bytes is None:
         return ok("direct I/O", "the kernel does not report the alignment (Linux 6.1 and later do, if the device can)")
     if facts.direct_io_bytes == 0:
-        return DoctorFinding(
-            "note", "direct I/O", "not possible on this filesystem", "nothing: everything goes through the page cache"
-        )
+        do = "nothing: everything goes through the page cache"
+        return DoctorFinding("note", "direct I/O", "not possible on this filesystem", do)
     return ok("direct I/O", f"aligned to {facts.direct_io_bytes} bytes")
 
 
@@ -141,13 +132,12 @@ def check_sqlite(facts: AbilityFacts) -> DoctorFinding:
         do = f"use a Python whose SQLite is {wanted} or later; saves still work, without a catalog"
         return DoctorFinding("error", "SQLite", f"{version} is too old for the catalog", do)
     if has_wal_reset_bug(facts.sqlite):
-        return DoctorFinding(
-            "note",
-            "SQLite",
+        told = (
             f"{version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6); it cannot strike, since ckstore "
-            "never writes to the catalog from two connections at once",
-            "let no other program write to catalog.db; it is an index, and ckstore reindex rebuilds it",
+            "never writes to the catalog from two connections at once"
         )
+        do = "let no other program write to catalog.db; it is an index, and ckstore reindex rebuilds it"
+        return DoctorFinding("note", "SQLite", told, do)
     return ok("SQLite", version)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, ok
+from ckstore.model.words import some_of
 
 _GROUP_WRITES = 0o020
 
@@ -51,12 +52,8 @@ def check_owner(facts: OwnerFacts) -> DoctorFinding:
         told += (
             ": the kernel may refuse it links to that user's blobs, and does not show it which processes have them open"
         )
-    return DoctorFinding(
-        "warning",
-        "owner",
-        told,
-        f"use the store as its owner, or give it to this user: chown -R (as root) {facts.path}",
-    )
+    do = f"use the store as its owner, or give it to this user: chown -R (as root) {facts.path}"
+    return DoctorFinding("warning", "owner", told, do)
 
 
 def check_permissions(facts: OwnerFacts) -> DoctorFinding:
@@ -64,14 +61,12 @@ def check_permissions(facts: OwnerFacts) -> DoctorFinding:
     open_ = [facts.path] if facts.mode & 0o002 else []
     open_ += facts.open_to_all
     if open_:
-        more = f" and {len(open_) - 3} more" if len(open_) > 3 else ""
-        told = f"any user of this machine may change {', '.join(open_[:3])}{more}"
+        told = f"any user of this machine may change {some_of(open_, 3)}"
         return DoctorFinding("error", "permissions", told, f"chmod -R o-w {facts.path}")
     if facts.writable_blobs:
         told = f"blobs with write permission, which a program may change by mistake: {facts.writable_blobs}"
-        return DoctorFinding(
-            "warning", "permissions", told, f"chmod -R a-w {facts.path}/blobs/*/*; then ckstore verify"
-        )
+        do = f"chmod -R a-w {facts.path}/blobs/*/*; then ckstore verify"
+        return DoctorFinding("warning", "permissions", told, do)
     if facts.mode & _GROUP_WRITES:
         return _of_a_group(facts)
     if facts.foreign_count:
@@ -79,9 +74,8 @@ def check_permissions(facts: OwnerFacts) -> DoctorFinding:
         return DoctorFinding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
     if facts.mode & 0o077:
         told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: other users may {_may(facts.mode)} it"
-        return DoctorFinding(
-            "note", "permissions", told, f"nothing, if that is intended; otherwise: chmod -R go-rwx {facts.path}"
-        )
+        do = f"nothing, if that is intended; otherwise: chmod -R go-rwx {facts.path}"
+        return DoctorFinding("note", "permissions", told, do)
     return ok("permissions", f"only {facts.owner} may use {facts.path}")
 
 

@@ -64,12 +64,8 @@ def check_reserve(facts: SpaceFacts) -> DoctorFinding:
     if facts.reserve_bytes >= facts.reserve_wanted_bytes:
         return ok("reserve", f"{size_text(facts.reserve_bytes)} are reserved for gc on a full disk")
     part = f"{size_text(facts.reserve_bytes)} of {size_text(facts.reserve_wanted_bytes)}"
-    return DoctorFinding(
-        "note",
-        "reserve",
-        f"{part} are reserved for gc on a full disk",
-        "free space, then open the store for writing (ckstore gc does): with enough free space it is made again",
-    )
+    do = "free space, then open the store for writing (ckstore gc does): with enough free space it is made again"
+    return DoctorFinding("note", "reserve", f"{part} are reserved for gc on a full disk", do)
 
 
 def check_dirty(facts: DirtyFacts) -> DoctorFinding:

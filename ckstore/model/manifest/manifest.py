@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.digest import Algorithm
 
-MANIFEST_VERSION = 1
+MANIFEST_FORMAT, MANIFEST_VERSION = "ckstore-manifest", 1
 SHARDS = "shards"
 KNOWN_REQUIRES = (SHARDS,)
 """What a manifest may ask of its readers. ``shards``: extents of any length, and storages that are put together of
@@ -270,7 +270,7 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
     texts = texts or StateTexts.of(manifest.leaves, manifest.state)
     about = manifest.description
     plain: dict[str, Any] = {
-        "format": "ckstore-manifest",
+        "format": MANIFEST_FORMAT,
         "version": MANIFEST_VERSION,
         "run": manifest.run,
         "step": manifest.step,
