@@ -13,7 +13,8 @@ from ckstore.fs import links, locks
 from ckstore.ops.config_file import MIRROR, setting_or_none
 from ckstore.ops.mirrored import FOLDER, behind
 from ckstore.ops.refs.listing import infos
-from ckstore.saver.client.process import reap, start
+from ckstore.saver.client.process import children, reap, start
+from ckstore.saver.client.savers import savers_seen, status_at
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,8 +55,18 @@ def _start_one(context: Context, catalog_path: Path | None) -> None:
     if lock is None:
         return
     lock.release()
-    _started_s[str(context.layout.path)] = time.monotonic()
-    start_beside(ENTRY, context, catalog_path)
+    store = str(context.layout.path)
+    # One of this process that failed waits without the lock; another would have the same credentials.
+    if not any((said := status_at(pid)) and (said.store, said.state) == (store, "waiting") for pid in children()):
+        _started_s[store] = time.monotonic()
+        start_beside(ENTRY, context, catalog_path)
+
+
+def has_successor(context: Context) -> bool:
+    """Whether another process of this host mirrors the store, and failed later than this one: it tries again."""
+    waiting = {one.pid: one.since for one in savers_seen(str(context.layout.path)) if one.state == "waiting"}
+    own = waiting.pop(os.getpid(), 0.0)
+    return any(since > own for since in waiting.values())
 
 
 def start_beside(entry: str, context: Context, catalog_path: Path | None) -> None:

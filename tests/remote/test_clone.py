@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, BytesElsewhere, CheckpointInfo, CkstoreError, CkstoreWarning, RemoteError, Store
+from ckstore import (
+    BadInput,
+    BytesElsewhere,
+    CheckpointInfo,
+    CkstoreError,
+    CkstoreWarning,
+    NoSuchRemote,
+    RemoteError,
+    Store,
+)
 from ckstore.remote.elsewhere.clone import list_remote
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 from tests.remote.test_pull import same
@@ -94,6 +103,16 @@ def test_a_store_that_may_not_be_read_is_an_error_of_ckstore_and_leaves_nothing(
     with pytest.raises(CkstoreError, match=r"Permission denied.*store\.json"):
         Store.clone(store.path, tmp_path / "clone")
 
+    assert not (tmp_path / "clone").exists()
+
+
+def test_a_clone_of_a_wrong_address_names_it(service: Service, tmp_path: Path) -> None:
+    target = service.target("runn")
+
+    with pytest.raises(NoSuchRemote, match=f"there is no remote at {target.address}") as raised:
+        Store.clone(target.address, tmp_path / "clone", endpoint=target.endpoint)
+
+    assert "check the address" in raised.value.hint
     assert not (tmp_path / "clone").exists()
 
 

@@ -180,6 +180,49 @@ def test_a_mirror_that_is_away_fails_no_save_and_is_tried_again(
     del quiet
 
 
+def test_while_a_mirror_that_failed_waits_another_process_may_go_on(
+    tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / "away")
+    store.save(state(1), step=1)
+    taken = []
+
+    def pause(_: float) -> None:
+        taken.append(starting.lock_mirror(context_of(store)))
+
+    with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", pause)
+        process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
+    (lock,) = taken
+    assert lock is not None
+    lock.release()
+    del quiet
+
+
+def test_a_training_with_other_credentials_need_not_wait_for_the_process_of_the_one_before(
+    tmp_path: Path, no_process_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(starting, "start", lambda *_: None)
+        store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / "away")
+
+    store.save(state(1), step=1)
+    wait_for(lambda: [one.state for one in store.savers()] == ["waiting"], "it has not failed")
+    (first,) = mirrors_of(tmp_path / "a")
+    store.save(state(2), step=2)
+    assert mirrors_of(tmp_path / "a") == [first]
+
+    monkeypatch.setattr(starting, "children", list)  # as in another process
+    wait_for(lambda: store.save(state(3)) is not None and mirrors_of(tmp_path / "a") != [first], "none was started")
+    # Of two that wait the one with the older credentials ends.
+    wait_for(lambda: first not in mirrors_of(tmp_path / "a"), "the one before goes on")
+    (tmp_path / "away").rename(tmp_path / "m")
+    wait_for(lambda: not store.mirror_status().behind, "nothing was pushed")  # type: ignore[union-attr]
+    del no_process_left
+
+
 def test_doctor_and_metrics_say_what_is_only_here(
     tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import CkstoreError, Protected, RemoteDenied, RemoteError, RemoteUnavailable, StepExists
+from ckstore.errors import (
+    CkstoreError,
+    NoSuchRemote,
+    Protected,
+    RemoteDenied,
+    RemoteError,
+    RemoteUnavailable,
+    StepExists,
+)
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
@@ -27,6 +35,7 @@ from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_unprotected
+from ckstore.remote import keys
 from ckstore.remote.beside import take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.info import read_info
@@ -65,7 +74,11 @@ def new_settings(
     if target.kind == "store":
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes
-    info = read_info(open_objects(target), name)
+    objects = open_objects(target)
+    if objects.head(keys.INFO) is None:
+        hint = "check the address; ckstore remote add NAME URL, in a store with checkpoints, makes a remote there"
+        raise NoSuchRemote(f"there is no remote at {target}: it has no {keys.INFO}", hint=hint)
+    info = read_info(objects, name)
     return info.hash, info.chunk_bytes
 
 
