@@ -91,7 +91,7 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
 
 
 def agreed_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return what a remote is at a service that lets two clients make it: what stays there.
+    """Return what a remote is at a service that lets two clients make it, as soon as two readings agree.
 
     Raises:
         RemoteError: It was changed again and again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteError
+from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RemoteUnavailable
 from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
@@ -69,6 +69,8 @@ class Through:
                 problems.append(f"{holder.name}: {error.message}")
                 if isinstance(error, NoSuchRemote):
                     hint = f"add it again under its name: ckstore remote add {holder.name} PLACE"
+                elif isinstance(error, RemoteDenied | RemoteUnavailable):
+                    hint = error.hint
         if old is not None:
             return None
         msg = f"blob {blob.digest} of {manifest.name} is elsewhere, and was not fetched: {'; '.join(problems)}"
