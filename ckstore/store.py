@@ -395,6 +395,7 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
+        from ckstore.ops.notices import tell_not_durable
         from ckstore.ops.save.options import SaveOptions, order_of, request_of
         from ckstore.saver.client.queue import SaverLimits
         from ckstore.saver.client.unchanged import UnchangedNames
@@ -412,6 +413,8 @@ class Store:
                 from ckstore.ops.read.load import as_filter
 
                 selects = as_filter(unchanged, "unchanged")
+            # By this process: of what the saver warns nobody hears.
+            tell_not_durable(self._context.not_durable_because, self._context.settings)
             named = UnchangedNames(selects, self._context.settings.chunk_bytes)
             return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
         except BaseException:

@@ -61,7 +61,7 @@ class Verifier:
         missing: Blobs that a checkpoint needs and does not have.
         away: The checkpoints of which blobs are at a remote alone.
         locked: The checkpoints that another process had locked for too long, so that they were not looked at.
-        infos: What the manifest of each checkpoint says, and a number made of the blobs that it names.
+        infos: What the manifest of each checkpoint says.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Verifier:
         self.bad: set[Unit] = set()
         self.missing: set[str] = set()
         self.away: set[CheckpointKey] = set()
-        self.infos: dict[CheckpointKey, tuple[CheckpointInfo, int]] = {}
+        self.infos: dict[CheckpointKey, CheckpointInfo] = {}
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
         self._report = report
@@ -156,8 +156,7 @@ class Verifier:
             else:
                 manifest = directory.manifest
                 order = (0, manifest.sequence, manifest.created, directory.manifest_id)
-                used = hash(frozenset((blob.digest, blob.nbytes) for blob in manifest.stored))
-                self.infos[run, step] = (CheckpointInfo.of(manifest, directory.manifest_id), used)
+                self.infos[run, step] = CheckpointInfo.of(manifest, directory.manifest_id)
                 new = self.directory(directory, run, step, only)
                 damage = new if only is None else [*new, *self._known(directory, new)]
             if any(found.affects for found in new):

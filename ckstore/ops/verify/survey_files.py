@@ -62,14 +62,15 @@ def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
     listing = context.catalog.listing()
     rows = {info.key: info for info in context.catalog.infos()}
     found = []
-    for (run, step), (info, used) in sorted(checker.infos.items()):
+    for (run, step), info in sorted(checker.infos.items()):
         published = look(context.layout, run, step).published
         if published is None or published.manifest_id != info.id:  # not whole, or another one by now
             continue
         row = rows.get((run, step))
         same = row is not None and same_facts(row, info) and listing.get((run, step)) == published.stamp
-        # The uses too: gc looks for unused blobs by them.
-        if not same or hash(frozenset(context.catalog.blobs_of(run, step))) != used:
+        # The uses too: gc looks for unused blobs by them. What is elsewhere is not used here.
+        here = (blob for blob in published.manifest.stored if blob.digest not in published.elsewhere)
+        if not same or context.catalog.blobs_of(run, step) != {(blob.digest, blob.nbytes) for blob in here}:
             found.append((run, step))
     return found
 
