@@ -413,7 +413,7 @@ class Store:
                 from ckstore.ops.read.load import as_filter
 
                 selects = as_filter(unchanged, "unchanged")
-            # By this process: of what the saver warns nobody hears.
+            # By this process: what the saver warns of is not shown.
             tell_not_durable(self._context.not_durable_because, self._context.settings)
             named = UnchangedNames(selects, self._context.settings.chunk_bytes)
             return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
