@@ -10,17 +10,12 @@ from ckstore.model.sizes import size_text
 LINES_SHOWN = 30
 """So many lines of a long list are in the text of a report."""
 _ITEMS_SHOWN = 8
+PUSH_AGAIN = "push that checkpoint again from where it is whole"
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:
-    """Return `text` with control characters and lone surrogates as escapes.
-
-    Names and messages come from the user who saved: they must not move the cursor of the user who reads.
-
-    Args:
-        text: Anything.
-        keep_lines: Leave line feeds and tabs as they are.
-    """
+    """Return `text` with control characters and lone surrogates as escapes."""
+    # Names and messages come from the user who saved: they must not move the cursor of the user who reads.
     if text.isprintable():
         return text
     return "".join(
@@ -32,6 +27,11 @@ def printable(text: str, *, keep_lines: bool = False) -> str:
 def named(name: str) -> str:
     """Return a name in a state; that of the state itself is empty."""
     return printable(name) or "(the state itself)"
+
+
+def mending_there(what: str = "that object") -> str:
+    """Say what mends a damaged object at a remote: a push does not look at the bytes of what is there."""
+    return f"remove {what} there, then {PUSH_AGAIN}"
 
 
 def counted(count: int, what: str) -> str:
@@ -82,10 +82,8 @@ def share_text(part: int, whole: int) -> str:
 
 
 def new_text(whole_bytes: int, new_bytes: int) -> str:
-    """Return a size and how much of it is new: ``2.9 MiB, 2.0 MiB new (66.9 %)``; ``2.9 MiB, all of it new``.
-
-    What a save writes may be a little more than all: small tensors are aligned in the blob that they share.
-    """
+    """Return a size and how much of it is new: ``2.9 MiB, 2.0 MiB new (66.9 %)``; ``2.9 MiB, all of it new``."""
+    # What a save writes may be a little more than all: small tensors are aligned in the blob that they share.
     if new_bytes >= whole_bytes > 0:
         return f"{size_text(whole_bytes)}, all of it new"
     share = f" ({share_text(new_bytes, whole_bytes)})" if whole_bytes else ""

@@ -137,6 +137,7 @@ class Collector:
             OSError: Something could not be made durable or unlinked; what is left stays for the next time.
             CkstoreError: The catalog could not be told; only last links are gone, which need no entry.
         """
+        trash.renew_future(self._layout)
         due = trash.due(self._layout, purge=self._purge)
         names = due if names is None else sorted(set(names).intersection(due))
         if not names:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
@@ -13,8 +12,6 @@ from ckstore.model.reports.metrics import Metric
 from ckstore.model.times import time_of_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ckstore.model.manifest.info import CheckpointInfo
 
 _mutex = threading.RLock()  # a signal handler may come while this thread holds it
@@ -77,15 +74,6 @@ class SaveTotals:
         """A save has ended otherwise."""
         with _mutex:
             self._outcomes[outcome] += 1
-
-    @contextmanager
-    def counting_failures(self) -> Iterator[None]:
-        """Count a save as failed if it raises."""
-        try:
-            yield
-        except BaseException:
-            self.not_saved("failed")
-            raise
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return all of it."""

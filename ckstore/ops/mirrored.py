@@ -15,7 +15,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.document import parse_document, refuse
 from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.retention_plan import Candidate, plan
@@ -24,7 +24,7 @@ from ckstore.objects.documents import atomic_file
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
@@ -47,12 +47,14 @@ class Mirrored:
         uuid: Of that remote: another one may have the name by now.
         ids: The checkpoints of this store that were seen there.
         problem: Why the last try failed; empty if it did not.
+        documents: Key of a tag, a pin or annotations -> digest of what it was given last.
     """
 
     remote: str = ""
     uuid: str = ""
     ids: frozenset[str] = field(default_factory=frozenset)
     problem: str = ""
+    documents: dict[str, str] = field(default_factory=dict)
 
     def render(self) -> bytes:
         """Return the content of the file."""
@@ -63,22 +65,23 @@ class Mirrored:
             "uuid": self.uuid,
             "checkpoints": sorted(self.ids),
             "problem": self.problem[:_WHY_CHARS],
+            "documents": self.documents,
         }
         return canonical_json(members) + b"\n"
 
 
 def _parse(data: bytes, where: str) -> Mirrored:
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    members = parse_document(data, _FORMAT, _VERSION, where)
     remote, ids, problem = (members.get(name) for name in ("remote", "checkpoints", "problem"))
     uuid = members.get("uuid", "")
     if not isinstance(remote, str) or not isinstance(uuid, str) or not isinstance(problem, str):
         refuse(where, "remote, uuid and problem", "texts", [remote, uuid, problem])
     if not isinstance(ids, list) or not all(isinstance(id, str) and is_digest(id) for id in ids):
         refuse(where, "checkpoints", "an array of ids", ids)
-    return Mirrored(remote, uuid, frozenset(ids), problem)
+    documents = members.get("documents", {})
+    if not isinstance(documents, dict) or not all(isinstance(digest, str) for digest in documents.values()):
+        refuse(where, "documents", "keys with digests", documents)
+    return Mirrored(remote, uuid, frozenset(ids), problem, documents)
 
 
 def _place(layout: Layout) -> Inside:
@@ -110,12 +113,23 @@ def write_mirrored(layout: Layout, mirrored: Mirrored) -> None:
         atomic_file.replace_file(layout, lock, fd, path.name, data)
 
 
-def add_mirrored(layout: Layout, remote: str, uuid: str, ids: Iterable[str], here: Iterable[str]) -> None:
-    """Note that checkpoints were seen at the mirror; those that are not here any more are forgotten."""
+def add_mirrored(
+    layout: Layout, remote: str, uuid: str, *, ids: Iterable[str], here: Iterable[str], documents: Mapping[str, str]
+) -> None:
+    """Note what the mirror was given.
+
+    Args:
+        layout: The store.
+        remote: The mirror.
+        uuid: Of the remote that it was given to.
+        ids: Checkpoints that were seen there.
+        here: Those of the store; others are forgotten.
+        documents: All small objects that it was given, as `Mirrored.documents` has them.
+    """
     known = read_mirrored(layout, remote)
     if known.uuid != uuid:  # another remote has got the name meanwhile
         return
-    new = replace(known, ids=(known.ids | {*ids}) & {*here}, problem="")
+    new = replace(known, ids=(known.ids | {*ids}) & {*here}, problem="", documents=dict(documents))
     if new != known:
         write_mirrored(layout, new)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import parse_size
+from ckstore.ops.refs import listing
 from ckstore.ops.refs.find import AnyRef, text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
@@ -25,10 +26,13 @@ from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import RemoteLike, near, reach, source_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ckstore.model.reports.evict_report import EvictReport
     from ckstore.model.reports.transfer import TransferPlan, TransferReport
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
+    from ckstore.remote.beside import Said
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
     from ckstore.remote.keys import Place
     from ckstore.remote.source import Source
@@ -73,8 +77,25 @@ def push(
     # The other store takes them by its own protocol, as it takes those of any source.
     newest_first = sorted(infos, key=lambda info: info.order, reverse=True)
     source = StoreSource(str(context.layout.path), context)
-    report = Pull(there.context, source, how).bring([place_of(info) for info in newest_first])
+    report = Pull(there.context, source, how, is_push=True).bring([place_of(info) for info in newest_first])
     return replace(report, direction="push", remote=there.name)
+
+
+def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> None:
+    """Bring what was said of checkpoints, of those alone that a remote has.
+
+    Raises:
+        CkstoreError: Some of it could not be brought; the rest was, if the remote answers.
+    """
+    there = reach(context, remote, writing=True)
+    if isinstance(there, Remote):
+        pushing.push_said(context, there, said)
+        return
+    ids = {one.info.id for one in said}
+    source = StoreSource(str(context.layout.path), context)
+    Pull(there.context, source, Manner(), is_push=True).bring_said(
+        [info for info in listing.infos(there.context) if info.id in ids]
+    )
 
 
 def plan_pull(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:

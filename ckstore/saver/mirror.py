@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Literal
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
@@ -22,19 +24,26 @@ if TYPE_CHECKING:
 
 ENTRY = "ckstore.saver.server.mirror"
 PROBLEM = "mirror"
+Why = Literal["opened", "saved", "said"]
+_START_S = 5.0
+_started_s: dict[str, float] = {}
+"""Path of a store -> when this process started one for it."""
 
 
-def wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
+def wake(context: Context, catalog_path: Path | None, why: Why = "saved") -> None:
     """Start the process that mirrors if there is need of one; raise nothing, since the save is durable.
 
     Args:
         context: The store, open for writing.
         catalog_path: As with `ckstore.Store.open`.
-        only_if_behind: Not where the mirror is known to have everything.
+        why: What happened; ``opened``: it is needed only if the mirror lacks checkpoints.
     """
     remote = setting_or_none(context.layout, MIRROR)
     try:
-        if remote is not None and (not only_if_behind or behind(context.layout, remote, infos(context))):
+        if remote is None or (why == "opened" and not behind(context.layout, remote, infos(context))):
+            return
+        # Of a thousand tags in a row each would start one, until the first has begun and holds the lock.
+        if why != "said" or time.monotonic() - _started_s.get(str(context.layout.path), -math.inf) > _START_S:
             _start_one(context, catalog_path)
     except (CkstoreError, OSError) as error:
         context.notices.problems[PROBLEM] = f"the mirror could not be started: {error}"
@@ -49,6 +58,7 @@ def _start_one(context: Context, catalog_path: Path | None) -> None:
     store = str(context.layout.path)
     # One of this process that failed waits without the lock; another would have the same credentials.
     if not any((said := status_at(pid)) and (said.store, said.state) == (store, "waiting") for pid in children()):
+        _started_s[store] = time.monotonic()
         start_beside(ENTRY, context, catalog_path)
 
 

@@ -77,6 +77,21 @@ def test_a_clone_again_adds_what_is_new(store: Store, tmp_path: Path) -> None:
     assert [info.step for info in clone.checkpoints()] == [1, 2, 4]
 
 
+def test_a_clone_that_was_killed_before_the_names_is_repeated_with_them(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ckstore.remote.elsewhere.clone.take_names", die)
+        with pytest.raises(KeyboardInterrupt):
+            Store.clone(store.path, tmp_path / "clone")
+    clone = Store.clone(store.path, tmp_path / "clone")
+    assert [(tag.name, tag.step) for tag in clone.tags()] == [("best", 1)]
+    assert [pin.reason for pin in clone.pins()] == ["paper"]
+
+
 def test_what_is_no_remote_leaves_nothing(store: Store, tmp_path: Path) -> None:
     from ckstore import StoreNotFound
 

@@ -17,7 +17,6 @@ from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob, InUse, OtherHash
 from ckstore.fs import buffers, locks, peek
 from ckstore.model.checkpoint.mark import MarkEntry
-from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.verify_report import Damage
@@ -61,7 +60,7 @@ class Verifier:
         missing: Blobs that a checkpoint needs and does not have.
         away: The checkpoints of which blobs are at a remote alone.
         locked: The checkpoints that another process had locked for too long, so that they were not looked at.
-        infos: What the manifest of each checkpoint says.
+        ids: The id of each checkpoint that has a manifest.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Verifier:
         self.bad: set[Unit] = set()
         self.missing: set[str] = set()
         self.away: set[CheckpointKey] = set()
-        self.infos: dict[CheckpointKey, CheckpointInfo] = {}
+        self.ids: dict[CheckpointKey, str] = {}
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
         self._report = report
@@ -156,7 +155,7 @@ class Verifier:
             else:
                 manifest = directory.manifest
                 order = (0, manifest.sequence, manifest.created, directory.manifest_id)
-                self.infos[run, step] = CheckpointInfo.of(manifest, directory.manifest_id)
+                self.ids[run, step] = directory.manifest_id
                 new = self.directory(directory, run, step, only)
                 damage = new if only is None else [*new, *self._known(directory, new)]
             if any(found.affects for found in new):

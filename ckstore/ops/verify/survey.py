@@ -18,10 +18,10 @@ from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
 from ckstore.model.sizes import size_text
+from ckstore.objects import trash
 from ckstore.objects.heal import restore_names
 from ckstore.objects.last_names import LastName, NameCount
 from ckstore.objects.layout import Layout
-from ckstore.objects.trash import waiting_blobs
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.refs.listing import misplaced, order_problem
 from ckstore.ops.verify.survey_files import catalog_findings, file_findings
@@ -129,15 +129,23 @@ def _counted_again(layout: Layout, names: Mapping[Inode, LastName]) -> Iterator[
     for _ in range(_LOOKS):
         if not names:
             return
-        before = _link_counts(names)
+        before, places = _link_counts(names), _places(layout)
         counts = Names.of(layout).counted.counts
         names = {inode: names[inode] for inode, count in before.items() if count != counts[inode]}
+        # What a save, a compaction or a delete renamed was listed twice, or not at all.
+        if _places(layout) != places:
+            continue
         after = _link_counts(names)
         for inode in names:
             # The count stood still while the names were listed, so both numbers are of one moment.
             if after.get(inode) == before[inode]:
                 yield inode, before[inode], counts[inode]
         names = {inode: name for inode, name in names.items() if after.get(inode) not in (before[inode], None)}
+
+
+def _places(layout: Layout) -> object:
+    """Return where directories with names of blobs are, and which."""
+    return trash.names_in(layout.staging), trash.names_in(layout.trash), layout.stamps()
 
 
 def _link_counts(names: Mapping[Inode, LastName]) -> dict[Inode, int]:
@@ -212,7 +220,7 @@ def _wrong_name(
 def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
     """Blobs that no checkpoint has. A blob that a damaged one lacks is left out: it may be the only copy."""
     # What was dropped and can be brought back is not gc's yet.
-    kept = names.used.keys() | waiting_blobs(context.layout)
+    kept = names.used.keys() | trash.waiting_blobs(context.layout)
     lone = {digest: status for digest, status in names.canonical.items() if digest not in kept}
     sizes = [status.st_size for digest, status in lone.items() if digest not in checker.missing]
     if not sizes:

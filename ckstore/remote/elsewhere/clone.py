@@ -33,6 +33,7 @@ from ckstore.ops.call_threads import for_each
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
+from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_unprotected
 from ckstore.remote import keys
 from ckstore.remote.beside import take_names
@@ -97,9 +98,10 @@ def list_remote(
     source = source_of(remote)
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
-    infos: dict[CheckpointKey, CheckpointInfo] = {}
+    listed: set[CheckpointKey] = set()
     unlisted: list[str] = []
-    waiting = [place for place in (source.places() if places is None else places) if not is_here(context, place)]
+    places = source.places() if places is None else [*places]
+    waiting = [place for place in places if not is_here(context, place)]
     for start in range(0, len(waiting), _BATCH):
         read: list[tuple[CheckpointInfo, Found, Annotations | None]] = []
 
@@ -125,14 +127,16 @@ def list_remote(
                 if publish_manifest(
                     context, found.manifest, found.data, said, document, if_exists=how, check_replaceable=check
                 ):
-                    infos[info.key] = info
+                    listed.add(info.key)
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
     # Once for all: a transaction for each of thousands would take longer than the rest.
     catch_up(context, "all")
-    take_names(context, source, [*infos.values()], pull.warnings)
-    return len(infos), pull.warnings
+    # Of those too that an earlier call listed: it may have been killed before it came to their names.
+    ids = {place.id for place in places}
+    take_names(context, source, [info for info in infos(context) if info.id in ids], pull.warnings)
+    return len(listed), pull.warnings
 
 
 def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:

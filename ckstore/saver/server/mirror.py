@@ -64,8 +64,8 @@ def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGE
     while _is_there(context) and (lock := lock_mirror(context)) is not None:
         with lock:
             pushed, failed = _push_all(context, mirror, page, linger_s)
-        # A save that came since the last look found the lock taken, and relies on this one.
-        if not failed and not (_is_there(context) and mirror.todo()):
+        # A save or a tag that came since the last look found the lock taken, and relies on this one.
+        if not failed and not (_is_there(context) and mirror.has_work()):
             return
         if failed:
             pause_s = _FIRST_PAUSE_S if pushed else pause_s

@@ -77,7 +77,7 @@ def delete(
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.name}")
-        if not (dry_run or now) and (waiting := store.dropped()):
+        if not (dry_run or now) and (waiting := [one for one in store.dropped() if not one.problem]):
             until = waiting[0].until[:16].replace("T", " ")
             out.note(f"until {until} UTC ckstore undo brings back what was deleted; ckstore gc --now frees it at once")
     if len(refused) == 1:
@@ -125,11 +125,7 @@ def _refuse_several(store: Store, ref: str) -> None:
 
 
 def _run_of(ref: str, infos: list[CheckpointInfo], run: str | None) -> str:
-    """Return the run of a range: the only one where none is named.
-
-    Raises:
-        AmbiguousRef: None is named, and the store has several: what is deleted is not guessed.
-    """
+    """Return the run of a range: the only one where none is named; of several none is guessed."""
     runs = sorted({info.run for info in infos})
     some = ", ".join(runs[:5])
     if run is None and len(runs) > 1:
