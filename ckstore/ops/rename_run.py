@@ -16,7 +16,6 @@ from ckstore.errors import (
     BytesElsewhere,
     DamagedBlob,
     InUse,
-    NoSuchRef,
     StepExists,
 )
 from ckstore.fs import files
@@ -36,7 +35,7 @@ from ckstore.ops.context import info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, check_unprotected, gone, held
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
@@ -88,7 +87,7 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     found = infos(context, old)
     there = {step for _, step, _ in layout.published(old)}
     if not there:
-        raise NoSuchRef(f"there is no run {old!r}", hint="ckstore log lists the checkpoints and their runs")
+        raise no_such_run(layout, old)
     for name in trash.names_in(layout.staging):
         if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):
             raise InUse(f"a save to the run {old} is under way", hint="stop the training, then rename its run")

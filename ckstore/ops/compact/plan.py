@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import peek
+from ckstore.model.names import check_run
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -15,7 +16,7 @@ from ckstore.ops.check.validity import glance
 from ckstore.ops.compact.orphans import Orphans
 from ckstore.ops.compact.shares import own_blobs
 from ckstore.ops.refs.find import find
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import pins_by_checkpoint
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def plan(
     """
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
+    if run not in (None, context.run) and not context.layout.steps(check_run(run)):
+        raise no_such_run(context.layout, run)
     chosen = {find(context, ref).key for ref in refs}
     runs: set[str | None] = {key[0] for key in chosen} or {run}
     by_run: dict[str, list[CheckpointInfo]] = {}

@@ -205,8 +205,9 @@ def next_to_free(context: Context) -> NextToFree | None:
     except CkstoreError:  # it is only advice
         return None
     for key in listed[:-1]:  # the last is the newest
-        if key not in spared:
-            (freed,) = freed_in_turn(context, [context.layout.checkpoint(*key)])
+        folder = context.layout.checkpoint(*key)
+        if key not in spared and blobs_in(folder / BLOBS):  # else it has no bytes here, as what is elsewhere
+            (freed,) = freed_in_turn(context, [folder])
             return NextToFree(f"{key[0]}@{key[1]}", sum(nbytes for _, nbytes in freed))
     return None
 

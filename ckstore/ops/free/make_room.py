@@ -177,5 +177,5 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
             if missing is not None and frees.covers(missing):
                 break
     except (CkstoreError, OSError):  # the refusal itself is the news
-        return "drop old checkpoints (ckstore prune), then ckstore gc, or free space on the filesystem"
+        return "drop old checkpoints (ckstore prune), then ckstore gc --now, or free space on the filesystem"
     return advice(ways, missing)

@@ -28,7 +28,7 @@ from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.mirrored import behind, not_yet, spared
 from ckstore.ops.os_errors import describe_os_error
-from ckstore.ops.refs.listing import in_order, infos, order_problem
+from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
 
 if TYPE_CHECKING:
@@ -115,9 +115,7 @@ def plan_asked(
         raise BadInput(f"policy must be a RetentionPolicy or None, got {policy!r:.80}")
     made = with_needed_bytes(context, plan_retention(context, policy, run, sure=sure))
     if run is not None and not made.entries:
-        runs = context.layout.runs()
-        hint = f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet"
-        raise NoSuchRef(f"there is no run {run!r} in {context.layout.root}", hint=hint)
+        raise no_such_run(context.layout, run)
     there = [entry.info.metrics for entry in made.entries]
     for best in () if policy is None else policy.bests:
         if there and not any(best.metric in metrics for metrics in there):

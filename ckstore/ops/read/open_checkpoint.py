@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, NoSuchRef
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside, Where
 from ckstore.model.brief import BriefList, brief
@@ -28,6 +27,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
 from ckstore.ops.context import Context, info_of
+from ckstore.ops.notices import warn
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_record
 from ckstore.ops.read.entries import TensorNames
 from ckstore.ops.read.load import Select, load_open
@@ -395,6 +395,6 @@ def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
     try:
         found = read_annotations(directory.lock.inside)
     except CkstoreError as error:
-        warnings.warn(f"ignored the annotations of {info.name}: {error}", CkstoreWarning, stacklevel=4)
+        warn(f"ignored the annotations of {info.name}: {error}")
         return info
     return info if found is None else info.with_annotations(found.metrics, found.notes)

@@ -17,6 +17,7 @@ from ckstore.fs.held import through_parents
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
+from ckstore.model.sizes import size_text
 from ckstore.objects import trash
 from ckstore.objects.heal import restore_names
 from ckstore.objects.last_names import LastName, NameCount
@@ -218,7 +219,9 @@ def _wrong_name(
 
 def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
     """Blobs that no checkpoint has. A blob that a damaged one lacks is left out: it may be the only copy."""
-    lone = {digest: status for digest, status in names.canonical.items() if digest not in names.used}
+    # What was dropped and can be brought back is not gc's yet.
+    kept = names.used.keys() | trash.waiting_blobs(context.layout)
+    lone = {digest: status for digest, status in names.canonical.items() if digest not in kept}
     sizes = [status.st_size for digest, status in lone.items() if digest not in checker.missing]
     if not sizes:
         return
@@ -230,4 +233,5 @@ def _unused(context: Context, names: Names, checker: Verifier, *, may_write: boo
         except CkstoreError:  # gc lists them when the catalog is well again
             listed = False
     subject = "1 blob is" if len(sizes) == 1 else f"{len(sizes)} blobs are"
-    yield StoreFinding("unused", f"{subject} in no checkpoint, {sum(sizes)} bytes; gc frees them", mended=listed)
+    what = f"{subject} in no checkpoint, {size_text(sum(sizes))}; ckstore gc frees them"
+    yield StoreFinding("unused", what, mended=listed)

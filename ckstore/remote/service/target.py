@@ -151,7 +151,7 @@ def check_endpoint(endpoint: str, name: str = "an endpoint") -> None:
     """Refuse what is no URL of a service; `name`: what has it.
 
     Raises:
-        BadInput: It is not one, or contains credentials.
+        BadInput: It is no such URL, or it contains credentials.
     """
     if "@" in endpoint or "?" in endpoint or "#" in endpoint:
         raise BadInput(f"{name} has no user, password, query or fragment", hint=_NO_SECRETS)
