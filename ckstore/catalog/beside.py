@@ -50,16 +50,9 @@ class Examined(NamedTuple):
 
 
 def examine(path: Path, *, alone: bool) -> Examined:
-    """Look at the files of the catalog.
-
-    Args:
-        path: Of the database.
-        alone: No connection of this process is open: the database may be opened here, and closed, without the loss of
-            its locks.
-
-    Raises:
-        CatalogUnavailable: They are not what ckstore leaves, or cannot be looked at.
-    """
+    """Look at the files of the catalog; `CatalogUnavailable`: they are not what ckstore leaves."""
+    # `alone`: no connection of this process is open, so the database may be opened and closed without loss of its
+    # locks.
     try:
         database = path.lstat()  # a symlink there would have SQLite write to a file elsewhere
         found, strange = _beside(path, database)
@@ -139,10 +132,8 @@ def _names_another(path: Path) -> bool:
 
 
 def _is_stray_journal(path: Path) -> bool:
-    """Whether a rollback journal with something in it lies beside a database that has a log.
-
-    A process can die between the two while it makes a catalog: then the journal says that there was none before.
-    """
+    """Whether a rollback journal with something in it lies beside a database that has a log."""
+    # A process can die between the two while it makes a catalog: then the journal says that there was none before.
     try:
         with files.opened_to_read(f"{path}-journal") as fd:
             head = os.pread(fd, _PAGE_COUNT_AT + 4, 0)

@@ -133,10 +133,8 @@ class Catalog:
             rows.add_candidates(connection, blobs)
 
     def remove_wrong(self, *, timeout_s: float) -> int:
-        """Remove the rows of checkpoints that are not as they were written; return how many there were.
-
-        Which checkpoints they were of is not known; they are entered again from their directories.
-        """
+        """Remove the rows of checkpoints that are not as they were written; return how many there were."""
+        # Which checkpoints they were of is not known; they are entered again from their directories.
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
@@ -189,10 +187,7 @@ class Catalog:
     def listing(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
     ) -> dict[CheckpointKey, Stamp]:
-        """Return (run, step) -> stamp of each checkpoint with rows, in the order of commits.
-
-        Rows that are not as they were written are left out here and in every other answer.
-        """
+        """Return (run, step) -> stamp of each checkpoint with rows that are right, in the order of commits."""
         with reading(self.path) as connection:
             return queries.listing(connection, run, places=places).stamps
 
@@ -206,13 +201,9 @@ class Catalog:
     def propose(self, listed: Mapping[str, Mapping[str, int]], *, newest: int, run: str | None = None) -> Proposal:
         """Compare names and inode numbers of all checkpoints with the rows, and name the newest of those that agree.
 
-        It takes 2 microseconds for each checkpoint: no row is read but those of the newest.
-
-        Args:
-            listed: Run -> name -> inode number of every directory that is there.
-            newest: How many are wanted.
-            run: They are all of this run; None: `listed` has all runs.
+        `listed` is run -> name -> inode number of every directory that is there, or of those of `run`.
         """
+        # It takes 2 microseconds for each checkpoint: no row is read but those of the newest.
         unknown: set[CheckpointKey] = set()
         missing: set[CheckpointKey] = set()
         with reading(self.path) as connection:

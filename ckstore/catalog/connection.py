@@ -217,11 +217,9 @@ def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[B
 
 @contextlib.contextmanager
 def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
-    """Hold the flock of the catalog's writers.
-
-    It is on the directory that the catalog lies in, usually that of the store: a catalog on a local
-    disk, of a store on a shared one, needs no lock that all hosts can take.
-    """
+    """Hold the flock of the catalog's writers."""
+    # It is on the directory that the catalog lies in, usually that of the store: a catalog on a local disk, of a store
+    # on a shared one, needs no lock that all hosts can take.
     try:
         # The directory, not the file: SQLite has locks of its own on the file, and the file may be renamed aside.
         lock = lock_exclusive(path.parent, timeout_s=timeout_s)

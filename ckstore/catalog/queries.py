@@ -85,10 +85,9 @@ def places_of_id(connection: sqlite3.Connection, manifest_id: str) -> list[Check
 
 
 def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) -> list[CheckpointKey]:
-    """Return the places of the newest rows of a run, or of all, and of the one whose manifest was written last.
-
-    The index is asked and the table looked through, so that a bit that has flipped in one of them hides no checkpoint.
-    """
+    """Return the places of the newest rows of a run, or of all, and of the one whose manifest was written last."""
+    # The index is asked and the table looked through, so that a bit that has flipped in one of them hides no
+    # checkpoint.
     query = (
         "SELECT run, step, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
         " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?2"
@@ -313,10 +312,8 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 def oldest_reading(
     connection: sqlite3.Connection, place: CheckpointKey | None, *, now_ns: int
 ) -> tuple[int, int, int | None]:
-    """Return how many blobs a checkpoint uses (None: all do), of how many no reading is known, and the oldest reading.
-
-    Readings after `now_ns` are ignored.
-    """
+    """Return how many blobs a checkpoint uses (None: all do), how many without a reading, and the oldest reading."""
+    # Readings after `now_ns` are ignored.
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:
         used += " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE c.run = ? AND c.step = ?"
@@ -339,10 +336,8 @@ def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[s
 
 
 def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:
-    """Return (digest, size) of blobs that no checkpoint uses.
-
-    Only the candidates are looked at, so that it costs what there is to free.
-    """
+    """Return (digest, size) of blobs that no checkpoint uses."""
+    # Only the candidates are looked at, so that it costs what there is to free.
     rows = connection.execute(
         "SELECT b.digest, b.nbytes FROM candidates c JOIN blobs b ON b.id = c.blob_id"
         " WHERE NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = c.blob_id)"

@@ -125,10 +125,8 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
 
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
-    """Check a blob that a program may have written into; one that is right gets the fixed time back.
-
-    Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
-    """
+    """Check a blob that a program may have written into; one that is right gets the fixed time back."""
+    # Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
     # Taken before its time is changed: it may be a user's own file, which gets its time back.
     before = os.fstat(file.fd)
     if blob.nbytes <= READ_BYTES:

@@ -55,10 +55,8 @@ class Verdict:
 
 
 def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Verdict:
-    """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read.
-
-    The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
-    """
+    """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read."""
+    # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
     path = layout.checkpoint(run, step)
     try:
         if lock is not None:
@@ -166,12 +164,7 @@ def encoding_at(path: Inside) -> Encoding | None:
 
 
 def manifest_in(dir_fd: int, path: Where, hash_prefix: str = "") -> tuple[Manifest, str]:
-    """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id.
-
-    Raises:
-        FileNotFoundError: There is no ``manifest.json``.
-        DamagedBlob, BadInput: It cannot be used; as `parse_manifest`.
-    """
+    """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id."""
     data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
     return parse_manifest(data, where=f"{path}/{MANIFEST}", hash_prefix=hash_prefix, plain=plain_in(dir_fd, path))
 
@@ -240,12 +233,7 @@ class CheckpointDirectory:
 
     @classmethod
     def at(cls, path: Where, hash_prefix: str = "") -> CheckpointDirectory:
-        """Open the checkpoint in the directory `path`; `hash_prefix` is that of the store it belongs to, if any.
-
-        Raises:
-            FileNotFoundError, NotADirectoryError: There is no such directory.
-            DamagedBlob: It has no valid manifest; `OtherHash`: it is of a store with another hash.
-        """
+        """Open the checkpoint in `path`, of a store with `hash_prefix`; `DamagedBlob` if it has no valid manifest."""
         # Before anything is read: from here on gc and deletes wait until the reader is done (law L1).
         lock = locks.lock_shared(path)
         try:

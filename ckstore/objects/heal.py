@@ -40,20 +40,12 @@ def relink_everywhere(
 ) -> Given:
     """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed.
 
-    The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
-    reader sees the old inode or the new one; marks that say the blob is damaged say so no more. A checkpoint that is
-    marked and has lost the name gets it back.
-
-    Args:
-        layout: The store.
-        digest: The blob.
-        good: A name of the good copy.
-        temporary: Gives fresh names in a directory of the caller, on the same filesystem.
-        spare: Inode numbers of other good copies, whose names stay.
-
-    Raises:
-        OSError: A name could not be changed; those before it were.
+    One that is marked and has lost the name gets it back. `temporary` gives fresh names in a directory of the caller,
+    on the same filesystem; names of other good copies, whose inodes are in `spare`, stay. What an error leaves is
+    changed in part.
     """
+    # The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
+    # reader sees the old inode or the new one; marks that say the blob is damaged say so no more.
     # By inode: a name that is the good copy already needs no rename and no fsync.
     inode = peek.status(good).st_ino
     changed = 0
@@ -111,11 +103,9 @@ def put_name(name: Inside, good: Inside, temporary: Inside) -> None:
 
 
 def restore_names(layout: Layout, checkpoint: Inside, wanted: Iterable[tuple[str, int | None]]) -> set[str]:
-    """Link the copies of blobs that a published checkpoint has to their canonical names; return those that have it now.
-
-    Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
-    cannot be linked is left to the next save of those bytes.
-    """
+    """Link the copies of blobs that a published checkpoint has to their canonical names; return those that have it."""
+    # Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
+    # cannot be linked is left to the next save of those bytes.
     given: set[str] = set()
     try:
         # Locked for use, so that gc does not take the checkpoint apart while its copies are linked.

@@ -121,11 +121,9 @@ def publish(
 
 
 def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
-    """Rename into a free place; else judge what is there, and exchange or leave it while no other save changes the run.
-
-    Without the lock another save could put its checkpoint there between the judgement and the exchange, and would be
-    taken out although it was acknowledged; a kill then loses it.
-    """
+    """Rename into a free place; else judge what is there, and exchange or leave it under the lock of the run."""
+    # Without the lock another save could put its checkpoint there between the judgement and the exchange, and would be
+    # taken out although it was acknowledged; a kill then loses it.
     target = layout.checkpoint(manifest.run, manifest.step)
     key = manifest.run, manifest.step
     # Shared: saves of other steps go on side by side; only a judgement with an exchange excludes them
@@ -242,11 +240,8 @@ def _raise_if_unknown(error: OSError, parent: Held) -> None:
 
 
 def _sync(parents: Sequence[Held]) -> None:
-    """Make every rename into and out of the directories durable; the new parent comes first.
-
-    It is done also for a rename that another process did: no process acknowledges what it has not made durable
-    (rule F).
-    """
+    """Make every rename into and out of the directories durable; the new parent comes first."""
+    # Also a rename that another process did: no process acknowledges what it has not made durable (rule F).
     # In this order, and none is left out after an error: a name without its fsync is not acknowledged.
     for directory in parents:
         try:

@@ -52,13 +52,7 @@ class Relinked:
 
 
 class Relinker:
-    """Relinks one checkpoint after another.
-
-    Args:
-        layout: The store.
-        staging: A directory of the caller in ``staging/``, locked by the caller: the exchanged files end up there.
-        report: Called with the bytes that were read so far.
-    """
+    """Relinks one checkpoint after another; the exchanged files end up in `staging`, which the caller has locked."""
 
     def __init__(self, layout: Layout, staging: Inside, report: Callable[[int], None]) -> None:
         self.done = Relinked()

@@ -73,11 +73,7 @@ class RemotePieces:
         self._window = 0, memoryview(b"")
 
     def read(self, extent: Extent, out: memoryview, *, again: bool = False) -> None:
-        """Fill memory with a piece; `again`: what came before was wrong.
-
-        Raises:
-            RemoteError: The remote cannot be reached, or lacks the blob.
-        """
+        """Fill memory with a piece; `again`: what came before was wrong."""
         start, stop = extent.offset, extent.offset + extent.length
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []

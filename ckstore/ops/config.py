@@ -48,11 +48,9 @@ def _json_of_budget(_: Context, member: str, budget: object) -> dict[str, Any]:
 
 
 def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> None:
-    """Refuse a metric that no checkpoint has where there are other metrics.
-
-    The catalog's word is enough to take it; only the directories refuse it. A new store, and one whose checkpoints
-    have no metrics yet, takes any name.
-    """
+    """Refuse a metric that no checkpoint has where there are other metrics."""
+    # The catalog's word is enough to take it; only the directories refuse it. A new store, and one whose checkpoints
+    # have no metrics yet, takes any name.
     wanted = {best.metric for best in policy.bests}
     try:
         metrics = [info.metrics for info in context.catalog.infos()] if wanted else []

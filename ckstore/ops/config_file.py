@@ -248,12 +248,7 @@ def change(layout: Layout, member: str, value: object) -> None:
 
 
 def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
-    """Give one setting the value that `make` returns for the present one; None: it has none.
-
-    Raises:
-        BadInput: The new settings could not be read again; nothing was changed.
-        CkstoreError: The present settings are damaged, or others write to the store all the time; nothing was changed.
-    """
+    """Give one setting the value that `make` returns for the present one (None: there is none); no error changes it."""
     # L3: read and written under one lock, or of two processes that change different settings one change is lost.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)

@@ -82,11 +82,7 @@ def clear(layout: Layout) -> int:
 
 
 class Fetched:
-    """The cache as one open store uses it; several threads may call it. It raises nothing: bytes are fetched instead.
-
-    Args:
-        context: The store; one that is only read takes from the cache, and adds nothing.
-    """
+    """The cache as one open store uses it, for several threads. It raises nothing: bytes are fetched instead."""
 
     def __init__(self, context: Context) -> None:
         self._layout = context.layout

@@ -128,10 +128,8 @@ class FilesMeeting(Meeting):
         return self.hear("publishing")
 
     def say_outcome(self, outcome: Document) -> None:
-        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does.
-
-        Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
-        """
+        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does."""
+        # Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
         self._put(OUTCOME, outcome)
         # Those who are in it read on by their descriptors; who comes from now on begins another try.
         if not self.layout.shared:

@@ -96,11 +96,8 @@ def _but(hint: str, cause: BaseException) -> str:
 
 
 def check_agreement(said: Iterable[Document]) -> bool:
-    """Raise if ranks do not mean the same checkpoint; those are named that differ from most.
-
-    Returns:
-        Whether the ranks have stores of their own, and save together by the mirror that each of these has.
-    """
+    """Raise if ranks do not mean the same checkpoint, naming those that differ from most; True if they are apart."""
+    # Apart: they have stores of their own, and save together by the mirror that each of these has.
     said = [*said]
     are_apart = len({one["store"] for one in said}) > 1 and all(one["mirrored"] for one in said)
     names = _MEANT_APART if are_apart else _MEANT

@@ -51,11 +51,9 @@ def stuck(meeting: FilesMeeting, publishing: Mapping[int, Document]) -> Document
 
 
 def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
-    """Return the outcome of a try that may have been published and is at its place no more; None: it was not.
-
-    A rank that died after its rename has said nothing, and another try may have replaced what it published: to publish
-    once more would put the older try in the place of the newer one.
-    """
+    """Return the outcome of a try that may have been published and is at its place no more; None: it was not."""
+    # A rank that died after its rename has said nothing, and another try may have replaced what it published: to
+    # publish once more would put the older try in the place of the newer one.
     if not all(peek.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
         return None  # who joins the parts finds that, and says which is gone
     said = [
@@ -84,10 +82,8 @@ def is_of_try(manifest: Manifest, who: Who) -> bool:
 
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
-    """Return what a try published, with a warning if something else is at its place by now, or nothing.
-
-    The caller may have stood still for long: it is told of what it took part in, not of what it finds.
-    """
+    """Return what a try published, with a warning if something else is at its place by now, or nothing."""
+    # The caller may have stood still for long: it is told of what it took part in, not of what it finds.
     if found is not None and found.manifest_id == info.id:
         return info
     now = "was deleted since" if found is None else f"was replaced since, by {short_id(found.manifest_id)}"

@@ -61,10 +61,8 @@ class Shard:
 def pieces_of(
     shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], item_bytes: int, chunk_bytes: int
 ) -> list[Block]:
-    """Return the pieces of a shard, in the order of its bytes; where it lies in one row, they have one dimension.
-
-    Both who stages a part and who joins the parts ask this.
-    """
+    """Return the pieces of a shard, in the order of its bytes; where it lies in one row, they have one dimension."""
+    # Both who stages a part and who joins the parts ask this.
     whole, block = in_bytes(shape, item_bytes), block_of(offsets, sizes, item_bytes)
     start = flat_start(whole, block)
     if start is None:
@@ -106,10 +104,8 @@ def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: 
 
 
 def stage_part(context: Context, work: RankWork, content: Content) -> Staging:
-    """Put what a rank saves into a staging directory, seal it, and return it with its lock; a failure leaves nothing.
-
-    The lock is held until the parts were joined: a staging without a lock is taken for dead, and swept.
-    """
+    """Put what a rank saves into a staging directory, seal it, and return it with its lock; an error leaves nothing."""
+    # The lock is held until the parts were joined: a staging without a lock is taken for dead, and swept.
     who = work.who
     work.doing("began to stage its part")
     checks = save_checks_or_all(context.layout)

@@ -24,13 +24,8 @@ def is_asked(count: int, there_count: int) -> bool:
 
 
 def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[dict[str, Listed], int]:
-    """Return what a remote says of some keys, and how many keys their folders have, as far as is known.
-
-    Args:
-        objects: The remote.
-        wanted: The keys; those that are missing are left out.
-        there_count: How many keys their folders had when they were listed last.
-    """
+    """Return what a remote says of the keys that it has of these."""
+    # `there_count`: how many keys their folders had when they were listed last.
     if is_asked(len(wanted), there_count):
         return ask(objects, wanted), there_count
     found: dict[str, Listed] = {}

@@ -51,10 +51,8 @@ class MemoryBudget:
 
     @contextmanager
     def lending(self, nbytes: int) -> Iterator[memoryview]:
-        """As `taking`, and give memory of this size, aligned for direct writes; it may hold what another blob left.
-
-        The kernel takes longer to make fresh memory than a digest of it takes.
-        """
+        """As `taking`, and give memory of this size, aligned for direct writes; it may hold what another blob left."""
+        # The kernel takes longer to make fresh memory than a digest of it takes.
         wanted = max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES
         with self.taking(wanted):
             memory = self._found_idle(wanted) or aligned_buffer(wanted)
@@ -88,10 +86,8 @@ class MemoryBudget:
             self._changed.notify_all()
 
     def ending(self, close: Callable[[], None]) -> Callable[[], None]:
-        """Return what ends it in an error's handler: `close`, which ends requests in hand, only after a Ctrl-C.
-
-        After any other error the remote is still needed, for what has to be taken back there.
-        """
+        """Return what ends it in an error's handler: `close`, which ends requests in hand, only after a Ctrl-C."""
+        # After any other error the remote is still needed, for what has to be taken back there.
 
         def end() -> None:
             self.end()

@@ -71,11 +71,7 @@ class Choice:
         return self.options.get("tagged", False)
 
     def by_rule(self) -> bool:
-        """Whether a rule says which, not refs.
-
-        Raises:
-            BadInput: Both do.
-        """
+        """Whether a rule says which, not refs; both are refused."""
         rule = self.options.get("all", False) or self.tagged or self.run is not None
         if self.refs is not None and rule:
             raise BadInput("refs were given, and a rule as well", **HINT)
@@ -90,12 +86,7 @@ class Choice:
         return [self.refs]
 
     def of(self, context: Context) -> list[CheckpointInfo]:
-        """Return the checkpoints of a store, each once.
-
-        Raises:
-            BadInput: Both refs and a rule are given.
-            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-        """
+        """Return the checkpoints of a store, each once."""
         if self.by_rule():
             run = self.run if self.run is not None else context.run
             return [info for info in infos(context, run) if info.tags or not self.tagged]

@@ -52,11 +52,7 @@ class Decoding:
         self._mutex = threading.Lock()
 
     def read_into(self, encoding: Encoding, digest: str, offset: int, into: memoryview) -> int | None:
-        """Fill memory with bytes of a plain blob; return how many bytes came from the remote. None: one is missing.
-
-        Raises:
-            RemoteError: Something there is damaged, or cannot be read.
-        """
+        """Fill memory with bytes of a plain blob; return how many bytes came from the remote. None: one is missing."""
         work = _Work(self, encoding)
         try:
             if digest not in encoding.encoded and not work.is_near(encoding.links.get(digest)):
@@ -74,10 +70,8 @@ class Decoding:
     def advance(self, encoding: Encoding, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
         """Turn an old piece that is in memory into one of this blob, in its place; return the bytes that came.
 
-        None: there is no difference between the two, or the memory is not what it was said to be; it is as it was.
-
-        Raises:
-            RemoteError: What is there cannot be read, or is damaged; the memory may be changed.
+        None: there is no difference between the two, or the memory is not what it was said to be; it is as it was. An
+        error may leave it changed.
         """
         forms = (encoding.links.get(digest), encoding.encoded.get(digest))
         form = next((form for form in forms if form is not None and old.blob in form.bases), None)
@@ -110,12 +104,7 @@ class Decoding:
         return work.received_bytes
 
     def file(self, digest: str, nbytes: int) -> tuple[Buffer, int]:
-        """Return a file of the remote that has its digest, and how many bytes came.
-
-        Raises:
-            Lost: It is not there.
-            DamagedBlob: It has other bytes.
-        """
+        """Return a file of the remote that has its digest, and how many bytes came; `Lost`: it is not there."""
         if (kept := self.kept(digest)) is not None:
             return kept, 0
         data = bytearray(nbytes)

@@ -40,10 +40,7 @@ class Objects(Protocol):
         """Return a whole small object; None if it is missing. More than `max_bytes` is refused before it is read."""
 
     def read_into(self, key: str, offset: int, into: memoryview) -> bool:
-        """Fill `into` with the bytes of an object from an offset on; False if the object is missing.
-
-        Nothing is verified here: the caller compares digests.
-        """
+        """Fill `into` with the bytes of an object from an offset on, unverified; False if the object is missing."""
 
     def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object, over what is there, and return the service's mark of this write."""

@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 
 def common_remote(context: Context) -> tuple[Remote, Holder]:
-    """Return the mirror of a store, by which nodes save together, and what says that it is the same for all.
-
-    Raises:
-        BadInput: It is a store in a directory, or there is no mirror.
-        RemoteError: It does not answer.
-    """
+    """Return the mirror of a store, by which nodes save together, and what says that it is the same for all."""
     name = setting_of(context.layout, MIRROR)
     if name is None:
         msg = f"the store {context.layout.path} has no mirror, and the ranks have stores of their own"
@@ -76,12 +71,7 @@ def push_part(context: Context, staging: Staging, remote: Remote, manner: Manner
 
 
 def push_whole(context: Context, staging: Staging, remote: Remote, manner: Manner) -> None:
-    """Let a checkpoint exist at the remote that has the blobs of all its parts; it lies sealed in `staging`.
-
-    Raises:
-        UnknownOutcome: The remote did not answer, and it may exist.
-        CkstoreError: It does not exist.
-    """
+    """Let a checkpoint exist at the remote that has the blobs of all its parts; it lies sealed in `staging`."""
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
         push = Push(context, remote, manner, There.nothing(context, remote))
         try:

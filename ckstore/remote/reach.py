@@ -102,11 +102,7 @@ def near(layout: Layout) -> Near:
 
 
 def uuid_of(remote: Remote | OtherStore) -> str:
-    """Return the uuid of what is at a remote; another one under its name is another remote.
-
-    Raises:
-        RemoteError: There is nothing there.
-    """
+    """Return the uuid of what is at a remote; another one under its name is another remote."""
     if isinstance(remote, Remote):
         return read_info(remote.objects, remote.name).uuid
     return remote.context.settings.uuid

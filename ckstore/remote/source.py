@@ -43,12 +43,7 @@ class Source(Protocol):
         """Return the bytes of a manifest; None if the checkpoint is not there."""
 
     def plain(self, place: Place) -> bytes:
-        """Return the bytes of the manifest proper of a checkpoint whose `manifest` is an encoding.
-
-        Raises:
-            Removed: The checkpoint was removed since.
-            RemoteError: They are missing.
-        """
+        """Return the bytes of the plain manifest of a checkpoint whose `manifest` is an encoding, or `Removed`."""
 
     def annotations(self, place: Place) -> bytes | None:
         """Return the bytes of what was added to a checkpoint; None: nothing."""
@@ -123,11 +118,7 @@ class ObjectSource:
         return data
 
     def encoding(self, place: Place) -> Encoding | None:
-        """Return how the blobs of a checkpoint are stored there; None: as they are, or it is gone.
-
-        Raises:
-            RemoteError: It cannot be read, or a newer ckstore wrote it.
-        """
+        """Return how the blobs of a checkpoint are stored there; None: as they are, or it is gone."""
         if place not in self._encodings:
             head = memoryview(bytearray(HEAD_BYTES))
             # Most are plain, and their manifests are long.
@@ -208,13 +199,8 @@ class Found(NamedTuple):
 
 
 def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | None:
-    """Return the manifest of a checkpoint at a source; None if it is not there any more.
-
-    It is read by the reader of every manifest, with its bounds, and must be the checkpoint that its place says.
-
-    Raises:
-        RemoteError: It is damaged, or another one.
-    """
+    """Return the manifest of a checkpoint at a source; None if it is not there any more."""
+    # It is read by the reader of every manifest, with its bounds, and must be the checkpoint that its place says.
     data = source.manifest(place)
     if data is None:
         return None

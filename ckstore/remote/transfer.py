@@ -38,11 +38,7 @@ Refs = AnyRef | Iterable[AnyRef] | None
 
 
 def _manner(options: TransferOptions) -> Manner:
-    """Return how a transfer goes.
-
-    Raises:
-        BadInput: `bwlimit` is not above 0.
-    """
+    """Return how a transfer goes."""
     bwlimit = options.get("bwlimit")
     bytes_s = parse_size(bwlimit) if isinstance(bwlimit, str) else bwlimit
     if bytes_s is not None and bytes_s <= 0:

@@ -24,13 +24,7 @@ PROBLEM = "mirror"
 
 
 def wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
-    """Start the process that mirrors if there is need of one; raise nothing, since the save is durable.
-
-    Args:
-        context: The store, open for writing.
-        catalog_path: As with `ckstore.Store.open`.
-        only_if_behind: Not where the mirror is known to have everything.
-    """
+    """Start the process that mirrors if there is need of one; raise nothing, since the save is durable."""
     remote = setting_or_none(context.layout, MIRROR)
     try:
         if remote is not None and (not only_if_behind or behind(context.layout, remote, infos(context))):

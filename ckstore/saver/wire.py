@@ -61,11 +61,8 @@ def _send(sock: socket.socket, packet: bytes, descriptors: Sequence[int], flags:
 
 
 def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Message | None, list[int]] | None:
-    """Return the next message and the descriptors that came with it, which the caller closes.
-
-    Returns:
-        None: nothing came in time. ``(None, [])``: the other side is gone.
-    """
+    """Return the next message and the descriptors that came with it, which the caller closes."""
+    # None: nothing came in time. ``(None, [])``: the other side is gone.
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     # `poll`, not `select`: a trainer may have more than 1,024 descriptors open.

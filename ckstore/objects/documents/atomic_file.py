@@ -49,11 +49,7 @@ def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: s
 
 
 def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callable[[], None] = lambda: None) -> None:
-    """As `replace_file`, by way of the temporary name `fresh`, which no other process uses meanwhile.
-
-    Raises:
-        CkstoreError: What `check` raises, which is called before the rename; nothing was changed.
-    """
+    """As `replace_file`, by the temporary name `fresh`, which no other process uses; then `check`, then the rename."""
     # Under the lock no living process has that name: a file there is of one that died.
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)

@@ -26,11 +26,7 @@ _MAX_BYTES = 2**20
 
 
 def read_elsewhere(dir_fd: int) -> Elsewhere | None:
-    """Return where the blobs are that a checkpoint lacks, by its open directory; None: nowhere else.
-
-    Raises:
-        CkstoreError: The file cannot be read, or a newer ckstore wrote it.
-    """
+    """Return where the blobs are that a checkpoint lacks, by its open directory; None: nowhere else."""
     try:
         data = files.read_file(ELSEWHERE, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:

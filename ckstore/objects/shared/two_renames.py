@@ -76,10 +76,8 @@ def replace(
 
 
 def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -> None:
-    """Rename a directory that is open; an error although it was done is ignored.
-
-    So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
-    """
+    """Rename a directory that is open; an error although it was done is ignored."""
+    # So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
     try:
         links.rename(source, target)
     except OSError as error:
@@ -102,10 +100,8 @@ def is_done(opened: locks.DirectoryLock, target: Inside, error: OSError) -> bool
 
 
 def _forget_begun(layout: Layout, key: CheckpointKey) -> None:
-    """Give what an earlier replacement of this place left the name of a dead staging: it must not come back.
-
-    Its process died after the second rename, so the old checkpoint still names a new one that is about to move, too.
-    """
+    """Give what an earlier replacement of this place left the name of a dead staging: it must not come back."""
+    # Its process died after the second rename, so the old checkpoint still names a new one that is about to move, too.
     for gap in begun(layout):
         if gap.key == key:
             with suppress(FileNotFoundError):  # swept meanwhile
@@ -153,19 +149,15 @@ def begun(layout: Layout, names: Collection[str] | None = None) -> Iterator[Gap]
 
 
 def make_successor_durable(layout: Layout, name: str) -> None:
-    """Make durable what took the place of what has this name in ``staging/``, before that goes; else nothing is done.
-
-    The process that put it there may have died before it did so, and then neither of them might come back.
-    """
+    """Make durable what took the place of what has this name in ``staging/``, before that goes, if anything did."""
+    # The process that put it there may have died before it did so, and then neither of them might come back.
     for replaced in begun(layout, [name]):
         files.sync_directory(layout.checkpoints / replaced.key[0])
 
 
 def complete(layout: Layout, gap: Gap) -> bool:
-    """Fill a gap durably: forwards if the new checkpoint is whole, else back. False: a process has the new one open.
-
-    The caller holds the exclusive lock of the run. With something at the place nothing is changed.
-    """
+    """Fill a gap durably: forwards if the new checkpoint is whole, else back. False: a process has the new one open."""
+    # The caller holds the exclusive lock of the run. With something at the place nothing is changed.
     from ckstore.objects.checkpoints import look  # who only lists needs no more than names
 
     target = layout.checkpoint(*gap.key)

@@ -210,10 +210,8 @@ class Verifier:
         return damage
 
     def _decoded(self, directory: CheckpointDirectory, encoding: Encoding, teller: Teller) -> Iterator[Damage]:
-        """Decode what is encoded and was not decoded yet, from files that are right; give what comes out wrong.
-
-        Of the same files always the same comes out, so each is decoded once however many checkpoints have it.
-        """
+        """Decode what is encoded and was not decoded yet, from files that are right; give what comes out wrong."""
+        # Of the same files always the same comes out, so each is decoded once however many checkpoints have it.
         right = {unit[2] for unit in self.good}
         for index, extents in enumerate(extents_of(directory.manifest)):
             form = encoding.encoded.get(directory.manifest.blobs[index].digest)

@@ -47,18 +47,8 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def compact(context: Context, plan: CompactionPlan, share: Share | None = None) -> CompactionReport:
-    """Carry out a plan. What is in use, or was changed since, stays as it is.
-
-    Args:
-        context: The store.
-        plan: What to do.
-        share: How much of a processor it takes; None: as much as there is.
-
-    Raises:
-        SaveFailed: The store cannot be written.
-        UnknownOutcome: A directory could not be made durable; what was compacted before is.
-        OSError: The system refused; what was compacted before is.
-    """
+    """Carry out a plan, at a share of a processor; what is in use, or was changed since, stays as it is."""
+    # After an error all that was compacted before it stays so.
     context.check_writable()
     with _Compaction(context, plan, share) as work:
         for entry in plan.compacted:
@@ -186,11 +176,8 @@ class _Compaction:
         self._publish(entry, directory, staging, base)
 
     def _rest(self, directory: CheckpointDirectory) -> None:
-        """Rest where that is due. Meanwhile what is read may be deleted: at a small share it is nearly all of the time.
-
-        Raises:
-            FileNotFoundError, InUse: One of them was dropped or replaced, or is going.
-        """
+        """Rest where that is due; `FileNotFoundError` or `InUse` if one of the checkpoints was dropped or replaced."""
+        # Meanwhile what is read may be deleted: at a small share it is nearly all of the time.
         if self._share is None or not self._share.is_due:
             return
         try:

@@ -95,15 +95,8 @@ class Forms:
         return found
 
     def allows(self, digest: str, nbytes: int, file_nbytes: int, bases: Iterable[str], masters: Iterable[str]) -> bool:
-        """Whether a blob may be encoded so: not through itself, nor by too long a path, nor through too many bytes.
-
-        Args:
-            digest: The plain blob.
-            nbytes: Its size.
-            file_nbytes: Size of its encoded form.
-            bases: What it is decoded with.
-            masters: Those of which it is a copy: a load reads them anyway.
-        """
+        """Whether a blob may be encoded so: not through itself, nor by too long a path, nor through too many bytes."""
+        # `masters` are those of which it is a copy: a load reads them anyway.
         path = self.path(bases)
         if digest in path or any(not self.is_settled(one) for one in path):
             return False

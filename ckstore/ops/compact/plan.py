@@ -49,16 +49,7 @@ def plan(
 ) -> CompactionPlan:
     """Say which checkpoints are to be encoded, against which, and why the others are not.
 
-    Args:
-        context: The store.
-        refs: Only these; none: all.
-        run: Only this one; None: each by itself.
-        keep_newest: So many of the newest of a run stay plain.
-        created_before: Those that are younger stay plain, too.
-
-    Raises:
-        NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-        BadInput: `keep_newest` is below 1.
+    Without `refs` all are meant. Of a run the newest `keep_newest` stay plain, and those younger than `created_before`.
     """
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
@@ -145,12 +136,7 @@ def _why_plain(info: CheckpointInfo, pinned: Collection[CheckpointKey]) -> str:
 
 
 def opened(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """Open a checkpoint of a plan.
-
-    Raises:
-        DamagedBlob: It is damaged, or another one by now.
-        FileNotFoundError: It is gone.
-    """
+    """Open a checkpoint of a plan; `DamagedBlob` also if it is another one by now."""
     directory = CheckpointDirectory.at(context.layout.checkpoint(*info.key), context.layout.hash_prefix)
     if directory.manifest_id != info.id:
         directory.close()

@@ -187,10 +187,8 @@ def _make_current(context: Context, grace: Grace | None, *, settle: bool) -> Non
 
 
 def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace | None) -> Collection[str]:
-    """Do the steps of a plan, and look at each thing again; return the stagings that went to trash.
-
-    What appeared since the plan was made is left to the next gc.
-    """
+    """Do the steps of a plan, and look at each thing again; return the stagings that went to trash."""
+    # What appeared since the plan was made is left to the next gc.
     layout = context.layout
     # (a) A rename, as from all places that savers look at; in trash they are taken apart like all else.
     swept = trash.sweep_staging(layout, grace, plan.dead_stagings)
@@ -211,10 +209,8 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
 
 
 def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
-    """Return the one collector of the store.
-
-    A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
-    """
+    """Return the one collector of the store."""
+    # A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
     write = reclaim.catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
@@ -237,10 +233,8 @@ def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
 
 
 def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int) -> int:
-    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for a moment.
-
-    What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
-    """
+    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for a moment."""
+    # What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
     most_bytes = grown_bytes = peek.free_space(context.layout.path).unused_bytes - before_bytes
     begun_s = grew_s = time.monotonic()
     while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:
@@ -279,10 +273,8 @@ def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
 
 
 def _look_at_everything(context: Context) -> None:
-    """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs.
-
-    Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
-    """
+    """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs."""
+    # Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
     keys = {(run, step) for run, step, _ in context.layout.published()} | context.catalog.listing().keys()
     reconcile_all(context, sorted(keys))
     list_blobs(context, timeout_s=TIMEOUT_S)

@@ -154,10 +154,8 @@ def _freed_by_each(
 
 
 def how_to_free(context: Context, missing: Amount | None = None) -> str:
-    """Return in words what would free how much of what is missing, if that is known.
-
-    Nothing is raised, since it is only advice.
-    """
+    """Return in words what would free how much of what is missing, if that is known."""
+    # Nothing is raised, since it is only advice.
     try:
         by_gc = _freed_by_gc(context)
         gc = "gc --exclusive" if context.shared else "gc"

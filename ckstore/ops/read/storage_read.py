@@ -307,16 +307,8 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
 
 
 def check_bound(what: str, nbytes: int, max_bytes: int | None, less: str) -> None:
-    """Raise if more bytes are to be read than the caller allows: by the manifest, before a byte is allocated.
-
-    A few bytes on the disk can be terabytes of zeros in memory.
-
-    Args:
-        what: What is to be read, for the message.
-        nbytes: What it takes in memory.
-        max_bytes: None: any number.
-        less: How to read less.
-    """
+    """Raise if more bytes are to be read than the caller allows: by the manifest, before a byte is allocated."""
+    # A few bytes on the disk can be terabytes of zeros in memory.
     if max_bytes is not None and type(max_bytes) is not int:
         raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
     if max_bytes is not None and nbytes > max_bytes:
@@ -346,11 +338,7 @@ def read_device_memories(
     verify: bool,
     tally: Tally | None = None,
 ) -> dict[int, StorageMemory]:
-    """Read storages to a device, if `device` is one: large ones of tensors alone, through memory that is pinned once.
-
-    Raises:
-        BadInput: There is no room on the device.
-    """
+    """Read storages to a device, if `device` is one: large ones of tensors alone, by memory that is pinned once."""
     names = names_of(directory)
     records = directory.manifest.storages
     sizes = {

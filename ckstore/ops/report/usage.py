@@ -89,10 +89,8 @@ def usage(context: Context) -> Usage:
 
 
 def _compacted_bytes(context: Context) -> tuple[int, int]:
-    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files.
-
-    One that is plain as well saves nothing.
-    """
+    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files."""
+    # One that is plain as well saves nothing.
     plain, files = {}, {}
     there: set[str] = set()
     for run, step, _ in context.layout.published():

@@ -117,10 +117,8 @@ def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Ma
 
 
 def _users(manifest: Manifest, wanted: str, *, whole: bool) -> tuple[dict[str, list[str]], dict[int, UseKind]]:
-    """Return the digests of blobs and pieces that fit with the names of the leaves that use each, and who uses it how.
-
-    The second has the indexes of the blobs of which these leaves are.
-    """
+    """Return the digests of blobs and pieces that fit with the names of the leaves that use each, and its users."""
+    # The second has the indexes of the blobs of which these leaves are.
 
     def fits(digest: str) -> bool:
         return digest == wanted if whole else digest.startswith(wanted)

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def decoded(directories: Iterable[Where], digest: str, nbytes: int) -> tuple[bytearray, Where] | None:
-    """Return the bytes of a plain blob out of the first checkpoint that has it encoded and right, and which it is.
-
-    Raises:
-        OSError: A file could not be read for another reason than itself.
-    """
+    """Return the bytes of a plain blob out of the first checkpoint that has it encoded and right, and which it is."""
     for path in directories:
         try:
             with CheckpointDirectory.at(path) as directory:

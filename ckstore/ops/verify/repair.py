@@ -110,10 +110,8 @@ def _repair_manifests(context: Context, copies: Copies, damage: Iterable[Damage]
 
 
 def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
-    """Return the damaged blobs of which the store has right bytes; they are read, and nothing is changed.
-
-    Of what cannot be looked at for lack of means nothing is promised.
-    """
+    """Return the damaged blobs of which the store has right bytes; they are read, and nothing is changed."""
+    # Of what cannot be looked at for lack of means nothing is promised.
     copies = Copies(context, ())
     found = []
     for blob in _wanted(context, damage, {}).values():
@@ -124,10 +122,8 @@ def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
 
 
 def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey, InUse]) -> dict[str, Wanted]:
-    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it.
-
-    Those that another process has locked for too long are added to `held`.
-    """
+    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it."""
+    # Those that another process has locked for too long are added to `held`.
     wanted: dict[str, Wanted] = {}
     by_place: dict[CheckpointKey, set[str]] = {}
     for found in damage:

@@ -78,10 +78,8 @@ class Names:
 
 
 def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
-    """Return what is to be said about the store; the checkpoints were looked at by `checker` before.
-
-    A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
-    """
+    """Return what is to be said about the store; the checkpoints were looked at by `checker` before."""
+    # A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because
     if mode == "quick":

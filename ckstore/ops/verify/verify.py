@@ -311,10 +311,8 @@ class Verification:
         return [*locked, *closed, *survey(self._context, checker, self._options.mode)]
 
     def _look_again(self, checker: Verifier, done: Repaired) -> None:
-        """Look once more at the damaged checkpoints; `checker` reads new copies only.
-
-        After a full verification a mark goes when the whole checkpoint was found right.
-        """
+        """Look once more at the damaged checkpoints; `checker` reads new copies only."""
+        # After a full verification a mark goes when the whole checkpoint was found right.
         checker.lift_budget()
         healed = _CopiesOf({repair.digest for repair in done.repaired})
         for key, damage in list(self._found.items()):

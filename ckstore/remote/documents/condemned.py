@@ -66,11 +66,7 @@ class Condemned:
         return BlobName(digest, self.burnt.get(digest, 0))
 
     def spare(self, digests: Iterable[str]) -> bool:
-        """Take the current names of blobs that are needed out of it, burn those that are being removed.
-
-        Returns:
-            Whether anything changed.
-        """
+        """Take current names of needed blobs out of it, burn those being removed; return whether that changed it."""
         going = self.going()
         changed = False
         for digest in digests:
@@ -139,21 +135,13 @@ def _is_name(name: object) -> bool:
 
 
 def read_condemned(objects: Objects) -> Condemned:
-    """Return what the remote says; one that cannot be read stops every push.
-
-    Raises:
-        CkstoreError: It cannot be read, or is damaged.
-    """
+    """Return what the remote says; one that cannot be read stops every push."""
     data = objects.get(keys.CONDEMNED, MAX_BYTES)
     return Condemned() if data is None else read_document(data, _parse, keys.CONDEMNED)
 
 
 def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
-    """Keep a pruner from removing these blobs, whose intent is written; return which names of them count.
-
-    Raises:
-        RemoteUnavailable: Other clients changed the object again and again.
-    """
+    """Keep a pruner from removing these blobs, whose intent is written; return which names of them count."""
     digests = list(digests)
     for _ in range(TRIES):
         found, version = read_versioned(objects)

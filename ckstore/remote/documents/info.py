@@ -80,12 +80,7 @@ def _parse(data: bytes, where: str) -> RemoteInfo:
 
 
 def read_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return what a remote is.
-
-    Raises:
-        RemoteError: There is none at that place.
-        CkstoreError: It cannot be read, or a newer ckstore made it.
-    """
+    """Return what a remote is; `RemoteError` if there is none at that place."""
     data = objects.get(keys.INFO, _MAX_BYTES)
     if data is None:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
@@ -94,11 +89,7 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
 
 
 def agreed_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return what a remote is at a service that lets two clients make it: what stays there.
-
-    Raises:
-        RemoteError: It was changed again and again.
-    """
+    """Return which of two documents counts at a service that lets two clients make the remote."""
     found = read_info(objects, name)
     for _ in range(_READINGS):
         # The client that wrote last has the remote, and the one that wrote before it cannot see that at once.

@@ -14,12 +14,7 @@ D = TypeVar("D", bound=Document)
 
 
 def read_document(data: bytes, parse: Callable[[bytes, str], D], where: str) -> D:
-    """Return what a small object says.
-
-    Raises:
-        RemoteError: It is damaged, or has another form.
-        NewerFormat: A newer ckstore wrote it.
-    """
+    """Return what a small object says."""
     try:
         return read(data, parse, where)
     except (BadInput, DamagedBlob) as error:

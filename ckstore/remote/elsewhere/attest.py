@@ -42,9 +42,6 @@ class Attest(Protocol):
         """Return why a remote does not have a checkpoint, one sentence; empty if it has.
 
         With `read` what is not attested yet is read and compared; without, it is believed by its size.
-
-        Raises:
-            RemoteError: It cannot be read, or other bytes came.
         """
 
     def keep(self) -> None:

@@ -71,13 +71,7 @@ def new_settings(
 def list_remote(
     context: Context, remote: Remote | OtherStore, places: Iterable[Place] | None = None
 ) -> tuple[int, list[str]]:
-    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know.
-
-    Args:
-        context: The store.
-        remote: Where they are.
-        places: These alone; None: all.
-    """
+    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
     context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)
     require(context)

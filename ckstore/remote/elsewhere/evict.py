@@ -59,15 +59,8 @@ def evict(
     dry_run: bool = False,
     why: Mapping[str, str] = MappingProxyType({}),
 ) -> EvictReport:
-    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`.
-
-    Args:
-        context: The store.
-        infos: Which.
-        remote: Where they are.
-        dry_run: Change nothing.
-        why: Names of checkpoints -> why they go, for the journal; by hand, if it is not said.
-    """
+    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`."""
+    # `why`: names of checkpoints -> why they go, for the journal; by hand, if it is not said.
     if not dry_run:
         context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)

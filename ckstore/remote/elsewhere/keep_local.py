@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
-    """Let go of the bytes that `keep_local` does not keep here, of checkpoints that the mirror has.
-
-    Raises:
-        BadInput: There is no such policy, or no mirror.
-    """
+    """Let go of the bytes that `keep_local` does not keep here, of checkpoints that the mirror has."""
     policy, mirror = policy_of(context.layout, KEEP_LOCAL), setting_of(context.layout, MIRROR)
     if policy is None:
         raise BadInput(
@@ -44,11 +40,7 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
 
 
 def evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space.
-
-    Raises:
-        RemoteError: The mirror does not answer.
-    """
+    """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space."""
     mirror = setting_of(context.layout, MIRROR) or ""
     why = "a save needed the space"
     return evict(context, infos, reach(context, mirror), why={info.name: why for info in infos})

@@ -36,14 +36,8 @@ class Through:
         old: OldPiece | None,
         again: bool,  # noqa: FBT001 - the form of `Context.fetch`
     ) -> int | None:
-        """Fill memory with a range of a blob of an open checkpoint; return how many bytes came.
-
-        With `old`, which is what is in that memory, only the difference is read; None: there is none. `again`: what
-        came before was wrong.
-
-        Raises:
-            BytesElsewhere: No remote that should have it does, or none can be reached.
-        """
+        """Fill memory with a range of a blob of an open checkpoint; return how many bytes came."""
+        # With `old`, which is what is in that memory, only the difference is read. `again`: what came before was wrong.
         if again:
             self._fetched.forget(blob.digest, offset, len(into))
         elif old is None and self._fetched.read_into(blob.digest, offset, into):

@@ -316,10 +316,8 @@ class ServiceObjects:
         return result  # type: ignore[return-value]  # of a call without an error
 
     def _try(self, function: Callable[[], T]) -> tuple[T | None, Exception | None]:
-        """Make a call of the engine in a worker; return what it gives, or its error.
-
-        As a value, since an error that is raised while another one is handled carries it along, and shows it.
-        """
+        """Make a call of the engine in a worker; return what it gives, or its error."""
+        # As a value, since an error that is raised while another one is handled carries it along, and shows it.
         try:
             return self._workers.call(function), None
         except Exception as error:  # noqa: BLE001 - handed to the caller, who translates it

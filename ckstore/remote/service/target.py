@@ -104,11 +104,7 @@ class Target:
 
 
 def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None) -> Target:
-    """Return what a user means: a URL, or the directory of a store.
-
-    Raises:
-        BadInput: It is neither, or it contains credentials.
-    """
+    """Return what a user means: a URL without credentials, or the directory of a store."""
     if isinstance(text, str) and "://" in text:
         # A slash at the end, and two of them, would make other keys of the same place.
         head, _, rest = text.partition("://")

@@ -80,12 +80,8 @@ class HeadStart:
             snapshot.fill(sources, places_of(sources)[0])
 
     def indexes(self, sources: Sequence[ByteSource], fingerprints: Fingerprints) -> tuple[int, ...]:
-        """Return which sources of a state were copied, in their order in the snapshot; none if any was in vain.
-
-        Args:
-            sources: The state, as it was walked through.
-            fingerprints: Taken since: what was copied lies between two that are equal.
-        """
+        """Return which sources of a state were copied, in their order in the snapshot; none if any was in vain."""
+        # What was copied lies between two fingerprints that are equal.
         for one, source, before in self._copied:
             now: Any = sources[one.index] if one.index < len(sources) else None
             if now is None or not now.on_device or fingerprints.get(one.index) != before:

@@ -76,10 +76,8 @@ class SaverKeeper:
                     self.refuse(order.number)
 
     def refuse(self, number: int) -> None:
-        """Tell the saver that an order was given up; without the lock, since a signal handler may do so.
-
-        Where its socket takes no more it hears so when it asks.
-        """
+        """Tell the saver that an order was given up; without the lock, since a signal handler may do so."""
+        # Where its socket takes no more it hears so when it asks.
         process = self.process
         if process is not None:
             process.send(Answer(number, allowed=False))
@@ -211,10 +209,8 @@ class SaverKeeper:
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
-        """The saver is stuck: kill it, and give up what it had begun; the saves behind that go to another.
-
-        What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
-        """
+        """The saver is stuck: kill it, and give up what it had begun; the saves behind that go to another."""
+        # What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
         # Killed before anything else: from here it can ask for no permission, so the save cannot appear later.
         process.kill()
         process.let_go()

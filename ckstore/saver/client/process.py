@@ -64,10 +64,8 @@ class SaverProcess:
         self.pid = self._child.pid
 
     def send(self, message: Message | bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Send without waiting; False if it takes no more.
-
-        `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.
-        """
+        """Send without waiting; False if it takes no more."""
+        # `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.
         try:
             # Without waiting: the trainer must never stand still for a saver that does not read.
             return wire.send(self._sock, message, descriptors, wait=False)

@@ -116,11 +116,7 @@ class SaveQueue:
         self._logged: set[str] = set()
 
     def make_way(self, limits: SaverLimits) -> bool:
-        """Wait until there may be one more snapshot; False: this save is to be skipped.
-
-        Raises:
-            InUse: It took too long, or `limits` do not let it wait.
-        """
+        """Wait until there may be one more snapshot; False: this save is to be skipped. `InUse`: it took too long."""
 
         def is_free() -> bool:
             return len(self.saves) < limits.max_in_flight
@@ -173,13 +169,7 @@ class SaveQueue:
                 self.pool.give(snapshot, limits.max_in_flight)
 
     def end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
-        """It has ended; with the lock.
-
-        Args:
-            save: The save.
-            outcome: What was saved, or why not.
-            keep: Keep its snapshot for the next: no saver can look at it any more.
-        """
+        """It has ended; with the lock. `keep`: its snapshot may serve the next, as no saver can look at it."""
         # First: threads that wait for room, or for its end, look at this list.
         self.saves.remove(save)
         if keep:
@@ -213,10 +203,8 @@ class SaveQueue:
             log_notes(info.name, info.warnings, self._logged)
 
     def let_go_in_child(self) -> None:
-        """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's.
-
-        That thread keeps this queue, so the memory of the snapshots would stay mapped with what is left in it.
-        """
+        """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's."""
+        # That thread keeps this queue, so the memory of the snapshots would stay mapped with what is left in it.
         self.pool.let_go()
         for save in self.saves:
             save.snapshot.let_go()

@@ -117,11 +117,9 @@ class Snapshot:
         return InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight")
 
     def _give_up(self) -> None:
-        """Give the memory back now: the frames of the error that is to be raised keep it mapped as long as that lives.
-
-        A write to a page that was given back is a SIGBUS. So where Ctrl-C came while a thread was waited for, and it
-        may still write, the memory goes with the error.
-        """
+        """Give the memory back now: the frames of the error that is to be raised keep it mapped while that lives."""
+        # A write to a page that was given back is a SIGBUS. So where Ctrl-C came while a thread was waited for, and it
+        # may still write, the memory goes with the error.
         if not self._is_written:
             with suppress(OSError):  # then it goes with the error, too, which is the news
                 os.ftruncate(self.fd, 0)

@@ -83,13 +83,8 @@ class Base:
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Return which storages of a state need not be copied, as `Kept.storages`, and which of them nothing names.
-
-        Args:
-            captured: The state.
-            names: What the caller says is unchanged.
-            fingerprints: Of what is on devices now: evidence of the same.
-        """
+        """Return which storages of a state need not be copied, as `Kept.storages`, and which of them nothing names."""
+        # `names`, the caller's word, and equal fingerprints of what is on devices are evidence of the same.
         members: dict[int, list[LeafRecord]] = defaultdict(list)
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
