@@ -36,17 +36,11 @@ def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailab
 
 
 class Examined(NamedTuple):
-    """A catalog as it was before it was opened.
+    """A catalog as it was before it was opened."""
 
-    Attributes:
-        identity: Its device and inode number.
-        file_bytes: The size of the database and its log.
-        may_map: Whether a mapped page of a file beside it keeps its room once a byte of it was written.
-    """
-
-    identity: tuple[int, int]
-    file_bytes: int
-    may_map: bool
+    identity: tuple[int, int]  # its device and inode number
+    file_bytes: int  # the size of the database and its log
+    may_map: bool  # whether a mapped page of a file beside it keeps its room once a byte of it was written
 
 
 def examine(path: Path, *, alone: bool) -> Examined:

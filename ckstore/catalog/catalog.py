@@ -33,9 +33,7 @@ Tags = Mapping[str, CheckpointKey]
 Look = Callable[[str, int], "Published | None"]
 
 
-def _asked(
-    query: Callable[Concatenate[sqlite3.Connection, P], Answer],
-) -> Callable[Concatenate[Catalog, P], Answer]:
+def _asked(query: Callable[Concatenate[sqlite3.Connection, P], Answer]) -> Callable[Concatenate[Catalog, P], Answer]:
     """Return the method that asks a question of the catalog in a connection of its own."""
 
     @wraps(query)
@@ -53,16 +51,13 @@ class Catalog:
     `NewerFormat` when a newer ckstore made the catalog, and `CatalogUnavailable` when it cannot be
     written for another reason; then nothing was changed. Every method that reads raises
     `CatalogUnavailable` and nothing else.
-
-    Attributes:
-        path: The database, usually ``catalog.db`` in the store. Elsewhere when the store lies on a
-            filesystem that SQLite cannot share between hosts.
-        store: The uuid of the store, which a new catalog keeps; empty: none.
     """
 
     def __init__(self, root: Path, path: Path | None = None, *, store: str = "") -> None:
+        # The database, usually ``catalog.db`` in the store. Elsewhere when the store lies on a filesystem that SQLite
+        # cannot share between hosts.
         self.path = root / CATALOG_NAME if path is None else path
-        self.store = store
+        self.store = store  # the uuid of the store, which a new catalog keeps; empty: none
 
     # -------------------------------------------------------------------------------------- writing
 

@@ -234,10 +234,7 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
 def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnection]:
     """Open the file, which must exist, unchecked and unchanged; the flock must be held."""
     timeout_s = max(deadline - time.monotonic(), _LEAST_WAIT_S)
-    with (
-        _translated(path, for_writing=True),
-        _opened(path, "rw", timeout_s) as connection,
-    ):
+    with _translated(path, for_writing=True), _opened(path, "rw", timeout_s) as connection:
         yield connection
 
 

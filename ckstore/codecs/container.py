@@ -32,21 +32,13 @@ ReadBase = Callable[[str, int, int], Buffer]
 
 
 class Run(NamedTuple):
-    """Bytes of a blob that are encoded in one way.
+    """Bytes of a blob that are encoded in one way."""
 
-    Attributes:
-        nbytes: How many; a multiple of the width.
-        width: Bytes of an element.
-        prediction: What the base says of them.
-        base: Index into the bases; -1: they have none.
-        offset: Where in the base they are predicted from.
-    """
-
-    nbytes: int
-    width: int
-    prediction: Prediction = "same"
-    base: int = -1
-    offset: int = 0
+    nbytes: int  # how many; a multiple of the width
+    width: int  # bytes of an element
+    prediction: Prediction = "same"  # what the base says of them
+    base: int = -1  # index into the bases; -1: they have none
+    offset: int = 0  # where in the base they are predicted from
 
 
 class Tile(NamedTuple):
@@ -63,19 +55,12 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What the head of an encoded blob says.
+    """What the head of an encoded blob says."""
 
-    Attributes:
-        plain: Digest of the plain blob.
-        nbytes: Its size.
-        bases: Digests of the plain blobs that it is decoded with.
-        runs: Which bytes are encoded how, in order.
-    """
-
-    plain: str
-    nbytes: int
-    bases: tuple[str, ...]
-    runs: tuple[Run, ...]
+    plain: str  # digest of the plain blob
+    nbytes: int  # its size
+    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
+    runs: tuple[Run, ...]  # which bytes are encoded how, in order
     tile_count: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,12 +129,7 @@ def encode_blob(
 
 
 def decode_blob(
-    data: Buffer,
-    read_base: ReadBase,
-    *,
-    where: str,
-    most_bytes: int,
-    before_each: Callable[[], None] = _go_on,
+    data: Buffer, read_base: ReadBase, *, where: str, most_bytes: int, before_each: Callable[[], None] = _go_on
 ) -> bytearray:
     """Return the plain bytes of an encoded blob that is in memory."""
     file = memoryview(data)
@@ -157,11 +137,7 @@ def decode_blob(
 
 
 def decode_file(
-    header: Header,
-    tiles: Tiles,
-    file: memoryview,
-    read_base: ReadBase,
-    before_each: Callable[[], None] = _go_on,
+    header: Header, tiles: Tiles, file: memoryview, read_base: ReadBase, before_each: Callable[[], None] = _go_on
 ) -> bytearray:
     """Return the plain bytes of an encoded blob that was parsed."""
     plain = bytearray(header.nbytes)

@@ -31,38 +31,24 @@ Pace = Callable[[int], None]
 
 @dataclass(slots=True)
 class Checked:
-    """What a blob turned out to be.
+    """What a blob turned out to be."""
 
-    Attributes:
-        problem: Why the blob is not what its name says; empty if it is.
-        bad: Pieces whose bytes are damaged or missing, and how.
-        read_bytes: Bytes of the blob that were read and compared, each once.
-        absent: Whether there is no file of that size.
-    """
-
-    problem: str = ""
-    bad: dict[Piece, str] = field(default_factory=dict)
-    read_bytes: int = 0
-    absent: bool = False
+    problem: str = ""  # why the blob is not what its name says; empty if it is
+    bad: dict[Piece, str] = field(default_factory=dict)  # pieces whose bytes are damaged or missing, and how
+    read_bytes: int = 0  # bytes of the blob that were read and compared, each once
+    absent: bool = False  # whether there is no file of that size
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How blobs are read.
+    """How blobs are read."""
 
-    Attributes:
-        buffer: Of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile.
-        may_touch: Whether times may be set.
-        may_distrust: Whether a damaged blob loses the fixed time; not if the inode is right under another name.
-        pace: Called before each read.
-        by_size: Read nothing of a file that has another size: all in it counts as damaged.
-    """
-
-    buffer: memoryview
-    may_touch: bool = False
+    buffer: memoryview  # of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile
+    may_touch: bool = False  # whether times may be set
+    # Whether a damaged blob loses the fixed time; not if the inode is right under another name.
     may_distrust: bool = True
-    pace: Pace | None = None
-    by_size: bool = False
+    pace: Pace | None = None  # called before each read
+    by_size: bool = False  # read nothing of a file that has another size: all in it counts as damaged
 
 
 def check_blob(

@@ -51,29 +51,20 @@ _ENTER_BATCH = 1000
 
 @dataclass(slots=True)
 class Collected:
-    """What a collector has done so far.
+    """What a collector has done so far."""
 
-    Attributes:
-        freed: The blobs that were freed.
-        entered: Digests that the catalog was told of, since a name of theirs was about to go.
-        left: Names in ``trash/`` that another process was in, or that are another user's.
-        held: Blobs that a process has open, by digest.
-        linked: Digests without a use that have further names, and their sizes.
-    """
-
-    freed: list[PlannedBlob] = field(default_factory=list)
+    freed: list[PlannedBlob] = field(default_factory=list)  # the blobs that were freed
+    # Digests that the catalog was told of, since a name of theirs was about to go.
     entered: set[str] = field(default_factory=set)
+    # Names in ``trash/`` that another process was in, or that are another user's.
     left: list[str] = field(default_factory=list)
-    held: dict[str, HeldBlob] = field(default_factory=dict)
+    held: dict[str, HeldBlob] = field(default_factory=dict)  # blobs that a process has open, by digest
+    # Digests without a use that have further names, and their sizes.
     linked: dict[str, int] = field(default_factory=dict)
 
 
 class Collector:
-    """The one who empties the trash of a store; a context manager that holds the lock on ``trash/``.
-
-    Attributes:
-        collected: What was done.
-    """
+    """The one who empties the trash of a store; a context manager that holds the lock on ``trash/``."""
 
     def __init__(
         self,
@@ -85,7 +76,7 @@ class Collector:
         grace: Grace | None = None,
         purge: bool = False,
     ) -> None:
-        self.collected = Collected()
+        self.collected = Collected()  # what was done
         self._judge = Judge(leases=leases)
         self._layout = layout
         self._lock = lock

@@ -24,15 +24,10 @@ WAIT_S = 2.0
 
 
 class Given(NamedTuple):
-    """To which checkpoints a good copy was given.
+    """To which checkpoints a good copy was given."""
 
-    Attributes:
-        checkpoint_count: How many have it now.
-        held: Those that another process had locked for too long.
-    """
-
-    checkpoint_count: int
-    held: dict[CheckpointKey, InUse]
+    checkpoint_count: int  # how many have it now
+    held: dict[CheckpointKey, InUse]  # those that another process had locked for too long
 
 
 def relink_everywhere(

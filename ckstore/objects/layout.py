@@ -50,21 +50,14 @@ class RunChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of the store at `path`; what they are for is in docs/format/v1.md.
+    """The places of the store at `path`; what they are for is in docs/format/v1.md."""
 
-    Attributes:
-        path: The root, absolute.
-        shared: Whether other hosts may be at work in it, whose locks are not seen from here.
-        root: The root, as a place.
-        hash_prefix: With which all digests of the store begin; empty: any.
-        passed_over: Runs and checkpoints that this user may not look into, as they were met, with what to say of each.
-    """
-
-    path: Path
-    shared: bool = False
-    hash_prefix: str = ""
+    path: Path  # the root, absolute
+    shared: bool = False  # whether other hosts may be at work in it, whose locks are not seen from here
+    hash_prefix: str = ""  # with which all digests of the store begin; empty: any
+    # Runs and checkpoints that this user may not look into, as they were met, with what to say of each.
     passed_over: dict[str, str] = field(init=False, default_factory=dict, compare=False, repr=False)
-    root: Inside = field(init=False)
+    root: Inside = field(init=False)  # the root, as a place
     settings: Inside = field(init=False)
     config: Inside = field(init=False)
     blobs: Inside = field(init=False)

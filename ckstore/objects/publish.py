@@ -39,32 +39,20 @@ _RUN_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class IfThere:
-    """What to do where a checkpoint is already.
+    """What to do where a checkpoint is already."""
 
-    Attributes:
-        rule: Whether it is to be replaced.
-        check_replaceable: Raises if other bytes must not take its place: a tag or a pin names it.
-    """
-
-    rule: Rule
-    check_replaceable: Callable[[], None]
+    rule: Rule  # whether it is to be replaced
+    check_replaceable: Callable[[], None]  # raises if other bytes must not take its place: a tag or a pin names it
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a save.
+    """What became of a save."""
 
-    Attributes:
-        existing: The checkpoint that was there and stays, if the new one was not published.
-        old: Where the replaced checkpoint lies now, to be moved to trash.
-        other_bytes: Whether it held other bytes, or may have.
-        change: The run, while others could only add to it; None: they could do more.
-    """
-
-    existing: Published | None = None
-    old: Inside | None = None
-    other_bytes: bool = False
-    change: RunChange | None = None
+    existing: Published | None = None  # the checkpoint that was there and stays, if the new one was not published
+    old: Inside | None = None  # where the replaced checkpoint lies now, to be moved to trash
+    other_bytes: bool = False  # whether it held other bytes, or may have
+    change: RunChange | None = None  # the run, while others could only add to it; None: they could do more
 
 
 def publish(

@@ -36,19 +36,12 @@ _TRIES = 20
 
 @dataclass(slots=True)
 class Relinked:
-    """What was done so far.
+    """What was done so far."""
 
-    Attributes:
-        checked_bytes: Bytes that were read and compared.
-        relinked_count: Names in checkpoints that were exchanged.
-        spare_bytes: Sizes of the files that have no other name any more.
-        damaged: Digests of blobs of which no right file was found yet.
-    """
-
-    checked_bytes: int = 0
-    relinked_count: int = 0
-    spare_bytes: int = 0
-    damaged: set[str] = field(default_factory=set)
+    checked_bytes: int = 0  # bytes that were read and compared
+    relinked_count: int = 0  # names in checkpoints that were exchanged
+    spare_bytes: int = 0  # sizes of the files that have no other name any more
+    damaged: set[str] = field(default_factory=set)  # digests of blobs of which no right file was found yet
 
 
 class Relinker:

@@ -40,24 +40,16 @@ _TRIED = 2
 
 
 class Staging:
-    """The directory of one save, locked for use by this process. Its methods may be called from several threads.
-
-    Attributes:
-        path: ``staging/<save-id>``, also after it was published under another name.
-        inode: Inode number of the directory.
-        stamp: Which directory it is, with which manifest; there is one after `seal`.
-        written: Digest and size of every blob that this save wrote.
-        reads_back: Whether what is written is read from the disk, and compared, before it is used.
-    """
+    """The directory of one save, locked for use by this process. Its methods may be called from several threads."""
 
     def __init__(self, layout: Layout, path: Inside, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
         self.layout = layout
-        self.path = path
+        self.path = path  # ``staging/<save-id>``, also after it was published under another name
         self.lock = lock
-        self.inode = os.fstat(lock.fd).st_ino
-        self.stamp = Stamp(self.inode, 0, 0, 0)
-        self.written: dict[str, int] = {}
-        self.reads_back = read_back
+        self.inode = os.fstat(lock.fd).st_ino  # inode number of the directory
+        self.stamp = Stamp(self.inode, 0, 0, 0)  # which directory it is, with which manifest; there is one after `seal`
+        self.written: dict[str, int] = {}  # digest and size of every blob that this save wrote
+        self.reads_back = read_back  # whether what is written is read from the disk, and compared, before it is used
         self._own = lock.inside
         self._blobs = lock.keep(self._own / BLOBS).inside
         self._canonical_blobs = lock.keep(layout.blobs).inside

@@ -49,19 +49,12 @@ def _is_duration(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
-    """A setting that is one plain value.
+    """A setting that is one plain value."""
 
-    Attributes:
-        name: Its member in ``config.json``.
-        default: What holds where there is no such member.
-        wanted: What it may be, in words.
-        fits: Whether a value can be it.
-    """
-
-    name: str
-    default: T
-    wanted: str
-    fits: Callable[[object], bool]
+    name: str  # its member in ``config.json``
+    default: T  # what holds where there is no such member
+    wanted: str  # what it may be, in words
+    fits: Callable[[object], bool]  # whether a value can be it
 
     def of(self, config: Mapping[str, Any], where: str) -> T:
         """Return its value in settings that were read; `where` is their path, for messages."""
@@ -119,16 +112,12 @@ def _is_whole(value: object, most: int, least: int = 1) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SaveChecks:
-    """What a save reads from the disk to compare it.
+    """What a save reads from the disk to compare it."""
 
-    Attributes:
-        read_back: Whether what it writes is read back before it counts as durable.
-        recheck_share: How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
-        unread: Why the settings could not be read, so that all of it is; None if they could.
-    """
-
-    read_back: bool = False
+    read_back: bool = False  # whether what it writes is read back before it counts as durable
+    # How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
     recheck_share: float = RECHECK_SHARE.default
+    # Why the settings could not be read, so that all of it is; None if they could.
     unread: CkstoreError | OSError | None = None
 
 
@@ -169,17 +158,11 @@ def policy_of(layout: Layout, member: PolicyMember, config: Mapping[str, Any] | 
 
 @dataclass(frozen=True, slots=True)
 class StoreRules:
-    """What a store keeps by itself.
+    """What a store keeps by itself."""
 
-    Attributes:
-        default: The policy of runs that have none of their own; None: everything of them stays.
-        by_run: The policies of single runs, by their names or globs.
-        budget: How much all checkpoints may take; None: as much as there is.
-    """
-
-    default: RetentionPolicy | None
-    by_run: Mapping[str, RetentionPolicy]
-    budget: Budget | None
+    default: RetentionPolicy | None  # the policy of runs that have none of their own; None: everything of them stays
+    by_run: Mapping[str, RetentionPolicy]  # the policies of single runs, by their names or globs
+    budget: Budget | None  # how much all checkpoints may take; None: as much as there is
 
     def of(self, run: str) -> RetentionPolicy | None:
         """Return the policy of a run: that of its name, else of the longest glob that fits, else the default."""

@@ -29,14 +29,10 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 
 class Laps:
-    """Seconds of each part of a save; a part ends where the next begins, and can come again.
-
-    Attributes:
-        seconds: Part -> seconds.
-    """
+    """Seconds of each part of a save; a part ends where the next begins, and can come again."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # part -> seconds
         self._begun = time.monotonic()
 
     def end(self, part: str) -> None:

@@ -99,18 +99,12 @@ def _weight(manifest: Manifest | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """The directory of a run as it was seen.
+    """The directory of a run as it was seen."""
 
-    Attributes:
-        stamp: None: it is to be listed again.
-        names: Everything in it with its inode number.
-        published: Run, step and inode number of each checkpoint.
-        unsure: Those of them whose place in the order of commits has not been looked at.
-    """
-
-    stamp: RunStamp | None = None
-    names: dict[str, int] = field(default_factory=dict)
-    published: dict[CheckpointKey, int] = field(default_factory=dict)
+    stamp: RunStamp | None = None  # none: it is to be listed again
+    names: dict[str, int] = field(default_factory=dict)  # everything in it with its inode number
+    published: dict[CheckpointKey, int] = field(default_factory=dict)  # run, step and inode number of each checkpoint
+    # Those of them whose place in the order of commits has not been looked at.
     unsure: frozenset[CheckpointKey] = frozenset()
 
 

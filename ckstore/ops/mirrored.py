@@ -40,19 +40,12 @@ _WHY_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """What the file says.
+    """What the file says."""
 
-    Attributes:
-        remote: Name of the remote that it is about.
-        uuid: Of that remote: another one may have the name by now.
-        ids: The checkpoints of this store that were seen there.
-        problem: Why the last try failed; empty if it did not.
-    """
-
-    remote: str = ""
-    uuid: str = ""
-    ids: frozenset[str] = field(default_factory=frozenset)
-    problem: str = ""
+    remote: str = ""  # name of the remote that it is about
+    uuid: str = ""  # of that remote: another one may have the name by now
+    ids: frozenset[str] = field(default_factory=frozenset)  # the checkpoints of this store that were seen there
+    problem: str = ""  # why the last try failed; empty if it did not
 
     def render(self) -> bytes:
         """Return the content of the file."""

@@ -11,14 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.errors import (
-    BadInput,
-    BytesElsewhere,
-    DamagedBlob,
-    InUse,
-    NoSuchRef,
-    StepExists,
-)
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, NoSuchRef, StepExists
 from ckstore.fs import files
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding

@@ -58,15 +58,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A checkpoint that exists at the remote; every rank is told of it.
+    """A checkpoint that exists at the remote; every rank is told of it."""
 
-    Attributes:
-        info: It.
-        manifest: The bytes of its manifest; empty: only one store has it, where it was before.
-    """
-
-    info: CheckpointInfo
-    manifest: bytes
+    info: CheckpointInfo  # it
+    manifest: bytes  # the bytes of its manifest; empty: only one store has it, where it was before
 
 
 def elsewhere_at(holder: Holder) -> Elsewhere:
@@ -124,17 +119,12 @@ def publish_apart(context: Context, request: Request, whole: Whole, work: RankWo
 
 
 class _ToRemote(WorkWatch):
-    """Lets the checkpoint exist at the remote right before it gets its place in the store.
-
-    Attributes:
-        pushed: What exists there; None: nothing.
-        unknown: Why it is not known whether it exists.
-    """
+    """Lets the checkpoint exist at the remote right before it gets its place in the store."""
 
     def __init__(self, context: Context, work: RankWork, remote: Remote) -> None:
         super().__init__(work)
-        self.pushed: Joined | None = None
-        self.unknown: UnknownOutcome | None = None
+        self.pushed: Joined | None = None  # what exists there; None: nothing
+        self.unknown: UnknownOutcome | None = None  # why it is not known whether it exists
         self._context, self._remote = context, remote
 
     def sealed(self, staging: Staging, manifest: Manifest, if_there: IfThere) -> None:

@@ -32,19 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """One rank, while it waits for the others.
+    """One rank, while it waits for the others."""
 
-    Attributes:
-        context: The store.
-        meeting: Where they meet.
-        work: How long it waits, and who is told how far it is.
-        request: What the caller wants; None: this rank has failed, and only sees how it ends.
-    """
-
-    context: Context
-    meeting: FilesMeeting
-    work: RankWork
-    request: Request | None = None
+    context: Context  # the store
+    meeting: FilesMeeting  # where they meet
+    work: RankWork  # how long it waits, and who is told how far it is
+    request: Request | None = None  # what the caller wants; None: this rank has failed, and only sees how it ends
 
     def wait(self, staging: Staging) -> CheckpointInfo:
         """Return the checkpoint of all, once it is published; `staging` is the part of this rank."""

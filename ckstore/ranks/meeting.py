@@ -24,17 +24,13 @@ _MEANT_APART = ("run", "step", "hash", "chunk_bytes", "remote")
 
 
 class Meeting(ABC):
-    """The place of one save, or load, which this process has entered as a rank.
-
-    Attributes:
-        who: This process.
-    """
+    """The place of one save, or load, which this process has entered as a rank."""
 
     UNSAID: ClassVar[Mapping[str, str]]
     """What is to be said of a rank that has not said this; in the order in which a rank says these."""
 
     def __init__(self, who: Who) -> None:
-        self.who = who
+        self.who = who  # this process
 
     @abstractmethod
     def say(self, kind: str, **more: object) -> bool:

@@ -14,13 +14,7 @@ from ckstore.errors import CannotStore
 from ckstore.model.manifest.captured import RangeSource
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
-from ckstore.model.manifest.manifest import (
-    Description,
-    LeafRecord,
-    StateTexts,
-    StorageRecord,
-    render,
-)
+from ckstore.model.manifest.manifest import Description, LeafRecord, StateTexts, StorageRecord, render
 from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
 from ckstore.objects.staging import Staging
@@ -43,19 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A tensor, or the part of it that this rank has.
+    """A tensor, or the part of it that this rank has."""
 
-    Attributes:
-        name: Of the whole tensor.
-        tensor: What this rank has.
-        shape: Of the whole tensor.
-        offsets: Where the part begins in it.
-    """
-
-    name: str
-    tensor: Any
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
+    name: str  # of the whole tensor
+    tensor: Any  # what this rank has
+    shape: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...]  # where the part begins in it
 
 
 def pieces_of(
@@ -72,17 +59,11 @@ def pieces_of(
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a rank saves.
+    """What a rank saves."""
 
-    Attributes:
-        captured: Its values.
-        about: What the join is to know of them.
-        cuts: Of how many sources each storage is made; None: of one.
-    """
-
-    captured: Captured
-    about: dict[str, Any]
-    cuts: Sequence[int] | None = None
+    captured: Captured  # its values
+    about: dict[str, Any]  # what the join is to know of them
+    cuts: Sequence[int] | None = None  # of how many sources each storage is made; None: of one
 
 
 def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int) -> Content:

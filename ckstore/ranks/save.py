@@ -43,11 +43,7 @@ def save_state(context: Context, state: object, request: Callable[[], Request], 
 
 
 def commit_files(
-    context: Context,
-    paths: Sequence[Path],
-    request: Callable[[], Request],
-    options: CommitOptions,
-    as_rank: AsRank,
+    context: Context, paths: Sequence[Path], request: Callable[[], Request], options: CommitOptions, as_rank: AsRank
 ) -> CheckpointInfo:
     """Commit the files of one rank; see `ckstore.Store.commit`."""
     said: list[str] = []

@@ -50,15 +50,10 @@ class TransferOptions(ChoiceOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the caller named.
+    """What the caller named."""
 
-    Attributes:
-        refs: One ref, or several; None: none.
-        options: The rule, if it is one.
-    """
-
-    refs: AnyRef | Iterable[AnyRef] | None
-    options: ChoiceOptions
+    refs: AnyRef | Iterable[AnyRef] | None  # one ref, or several; None: none
+    options: ChoiceOptions  # the rule, if it is one
 
     @property
     def run(self) -> str | None:

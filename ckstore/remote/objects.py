@@ -14,19 +14,12 @@ THREADS = 8
 
 
 class Listed(NamedTuple):
-    """An object as its service lists it.
+    """An object as its service lists it."""
 
-    Attributes:
-        key: Its key below the target's prefix.
-        nbytes: Its length.
-        modified: By the server's clock, never by this machine's.
-        tag: The service's mark of this version of it (an ETag); "" if it gives none.
-    """
-
-    key: str
-    nbytes: int
-    modified: datetime
-    tag: str
+    key: str  # its key below the target's prefix
+    nbytes: int  # its length
+    modified: datetime  # by the server's clock, never by this machine's
+    tag: str  # the service's mark of this version of it (an ETag); "" if it gives none
 
 
 class Objects(Protocol):
@@ -72,18 +65,10 @@ class Objects(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A remote on object storage, as a transfer needs it.
+    """A remote on object storage, as a transfer needs it."""
 
-    Attributes:
-        name: What users call it.
-        objects: Its objects.
-        cas: Whether its compare-and-swap was seen to work.
-        checks_bodies: Whether it was seen to refuse a body that was damaged on the way.
-        uuid: What it had when it was added; "": not known.
-    """
-
-    name: str
-    objects: Objects
-    cas: bool = True
-    checks_bodies: bool = False
-    uuid: str = ""
+    name: str  # what users call it
+    objects: Objects  # its objects
+    cas: bool = True  # whether its compare-and-swap was seen to work
+    checks_bodies: bool = False  # whether it was seen to refuse a body that was damaged on the way
+    uuid: str = ""  # what it had when it was added; "": not known

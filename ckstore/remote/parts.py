@@ -46,15 +46,10 @@ def common_remote(context: Context) -> tuple[Remote, Holder]:
 
 @dataclass(frozen=True, slots=True)
 class PushedPart:
-    """A part whose blobs are at the remote, and kept there.
+    """A part whose blobs are at the remote, and kept there."""
 
-    Attributes:
-        remote: Where.
-        intents: The keys of what keeps them.
-    """
-
-    remote: Remote
-    intents: list[str]
+    remote: Remote  # where
+    intents: list[str]  # the keys of what keeps them
 
     def end(self) -> None:
         """Keep them no more: the checkpoint exists, or was given up."""

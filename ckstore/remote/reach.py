@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OtherStore:
-    """A store in another directory.
+    """A store in another directory."""
 
-    Attributes:
-        name: What users call it.
-        context: It, open.
-    """
-
-    name: str
-    context: Context
+    name: str  # what users call it
+    context: Context  # it, open
 
 
 RemoteLike = str | os.PathLike[str]

@@ -183,19 +183,12 @@ class ObjectSource:
 
 
 class Found(NamedTuple):
-    """A manifest at a source.
+    """A manifest at a source."""
 
-    Attributes:
-        manifest: What it says.
-        id: Its id.
-        data: Its bytes.
-        encoding: How the blobs are stored there; None: as they are.
-    """
-
-    manifest: Manifest
-    id: str
-    data: bytes
-    encoding: Encoding | None
+    manifest: Manifest  # what it says
+    id: str  # its id
+    data: bytes  # its bytes
+    encoding: Encoding | None  # how the blobs are stored there; None: as they are
 
 
 def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | None:

@@ -26,15 +26,10 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """Says what has waited long enough.
+    """Says what has waited long enough."""
 
-    Attributes:
-        now_ns: What the clock of the filesystem says.
-        grace_ns: How long a thing waits.
-    """
-
-    now_ns: int
-    grace_ns: int
+    now_ns: int  # what the clock of the filesystem says
+    grace_ns: int  # how long a thing waits
 
     def is_over(self, path: Inside) -> bool:
         """Whether what is there was not touched for so long, a staging's ``blobs/`` neither; False if it is gone."""

@@ -28,17 +28,11 @@ _OLD = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.(?P<id>[0-9a-f]{12})\.old")
 
 
 class Gap(NamedTuple):
-    """A replacement that was begun: the old checkpoint has left its place.
+    """A replacement that was begun: the old checkpoint has left its place."""
 
-    Attributes:
-        key: Run and step.
-        old: Where the old checkpoint is.
-        new: Where the new one may be; the name of a save that had no step yet has ``next`` in it.
-    """
-
-    key: CheckpointKey
-    old: Inside
-    new: tuple[Inside, Inside]
+    key: CheckpointKey  # run and step
+    old: Inside  # where the old checkpoint is
+    new: tuple[Inside, Inside]  # where the new one may be; the name of a save that had no step yet has ``next`` in it
 
 
 def replace(

@@ -25,18 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a cheap look at the directory of a checkpoint gives.
+    """What a cheap look at the directory of a checkpoint gives."""
 
-    Attributes:
-        manifest, manifest_id: What it holds; None and empty if the manifest cannot be read.
-        problem: Why it is not whole, or what the mark says; empty if it is.
-        touched: Blobs of the right size that a program wrote into, or that were copied without their time: only
-            reading tells whether they are right.
-    """
-
-    manifest: Manifest | None = None
+    manifest: Manifest | None = None  # None, with an empty id, if it cannot be read
     manifest_id: str = ""
-    problem: str = ""
+    problem: str = ""  # why it is not whole, or what the mark says; empty if it is
+    # Blobs of the right size that a program wrote into, or that were copied without their time: only reading tells
+    # whether they are right.
     touched: tuple[BlobRecord, ...] = ()
 
 

@@ -53,15 +53,6 @@ class Verifier:
         pace: Called before each read.
         budget: Says which blobs may still be read.
         quick: Read nothing of what has another size.
-
-    Attributes:
-        checked_bytes: Bytes that were read and compared.
-        decoded_bytes: Bytes of encoded blobs that were decoded and compared.
-        good, bad: The copies that were read, by what they turned out to be.
-        missing: Blobs that a checkpoint needs and does not have.
-        away: The checkpoints of which blobs are at a remote alone.
-        locked: The checkpoints that another process had locked for too long, so that they were not looked at.
-        infos: What the manifest of each checkpoint says, and a number made of the blobs that it names.
     """
 
     def __init__(
@@ -73,13 +64,16 @@ class Verifier:
         budget: Budget | None = None,
         quick: bool = False,
     ) -> None:
-        self.checked_bytes = 0
-        self.decoded_bytes = 0
+        self.checked_bytes = 0  # bytes that were read and compared
+        self.decoded_bytes = 0  # bytes of encoded blobs that were decoded and compared
+        # The copies that were read, by what they turned out to be.
         self.good: set[Unit] = set()
         self.bad: set[Unit] = set()
-        self.missing: set[str] = set()
-        self.away: set[CheckpointKey] = set()
+        self.missing: set[str] = set()  # blobs that a checkpoint needs and does not have
+        self.away: set[CheckpointKey] = set()  # the checkpoints of which blobs are at a remote alone
+        # What the manifest of each checkpoint says, and a number made of the blobs that it names.
         self.infos: dict[CheckpointKey, tuple[CheckpointInfo, int]] = {}
+        # The checkpoints that another process had locked for too long, so that they were not looked at.
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
         self._report = report

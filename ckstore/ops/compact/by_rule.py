@@ -19,17 +19,11 @@ if TYPE_CHECKING:
 
 
 class Rule(NamedTuple):
-    """What the settings say.
+    """What the settings say."""
 
-    Attributes:
-        after_s: How old a checkpoint is before it is compacted.
-        share: Of one processor.
-        keep_newest: So many of each run stay plain.
-    """
-
-    after_s: float
-    share: float
-    keep_newest: int
+    after_s: float  # how old a checkpoint is before it is compacted
+    share: float  # of one processor
+    keep_newest: int  # so many of each run stay plain
 
     @property
     def created_before(self) -> datetime:

@@ -18,17 +18,11 @@ PATH_TIMES = 2
 
 
 class Form(NamedTuple):
-    """A plain blob in encoded form.
+    """A plain blob in encoded form."""
 
-    Attributes:
-        nbytes: Size of the plain blob.
-        file: The encoded blob.
-        bases: Digests of the plain blobs that it is decoded with.
-    """
-
-    nbytes: int
-    file: BlobRecord
-    bases: tuple[str, ...]
+    nbytes: int  # size of the plain blob
+    file: BlobRecord  # the encoded blob
+    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
 
 
 class Forms:

@@ -27,21 +27,13 @@ _COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class Segment(NamedTuple):
-    """Bytes of a blob, and the bytes of another blob that say something about them.
+    """Bytes of a blob, and the bytes of another blob that say something about them."""
 
-    Attributes:
-        nbytes: How many.
-        width: Bytes of an element.
-        prediction: What the base says.
-        base: Digest of the plain blob; empty: none.
-        offset: Where in it.
-    """
-
-    nbytes: int
-    width: int
-    prediction: Prediction = "same"
-    base: str = ""
-    offset: int = 0
+    nbytes: int  # how many
+    width: int  # bytes of an element
+    prediction: Prediction = "same"  # what the base says
+    base: str = ""  # digest of the plain blob; empty: none
+    offset: int = 0  # where in it
 
 
 class _Place(NamedTuple):
@@ -132,13 +124,7 @@ class Matcher:
         may_be_base: Whether a blob may be decoded with another one: first the base, then the blob.
     """
 
-    def __init__(
-        self,
-        own: Layout,
-        base: Layout,
-        read: ReadRange,
-        may_be_base: Callable[[str, str], bool],
-    ) -> None:
+    def __init__(self, own: Layout, base: Layout, read: ReadRange, may_be_base: Callable[[str, str], bool]) -> None:
         self._may_be_base = may_be_base
         self._own = own
         self._base = base

@@ -29,14 +29,10 @@ class Encoded:
 
 
 class Settler:
-    """Settles forms, and stages the encoded files.
-
-    Attributes:
-        encoded: What was encoded.
-    """
+    """Settles forms, and stages the encoded files."""
 
     def __init__(self, forms: Forms, orphans: Orphans) -> None:
-        self.encoded = Encoded()
+        self.encoded = Encoded()  # what was encoded
         self._forms = forms
         self._orphans = orphans
 

@@ -46,12 +46,7 @@ _SPARE = 5
 
 
 def plan_retention(
-    context: Context,
-    policy: RetentionPolicy | None,
-    run: str | None = None,
-    *,
-    sure: bool = True,
-    urgent: bool = False,
+    context: Context, policy: RetentionPolicy | None, run: str | None = None, *, sure: bool = True, urgent: bool = False
 ) -> RetentionPlan:
     """Say what a policy keeps and drops now, and why; nothing is changed but rows of the catalog that are wrong.
 

@@ -81,13 +81,7 @@ def load(
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(
-                source,
-                device=device,
-                select=wanted,
-                mmap=mmap,
-                verify=verify,
-                progress=progress,
-                max_bytes=max_bytes,
+                source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress, max_bytes=max_bytes
             )
         manifest = directory.manifest
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):

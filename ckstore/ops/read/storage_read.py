@@ -331,12 +331,7 @@ def read_memories(
 
 
 def read_device_memories(
-    directory: CheckpointDirectory,
-    storages: Iterable[int],
-    device: object,
-    *,
-    verify: bool,
-    tally: Tally | None = None,
+    directory: CheckpointDirectory, storages: Iterable[int], device: object, *, verify: bool, tally: Tally | None = None
 ) -> dict[int, StorageMemory]:
     """Read storages to a device, if `device` is one: large ones of tensors alone, by memory that is pinned once."""
     names = names_of(directory)

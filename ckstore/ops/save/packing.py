@@ -132,20 +132,14 @@ class Packer:
 
 
 class Placed(NamedTuple):
-    """Where small sources are.
+    """Where small sources are."""
 
-    Attributes:
-        keys: The key of each, in order: the digest, or, of further bytes with the same digest, the digest, `KEY_MARK`
-            and a number.
-        places: Where each piece is, by its key.
-        written_bytes: How many bytes of pieces were written.
-        counted: What the catalog said of its checkpoints when it was asked; None: it was not.
-    """
-
+    # The key of each, in order: the digest, or, of further bytes with the same digest, the digest, `KEY_MARK` and a
+    # number.
     keys: list[str]
-    places: dict[str, PieceLocation]
-    written_bytes: int
-    counted: Counted | None
+    places: dict[str, PieceLocation]  # where each piece is, by its key
+    written_bytes: int  # how many bytes of pieces were written
+    counted: Counted | None  # what the catalog said of its checkpoints when it was asked; None: it was not
 
 
 @dataclass(frozen=True, slots=True)

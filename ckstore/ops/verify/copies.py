@@ -43,15 +43,11 @@ Range = tuple[File, int]
 
 @dataclass(slots=True)
 class Wanted:
-    """A blob of which right bytes are needed.
-
-    Attributes:
-        pieces: What checkpoints say is in it.
-    """
+    """A blob of which right bytes are needed."""
 
     digest: str
     nbytes: int
-    pieces: set[Piece] = field(default_factory=set)
+    pieces: set[Piece] = field(default_factory=set)  # what checkpoints say is in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,15 +38,12 @@ _NOWHERE = "no right copy was found"
 
 @dataclass(slots=True)
 class Repaired:
-    """What a repair did.
-
-    Attributes:
-        held: The checkpoints that another process had locked for too long, so that they were passed over.
-    """
+    """What a repair did."""
 
     repaired: list[Repair] = field(default_factory=list)
     unrepaired: list[Unrepaired] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
+    # The checkpoints that another process had locked for too long, so that they were passed over.
     held: dict[CheckpointKey, InUse] = field(default_factory=dict)
 
     def put_aside(self, context: Context, digest: str, names: Iterable[Inside]) -> None:

@@ -33,32 +33,21 @@ PAUSE_S = 0.05
 
 
 class Batch(NamedTuple):
-    """Names that one pruner removes.
+    """Names that one pruner removes."""
 
-    Attributes:
-        names: At most `BATCH_NAMES`.
-        since: When it began, by the server's clock.
-    """
-
-    names: tuple[str, ...]
-    since: str
+    names: tuple[str, ...]  # at most `BATCH_NAMES`
+    since: str  # when it began, by the server's clock
 
 
 @dataclass(slots=True)
 class Condemned:
-    """What the object says.
+    """What the object says."""
 
-    Attributes:
-        condemned: Name of a blob -> since when nothing named it.
-        deleting: Uuid -> a batch that a pruner removes.
-        burnt: Digest -> number of the first name that may be written.
-        change: Drawn for each write. Services mark a version by a hash of its bytes: without it a client that slept
-            would take a later version for the one that it read.
-    """
-
-    condemned: dict[str, str] = field(default_factory=dict)
-    deleting: dict[str, Batch] = field(default_factory=dict)
-    burnt: dict[str, int] = field(default_factory=dict)
+    condemned: dict[str, str] = field(default_factory=dict)  # name of a blob -> since when nothing named it
+    deleting: dict[str, Batch] = field(default_factory=dict)  # uuid -> a batch that a pruner removes
+    burnt: dict[str, int] = field(default_factory=dict)  # digest -> number of the first name that may be written
+    # Drawn for each write. Services mark a version by a hash of its bytes: without it a client that slept would take a
+    # later version for the one that it read.
     change: str = field(default="", compare=False)
 
     def name(self, digest: str) -> BlobName:

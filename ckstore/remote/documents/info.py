@@ -30,20 +30,14 @@ _READINGS = 10
 
 @dataclass(frozen=True, slots=True)
 class RemoteInfo:
-    """What a remote is.
+    """What a remote is."""
 
-    Attributes:
-        uuid: Its own.
-        store: Uuid of the store that made it.
-        hash, chunk_bytes: As of that store.
-        created: UTC, as in a manifest.
-    """
-
-    uuid: str
-    store: str
+    uuid: str  # its own
+    store: str  # uuid of the store that made it
+    # Those of that store.
     hash: str
     chunk_bytes: int
-    created: str
+    created: str  # UTC, as in a manifest
 
     @classmethod
     def of(cls, settings: StoreSettings, created: str) -> RemoteInfo:

@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 
 
 class Attest(Protocol):
-    """Says what a remote has.
+    """Says what a remote has."""
 
-    Attributes:
-        read_back_bytes: Bytes that were read to compare them.
-    """
-
-    read_back_bytes: int
+    read_back_bytes: int  # bytes that were read to compare them
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
         """Return why a remote does not have a checkpoint, one sentence; empty if it has.

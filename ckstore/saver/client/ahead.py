@@ -47,14 +47,10 @@ class _Remembered:
 
 
 class HeadStart:
-    """Copies that were begun. Call `give_up` at the end, whatever happened.
-
-    Attributes:
-        devices: Those that were waited for.
-    """
+    """Copies that were begun. Call `give_up` at the end, whatever happened."""
 
     def __init__(self, pool: SnapshotPool, most: int) -> None:
-        self.devices: Collection[Any] = ()
+        self.devices: Collection[Any] = ()  # those that were waited for
         self._pool = pool
         self._most = most
         self._snapshot: Snapshot | None = None

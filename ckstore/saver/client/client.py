@@ -44,19 +44,14 @@ _COMPILE_S = 60.0
 
 
 class Client:
-    """The background saves of one open store.
-
-    Attributes:
-        path: Directory of the store.
-        on_ended: Called with what was saved, or why not, in the thread that watches the saver.
-    """
+    """The background saves of one open store."""
 
     def __init__(
         self, path: str, catalog_path: str | None, on_ended: Callable[[CheckpointInfo | CkstoreError], None]
     ) -> None:
-        self.path = path
+        self.path = path  # directory of the store
         self.catalog_path = catalog_path
-        self.on_ended = on_ended
+        self.on_ended = on_ended  # called with what was saved, or why not, in the thread that watches the saver
         self._begin()
         _clients.add(self)
 

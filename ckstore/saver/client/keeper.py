@@ -29,16 +29,11 @@ _MOST_GIVEN_UP = 4
 
 
 class SaverKeeper:
-    """The saver of one client. Its methods are called with the lock of the queue, but for those of its thread.
-
-    Attributes:
-        process: The saver that is there; None: none.
-        given_up: Those that were killed and may not have ended.
-    """
+    """The saver of one client. Its methods are called with the lock of the queue, but for those of its thread."""
 
     def __init__(self, path: str, catalog_path: str | None, queue: SaveQueue) -> None:
-        self.process: SaverProcess | None = None
-        self.given_up: list[SaverProcess] = []
+        self.process: SaverProcess | None = None  # the saver that is there; None: none
+        self.given_up: list[SaverProcess] = []  # those that were killed and may not have ended
         self._path = path
         self._catalog_path = catalog_path
         self._queue = queue

@@ -40,11 +40,7 @@ _children_mutex = threading.Lock()
 
 
 class SaverProcess:
-    """One saver, which lives until its socket is closed and its orders are done.
-
-    Attributes:
-        pid: Of the process.
-    """
+    """One saver, which lives until its socket is closed and its orders are done."""
 
     def __init__(self) -> None:
         # Else ended savers stay as zombies until the trainer ends: nothing else waits for them.
@@ -61,7 +57,7 @@ class SaverProcess:
             raise
         finally:
             saver_end.close()
-        self.pid = self._child.pid
+        self.pid = self._child.pid  # of the process
 
     def send(self, message: Message | bytes, descriptors: Sequence[int] = ()) -> bool:
         """Send without waiting; False if it takes no more."""

@@ -79,14 +79,10 @@ class Snapshot:
     """Shared memory for one state. Its pages are there before anything is copied into it, huge ones if possible.
 
     A copy to huge pages takes seven tenths of the time of one to pages of 4 KiB (docs/performance.md).
-
-    Attributes:
-        fd: To be given to the saver.
-        nbytes: Its size.
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = self.size_for(nbytes)
+        self.nbytes = self.size_for(nbytes)  # its size
         self._is_written = False
         self._pinned: Pinned | None = None
         self._copying: Copying | None = None
@@ -94,7 +90,7 @@ class Snapshot:
         # Asked, not tried: in a control group the page that is one too many kills the training.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
             raise self._no_memory(f": it takes {self.nbytes} bytes, and {found}")
-        self.fd = open_memory("ckstore-snapshot")
+        self.fd = open_memory("ckstore-snapshot")  # to be given to the saver
         try:
             os.ftruncate(self.fd, self.nbytes)
             self._memory = map_shared(self.fd, self.nbytes, writable=True)

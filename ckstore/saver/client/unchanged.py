@@ -38,15 +38,11 @@ IN_SAVES = 32
 
 @dataclass(frozen=True, slots=True)
 class UnchangedNames:
-    """What the caller says.
+    """What the caller says."""
 
-    Attributes:
-        selects: Whether the value with a name is unchanged since the save before; None: nothing is said of any.
-        chunk_bytes: Size of the chunks of the store.
-    """
-
+    # Whether the value with a name is unchanged since the save before; None: nothing is said of any.
     selects: Callable[[str], bool] | None
-    chunk_bytes: int
+    chunk_bytes: int  # size of the chunks of the store
 
     def names_in(self, captured: Captured) -> set[str]:
         """Return what it names of a state."""
@@ -63,22 +59,15 @@ class UnchangedNames:
 
 @dataclass(slots=True)
 class Base:
-    """A checkpoint that unchanged tensors can be taken from.
+    """A checkpoint that unchanged tensors can be taken from."""
 
-    Attributes:
-        step, id: Which.
-        leaves: Its leaves, by name.
-        sizes: Of its storages.
-        copied_steps: For each of its storages the step for which it was last copied whole.
-        fingerprints: Of those that were on a device, by their index.
-    """
-
+    # Which checkpoint.
     step: int
     id: str
-    leaves: dict[str, LeafRecord]
-    sizes: tuple[int, ...]
-    copied_steps: tuple[int, ...]
-    fingerprints: Fingerprints
+    leaves: dict[str, LeafRecord]  # its leaves, by name
+    sizes: tuple[int, ...]  # of its storages
+    copied_steps: tuple[int, ...]  # for each of its storages the step for which it was last copied whole
+    fingerprints: Fingerprints  # of those that were on a device, by their index
 
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints
@@ -118,20 +107,14 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """Where a state goes in a snapshot.
+    """Where a state goes in a snapshot."""
 
-    Attributes:
-        places: Of each of its storages.
-        kept: What is taken from an earlier checkpoint; None: nothing is.
-        parts, part_places: What is copied of that, to be compared.
-        nbytes: Size of the snapshot.
-    """
-
-    places: tuple[Place, ...]
-    kept: Kept | None
+    places: tuple[Place, ...]  # of each of its storages
+    kept: Kept | None  # what is taken from an earlier checkpoint; None: nothing is
+    # What is copied of that, to be compared.
     parts: tuple[RangeSource, ...]
     part_places: tuple[Place, ...]
-    nbytes: int
+    nbytes: int  # size of the snapshot
 
 
 @dataclass(slots=True)
