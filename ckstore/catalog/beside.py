@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from ckstore.errors import CatalogProblem, CatalogUnavailable
 from ckstore.fs import files, peek
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _HINTS: dict[CatalogProblem, str] = {
     "missing": "open the store for writing, or run: ckstore reindex",

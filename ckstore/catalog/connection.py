@@ -28,7 +28,9 @@ import sqlite3
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from ckstore.catalog import beside, forms
 from ckstore.catalog.beside import unavailable
@@ -38,10 +40,6 @@ from ckstore.fs import files
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 # A reader has the directories as its second way, and need not wait for long.
 _READ_TIMEOUT_S = 2.0

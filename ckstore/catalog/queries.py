@@ -184,43 +184,13 @@ def infos(
     if published is not None and right:
         stamps = decode_stamps(*[*zip(*right, strict=True)][-5:-1])
         right = [row for row, stamp in zip(right, stamps, strict=True) if published.get((row[1], row[2])) == stamp]
-    found = [
-        CheckpointInfo(
-            id=manifest_id,
-            run=of_run,
-            step=step,
-            sequence=sequence,
-            created=created,
-            logical_bytes=logical_bytes,
-            new_bytes=new_bytes,
-            reused_bytes=reused_bytes,
-            leaf_count=leaf_count,
-            content=content,
-            parent=parent,
-            message=message,
-            metrics=metrics,
-            metadata={} if metadata == "{}" else decoded_metadata(forms.parsed_metadata(metadata)),
-            tags=tuple(tagged.get((of_run, step), ())),
-            durable=durable,
-        )
-        for (
-            manifest_id,
-            of_run,
-            step,
-            sequence,
-            created,
-            logical_bytes,
-            new_bytes,
-            reused_bytes,
-            leaf_count,
-            content,
-            parent,
-            message,
-            _,
-            metadata,
-            *_,
-        ), metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True)
-    ]
+    found = []
+    for row, metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True):
+        text = row[_METRICS + 1]
+        metadata = {} if text == "{}" else decoded_metadata(forms.parsed_metadata(text))
+        # By position: `_INFO_COLUMNS` has the fields in their order, and tags and `durable` are the next two.
+        fields = (*row[:_METRICS], metrics, metadata, tuple(tagged.get((row[1], row[2]), ())), durable)
+        found.append(CheckpointInfo(*fields))
     return Described(found, wrong_count)
 
 

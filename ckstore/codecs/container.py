@@ -5,10 +5,10 @@ Source: docs/format/encoded-1.md, "The container".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckstore.codecs.casts import PREDICTIONS, Prediction, base_bytes, predict, predicted
 from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, Stored, decode, encode, needs_base
@@ -16,9 +16,6 @@ from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.canonical import canonical_text
 from ckstore.model.digest import Buffer, is_digest
 from ckstore.model.document import parse_object
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 MAGIC = b"ckenc-1\n"
 HEAD_BYTES = len(MAGIC) + 4

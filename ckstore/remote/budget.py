@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Six blobs of the default 32 MiB: with four Ceph on the same machine took a third longer, and eight were no faster.
 # 256 MiB for all of a transfer leave room for the rest.

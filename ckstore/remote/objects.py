@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from datetime import datetime
+from datetime import datetime
+from typing import NamedTuple, Protocol
 
 THREADS = 8
 """So many requests are under way at once: each waits most of its time, and eight filled a link when it was measured."""

@@ -11,13 +11,10 @@ import contextlib
 import os
 import select
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Message, decode, encode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Well below the socket's buffer (208 KiB by default), so that a short message finds room.
 _PACKET_BYTES = 32 * 1024

@@ -35,14 +35,10 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
         directory = CheckpointDirectory.locked(path, lock, context.layout.hash_prefix)
-    except OtherHash:  # nothing is wrong with it where it comes from
-        lock.release()
-        raise
-    except DamagedBlob as error:
-        remember(context, lock, [MarkEntry("", (), error.message)])
-        lock.release()
-        raise
-    except BaseException:
+    except BaseException as error:
+        # Nothing is wrong with one of another hash where it comes from.
+        if isinstance(error, DamagedBlob) and not isinstance(error, OtherHash):
+            remember(context, lock, [MarkEntry("", (), error.message)])
         lock.release()
         raise
 

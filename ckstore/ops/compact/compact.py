@@ -30,7 +30,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from ckstore.fs import locks
@@ -133,8 +133,7 @@ class _Compaction:
             self._bases.used(entry.base)
 
     def _skip(self, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
-        why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
-        self.skipped.append(Uncompacted(entry.info, why))
+        self.skipped.append(Uncompacted(entry.info, why_of(error)))
 
     def _forget(self, info: CheckpointInfo, before: set[str]) -> None:
         """Settle the blobs of a checkpoint that stays as it is as they are there: others may have them, too."""

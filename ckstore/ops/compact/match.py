@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.codecs.casts import Prediction, base_bytes, predicted
@@ -98,10 +99,7 @@ class Layout:
         leaf, record = self.leaves.get(storage), self.manifest.storages[storage]
         if leaf is None or leaf.kind != "torch" or leaf.strides is not None or record.tiling is not None:
             return False
-        count = 1
-        for size in leaf.shape:
-            count *= size
-        return not leaf.offset and count * (itemsize(leaf.kind, leaf.dtype) or 0) == record.nbytes
+        return not leaf.offset and prod(leaf.shape) * (itemsize(leaf.kind, leaf.dtype) or 0) == record.nbytes
 
     def width(self, storage: int) -> int:
         """Return the size of what is counted in a storage; 1 where that is not known."""

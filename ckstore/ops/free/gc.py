@@ -27,7 +27,7 @@ from ckstore.fs.inside import NotInStore
 from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention_plan import RetentionPlan
-from ckstore.model.words import counted
+from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
@@ -88,9 +88,8 @@ def prune(
         if not done.dropped:
             raise
         # What was dropped is dropped: an error instead of the report would hide it from the caller.
-        names = ", ".join(info.name for info in done.dropped[:_NAMES_SHOWN])
-        more = f" and {len(done.dropped) - _NAMES_SHOWN} more" if len(done.dropped) > _NAMES_SHOWN else ""
-        warn(f"dropped {names}{more}; the space is not free yet, and the next gc frees it: {error}")
+        names = some_of([info.name for info in done.dropped], _NAMES_SHOWN)
+        warn(f"dropped {names}; the space is not free yet, and the next gc frees it: {error}")
         report = GcReport(trash_left=tuple(trash.due(context.layout)), waiting=waiting(context))
     return replace(report, retention=done)
 

@@ -15,6 +15,7 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
+from ckstore.model.words import some_of
 from ckstore.objects import reserve, trash
 from ckstore.ops import fetched
 from ckstore.ops.config_file import KEEP_LOCAL, MAKE_ROOM, MIRROR, UNDO_BY_HAND_S, policy_of, setting_of
@@ -72,12 +73,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         collect(context)
     if not dropped:
         return evicted
-    return (*evicted, f"dropped {_some(dropped)} to make room for this save")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+    return (*evicted, f"dropped {some_of(dropped, _SHOWN)} to make room for this save")
 
 
 def _let_go(context: Context, policy: RetentionPolicy | None, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
@@ -104,7 +100,7 @@ def _let_go(context: Context, policy: RetentionPolicy | None, new: Amount, claim
     collect(context)
     if not report.evicted:
         return ()
-    evicted = _some([info.name for info in report.evicted])
+    evicted = some_of([info.name for info in report.evicted], _SHOWN)
     return (f"let go of the bytes of {evicted}, which {mirror} has, to make room for this save",)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, RemoteError
 from ckstore.model.seal import Document, read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 D = TypeVar("D", bound=Document)
 
