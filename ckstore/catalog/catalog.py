@@ -71,19 +71,11 @@ class Catalog:
         readings: Mapping[str, tuple[int, int]] | None = None,
         durable: bool = True,
     ) -> None:
-        """Make the rows of some checkpoints equal to their directories, all of them or none.
+        """Make the rows of some checkpoints (run, step) equal to their directories, all or none; often, late or never.
 
-        Called twice, late, or never, it does no harm.
-
-        Args:
-            targets: (run, step) of each.
-            look: Reads one directory; None: no complete checkpoint is there. It is called inside
-                the transaction, so that of two callers the one who looked last writes last. It must
-                not use the catalog. Its errors end the transaction and pass on.
-            timeout_s: For the locks; what `look` takes comes on top.
-            tags: Reads all tags; called inside the transaction too. None: leave them.
-            readings: As `record_readings` takes them.
-            durable: Wait until the disk has it. Without, a power cut may undo it.
+        `look` reads one directory (None: no complete checkpoint is there); it and `tags`, which reads all tags, are
+        called inside the transaction, must not use the catalog, and may end it by an error. The time that `look` takes
+        comes on top of `timeout_s`. Without `durable` a power cut may undo it.
         """
         from ckstore.catalog import rows
 
@@ -108,10 +100,7 @@ class Catalog:
             rows.set_readings(connection, readings)
 
     def replace_tags(self, tags: Tags | Callable[[], Tags], *, timeout_s: float) -> None:
-        """Make the tags equal to `tags`, or to what it gives when called inside the transaction.
-
-        A mapping that the catalog has already takes no lock.
-        """
+        """Make the tags equal to `tags`, or to what it gives when called inside the transaction."""
         from ckstore.catalog import rows
 
         # Most saves change no tag, and then no lock is taken and nothing is synced.
@@ -242,16 +231,8 @@ class Catalog:
     ) -> tuple[list[CheckpointInfo], set[tuple[str, int]], int]:
         """Return the checkpoints whose directories have the stamps that are known here, and the other places.
 
-        Args:
-            published: (run, step) -> stamp of what is there.
-            run: That all of them belong to; None: to any.
-            newest: Only so many of the checkpoints, the last by the order of commits.
-            seek: They are few of the run: look each of them up, and list no others.
-            durable: As the caller knows.
-
-        Returns:
-            The checkpoints, in no order, the places of which the catalog does not know the directory, and how many
-            rows were met that are not as they were written.
+        With `newest` only so many, the last by the order of commits. `seek`: they are few of the run, so each is looked
+        up. The third is how many rows were met that are not as they were written.
         """
         with reading(self.path) as connection:
             unknown, places, wrong_count = set(published), [*published] if seek else None, 0
@@ -281,21 +262,15 @@ class Catalog:
         return upkeep.create_or_migrate(self.path, self.store, timeout_s=timeout_s)
 
     def set_aside(self, *, timeout_s: float) -> Path | None:
-        """Rename a damaged catalog to ``catalog.db.damaged-N``; return that path.
-
-        None: there is no catalog, or it is well; another process may have been faster. The three
-        newest of them are kept.
-        """
+        """Rename a damaged catalog to ``catalog.db.damaged-N`` and return that path; None: it is well, or not there."""
         from ckstore.catalog import upkeep
 
         return upkeep.set_aside(self.path, timeout_s=timeout_s)
 
     def replace(self, *, timeout_s: float) -> Path | None:
-        """Put an empty catalog in the place of what is there; return its new path, ``catalog.db.old-N``.
-
-        None: there was none. The three newest of them are kept. No process writes to the old one any
-        more: a writer opens the catalog by its name, under the lock that is held meanwhile.
-        """
+        """Put an empty catalog in the place of what is there; return the new path of that, ``catalog.db.old-N``."""
+        # None: nothing was there. No process writes to the old one any more: a writer opens the catalog by its name,
+        # under the lock that is held meanwhile.
         from ckstore.catalog import upkeep
 
         return upkeep.replace(self.path, self.store, timeout_s=timeout_s)

@@ -163,11 +163,9 @@ def infos(
     published: Mapping[CheckpointKey, Stamp | None] | None = None,
     durable: bool = True,
 ) -> Described:
-    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order.
-
-    Rows that are not as they were written are left out, as are, if `published` is given, those of directories that do
-    not have the stamp there.
-    """
+    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order."""
+    # Without rows that are not as they were written, and those of directories that do not have the stamp in
+    # `published`.
     connection.text_factory = decode_text
     tagged: dict[CheckpointKey, list[str]] = {}
     for name, target in sorted(tags(connection).items()):

@@ -107,10 +107,8 @@ def _refuse_newer(path: Path) -> None:
 
 
 def problems(path: Path, *, thorough: bool = False) -> list[str]:
-    """Return what is wrong with the catalog, one sentence each; nothing if it is well.
-
-    `thorough` compares the indexes with their tables, and looks at the form of every row.
-    """
+    """Return what is wrong with the catalog, one sentence each; nothing if it is well."""
+    # `thorough` compares the indexes with their tables, and looks at the form of every row.
     try:
         with connections.reading(path) as connection:
             test = "integrity_check" if thorough else "quick_check"

@@ -54,11 +54,9 @@ class How:
 def check_blob(
     directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True
 ) -> Checked:
-    """Check a blob of an open checkpoint.
-
-    The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
-    right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
-    """
+    """Check a blob of an open checkpoint."""
+    # The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
+    # right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
     pieces = list(pieces)
     try:
         place = directory.blobs.inside / blob.digest

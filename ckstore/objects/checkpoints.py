@@ -257,10 +257,8 @@ class CheckpointDirectory:
         return self._blobs
 
     def open_blob(self, blob: BlobRecord, what: str, *, whole: bool = False) -> int:
-        """Return a descriptor of one of its blobs for reading, which the caller closes.
-
-        With `whole` it is one that has its size: a mapping beyond the end would kill the process.
-        """
+        """Return a descriptor of one of its blobs for reading, which the caller closes."""
+        # With `whole` it is one that has its size: a mapping beyond the end would kill the process.
         # A closed descriptor number may belong to another file of the program by now.
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"

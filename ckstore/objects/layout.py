@@ -96,10 +96,8 @@ class Layout:
         return self.checkpoints / run / str(step)
 
     def published(self, run: str | None = None) -> Iterator[tuple[str, int, int]]:
-        """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order.
-
-        Those that this user may not look into are passed over.
-        """
+        """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order."""
+        # Those that this user may not look into are passed over.
         for name in self.runs() if run is None else [run]:
             steps = self.steps(name)
             # Asked of the whole run at once: one descriptor, and one call a checkpoint.
@@ -134,10 +132,8 @@ class Layout:
         return said
 
     def places(self) -> Iterator[tuple[Inside, Inside]]:
-        """Yield every directory that is a checkpoint by its name, and again through its run, which stays open.
-
-        The second place counts until the next is asked for.
-        """
+        """Yield every directory that is a checkpoint by its name, and again through its run, which stays open."""
+        # The second place counts until the next is asked for.
         return through_parents((place, place) for place in (self.checkpoint(run, n) for run, n, _ in self.published()))
 
     def steps(self, run: str) -> dict[str, int]:
@@ -227,10 +223,7 @@ class Layout:
 
 
 class OpenRuns:
-    """Looks into the directories of many checkpoints, once into each, and keeps those of their runs open.
-
-    A context manager.
-    """
+    """Looks into the directories of many checkpoints, once into each, with their runs kept open; a context manager."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

@@ -41,11 +41,8 @@ def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
 class PieceReader:
     """Reads pieces of an open checkpoint, one after another; a context manager. Not for several threads.
 
-    Args:
-        directory: The checkpoint.
-        verify: Compare each piece with its digest.
-        open_blobs: How many blobs stay open: small pieces lie together in one.
-        before_each: Called before each MiB; what it raises ends the reading.
+    `open_blobs` is how many blobs stay open: small pieces lie together in one. `before_each` is called before each MiB,
+    and what it raises ends the reading.
     """
 
     def __init__(

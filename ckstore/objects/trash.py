@@ -35,10 +35,8 @@ RELINKING = "relink"
 def move_to_trash(
     layout: Layout, path: Inside, lock: locks.DirectoryLock | None = None, *, undo_s: float = 0
 ) -> Inside:
-    """Rename the directory `path` into ``trash/``; return where it is now. It waits there for `undo_s`.
-
-    It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
-    """
+    """Rename the directory `path` into ``trash/``; return where it is now. It waits there for `undo_s`."""
+    # It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
     # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
     target = free_name(layout.trash, name)

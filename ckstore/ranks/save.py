@@ -62,11 +62,8 @@ def commit_files(
 def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], timeout_s: float) -> CheckpointInfo:
     """Save what `prepare` gives as the part of one rank; return the checkpoint of all, once it is published.
 
-    What `prepare` raises is told to the other ranks, too. It is called in this thread: the state is the caller's.
-
-    Raises:
-        RankFailed: A rank failed, or the disk did not answer it. After all of these nothing was published.
-        UnknownOutcome: The disk stopped answering when the others, or this rank, could publish.
+    What `prepare` raises is told to the other ranks, too. It is called in this thread: the state is the caller's. After
+    `RankFailed` nothing was published; `UnknownOutcome`: the disk stopped answering when a rank could publish.
     """
     tell_not_durable(
         context.not_durable_because, context.settings

@@ -109,13 +109,8 @@ class RankWork:
     def run(self, work: Callable[[], R], unwanted: Callable[[R], object] = lambda _: None) -> R:
         """Do the work; return what it returns, or what was decided, or raise why it failed.
 
-        Args:
-            work: What is done.
-            unwanted: Is given what it returns after all, when the caller has given up.
-
-        Raises:
-            RankFailed: The disk did not answer until the deadline; nothing was published.
-            UnknownOutcome: The same, and the others, or this rank, may have published.
+        `unwanted` is given what it returns after all, when the caller has given up. After `RankFailed` nothing was
+        published, after `UnknownOutcome` a rank may have.
         """
         if self.timeout_s == math.inf:
             return work()

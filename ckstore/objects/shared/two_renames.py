@@ -41,11 +41,8 @@ def replace(
     """Put the sealed checkpoint `new` in the place of another one; return where that is now, in ``staging/``.
 
     The caller holds `lock`, the exclusive one of the run, has `new` `opened`, and makes the parents durable afterwards.
-
-    Raises:
-        FileNotFoundError: There is no other one, or no new one.
-        InUse: The lock was lost while ``staging/`` was made durable; the old one is in its place.
-        UnknownOutcome: It stopped in the gap, or going back may not be durable; `complete` fills the gap.
+    With `InUse` the lock was lost, and the old one is in its place. `UnknownOutcome`: it stopped in the gap, or going
+    back may not be durable; `complete` fills the gap.
     """
     target = layout.checkpoint(*key)
     # Twelve digits of the new one's name: the process that finds it knows which staging was to follow.

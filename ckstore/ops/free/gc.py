@@ -113,13 +113,10 @@ def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge:
 def collect(context: Context, *, settle: bool = True, exclusive: bool = False, purge: bool = False) -> GcReport:
     """Free what can be freed now, and say what could not be and why.
 
-    Args:
-        context: The store.
-        settle: Foresee what comes of the plan, wait a moment for the filesystem to count what was freed as free, and
-            where the catalog is this user's alone, look at what others did. False: as after each save, so that the
-            report has only what was done.
-        exclusive: No other host is at work, so nothing waits for the grace; where there can be none it does not matter.
-        purge: Free what waits to be brought back, too.
+    With `settle` it is foreseen what comes of the plan, the filesystem has a moment to count what was freed as free,
+    and where the catalog is this user's alone, it looks at what others did; after a save the report has only what was
+    done. `exclusive`: no other host is at work, so nothing waits for the grace. `purge`: what could be brought back
+    goes, too.
     """
     context.check_writable()
     try:

@@ -38,14 +38,9 @@ _SHOWN = 5
 
 
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
-    """Free what a save lacks, by the mirror and the policy of the store for that; on a shared filesystem drop nothing.
-
-    To drop checkpoints with the blobs that it has `claimed` would not free those. Returned is what was done, a sentence
-    each.
-
-    Raises:
-        CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.
-    """
+    """Free what a save lacks, by the mirror and the policy for that; on a shared filesystem drop nothing."""
+    # Returns what was done, a sentence each. To drop checkpoints with the blobs that the save has `claimed` would not
+    # free those.
     # What was fetched can be fetched again.
     fetched.clear(context.layout)
     # Then what was dropped before: to be able to bring it back is worth less than this save, and than what is there.

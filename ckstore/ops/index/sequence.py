@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 
 def next_sequence(context: Context, counted: Counted | None = None) -> int:
-    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not.
-
-    `counted`: what the catalog said when this save asked it for pieces.
-    """
+    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
+    # `counted`: what the catalog said when this save asked it for pieces.
     runs = context.known.directories.look(context.layout)
     known = _Known(context)
     known.look(*_asked(context, runs, context.known.greatest_sequence.value, counted))

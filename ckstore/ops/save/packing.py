@@ -264,10 +264,8 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, PieceLocation], Counted | None]:
-    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
-
-    The second is what the catalog said of its checkpoints; None: it was not asked.
-    """
+    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be."""
+    # The second is what the catalog said of its checkpoints; None: it was not asked.
     # The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
     found = {digest: place for digest in sizes if (place := context.known.pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()

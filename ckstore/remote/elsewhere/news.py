@@ -19,14 +19,7 @@ POLL_S = 5.0
 
 
 class News:
-    """Lists in a store what a remote has of a run; asking costs one listing when nothing is new.
-
-    Args:
-        context: The store.
-        remote: Its name, or another store's directory.
-        run: None: all runs.
-        poll_s: Ask at most so often.
-    """
+    """Lists in a store what a remote has of a run, or of all; asking costs one listing, each `poll_s` at most."""
 
     def __init__(self, context: Context, remote: RemoteLike, run: str | None, poll_s: float) -> None:
         context.check_writable()

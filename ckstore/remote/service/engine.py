@@ -46,12 +46,7 @@ _memory: dict[str, Any] = {}
 
 
 class ServiceObjects:
-    """Objects of one target; see `Objects`. Threads may share it; a forked child may not use it.
-
-    Args:
-        target: A URL.
-        abilities: What a probe saw; None: the service is taken to do what S3 documents.
-    """
+    """Objects of one target; see `Objects`. Threads may share it; a forked child may not use it."""
 
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         check_process()

@@ -52,10 +52,8 @@ def _grain(nbytes: int) -> int:
 def places_of(
     sources: Sequence[ByteSource], kept: Iterable[int] = (), first: Iterable[int] = ()
 ) -> tuple[tuple[Place, ...], int]:
-    """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is.
-
-    Those that are `first` lie at its beginning, in that order.
-    """
+    """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is."""
+    # Those that are `first` lie at its beginning, in that order.
     offsets = dict.fromkeys(kept, -1)
     end = 0
 

@@ -171,17 +171,10 @@ class Bases:
         fingerprints: Fingerprints = NO_FINGERPRINTS,
         first: Sequence[int] = (),
     ) -> SnapshotPlan:
-        """Say where a state goes.
+        """Say where a state goes, by the caller's word of what is unchanged, and which `names` of the state that means.
 
-        Args:
-            captured: The state.
-            order: What is asked for.
-            unchanged: What the caller says is unchanged.
-            names: What that names of the state.
-            last_parents: What each run was last saved to, or loaded from, by whatever call: if that is not the base,
-                the caller means another checkpoint.
-            fingerprints: Of its storages on devices.
-            first: Storages that are copied whatever is kept, and to where.
+        If a run was last saved to, or loaded from, by another call than its base, as `last_parents` says, the caller
+        means another checkpoint. `first` are storages that are copied whatever is kept, and to where.
         """
         base = self._bases.get(order.run)
         if (
