@@ -184,6 +184,16 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
+        "fsync of the directory before what its document names no more goes",
+        "leftovers-of-a-name-not-durable",
+        "put_leftovers_away",
+        "            files.sync_open_directory(lock.fd)\n            for name in _leftovers_in(path):\n",
+        "            for name in _leftovers_in(path):\n",
+        law("repair_across_forms"),
+        "N1 (",
+        failing_sync=22,
+    ),
+    Mutant(
         "fsync of refs/ by a save that sets a tag",
         "saved-tag-not-synced",
         "write_tag",

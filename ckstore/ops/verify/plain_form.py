@@ -132,6 +132,8 @@ def put_leftovers_away(context: Context, staging: Staging) -> None:
         if lock is None:  # the next repair does it
             continue
         with lock:
+            # Who wrote the document may have died, or failed, before its fsync: the one before names what goes here.
+            files.sync_open_directory(lock.fd)
             for name in _leftovers_in(path):
                 if name.name == PLAIN:  # by it the next repair finds the others, so they are gone for certain
                     files.sync_directory(path / BLOBS)
