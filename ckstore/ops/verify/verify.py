@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _ROUND_BYTES = 256 * 2**20
 # A verification of hours that is killed loses a minute of its notes.
 _FLUSH_S = 60.0
-"""Run and step."""
 
 
 @dataclass(frozen=True, slots=True)
