@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ckstore.catalog import forms
 from ckstore.model.canonical import encode_metric
-from ckstore.model.manifest.info import Stamp
+from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
 
 
 class Listing(NamedTuple):

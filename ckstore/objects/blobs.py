@@ -6,14 +6,11 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
 
 from ckstore.fs import direct, files, peek
+from ckstore.fs.inside import Inside, Where
 from ckstore.fs.peek import at
 from ckstore.model.digest import algorithm_of
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside, Where
 
 _READ_BYTES = 4 * 2**20
 # Any time but the fixed one would do: no save relies on a blob that has another.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.names import CheckpointKey
 
 # A process that holds it for longer is taking the checkpoint apart; a save must not wait for that.
 WAIT_S = 2.0

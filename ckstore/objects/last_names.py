@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from ckstore.fs import holders, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.reports.held import HeldBlob
 from ckstore.objects.layout import BLOBS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.fs.inside import Inside
 
 _BLIND = "without /proc, gc cannot see which process has it open"
 _CANNOT_ASK = "the kernel does not say here which process has it open"

@@ -11,23 +11,18 @@ leaves every name with one of its files: the process that sweeps the directory f
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob, InUse, UnsafePlace
 from ckstore.fs import files, links, peek
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents import marks
-from ckstore.objects.layout import BLOBS
-
-if TYPE_CHECKING:
-    import os
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import BLOBS, Layout
 
 Inode = tuple[int, int]
 # Each try loses only if gc takes the canonical name, or a save makes one, in the same moment.

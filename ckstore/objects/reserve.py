@@ -10,16 +10,12 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ckstore.fs import files, links, peek
+from ckstore.objects.layout import Layout
 from ckstore.objects.trash import names_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.objects.layout import Layout
 
 # docs/format/v1.md, "reserve/".
 LEAST_BYTES = 2**20

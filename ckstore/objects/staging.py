@@ -12,22 +12,18 @@ import itertools
 import os
 import threading
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.direct import check_on_disk
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.objects import blobs
 from ckstore.objects.documents import marks
 from ckstore.objects.heal import Given, relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from ckstore.fs.inside import Inside
 
 # Each try loses only if gc frees the canonical name in the same moment.
 _OFFER_TRIES = 20

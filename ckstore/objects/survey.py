@@ -9,18 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.doctor.contents import Leftover
 from ckstore.objects import trash
 from ckstore.objects.documents import marks
-from ckstore.objects.layout import BLOBS, MANIFEST
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 
 @dataclass(slots=True)

@@ -7,15 +7,11 @@ both a rank says the same: ``rank`` when it has come, ``part`` when its part is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
-from ckstore.ranks.who import named, what_became_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ckstore.ranks.who import Document, Who
+from ckstore.ranks.who import Document, Who, named, what_became_of
 
 _MEANT = ("run", "step", "store", "hash", "chunk_bytes")
 """What a rank means to save, and where: all ranks must say the same."""

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, DamagedBlob, MissingRanks, RankFailed, RankMismatch
 from ckstore.fs import peek
 from ckstore.model.digest import short_id
+from ckstore.model.manifest.info import CheckpointInfo, Published
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.saver.messages import info_json
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.ranks.by_files import elsewhere
+from ckstore.objects.layout import Layout
+from ckstore.ranks.by_files import FilesMeeting, elsewhere
 from ckstore.ranks.meeting import failed_on_all
-from ckstore.ranks.who import named
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.manifest.info import CheckpointInfo, Published
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.objects.layout import Layout
-    from ckstore.ranks.by_files import FilesMeeting
-    from ckstore.ranks.who import Document, Who
+from ckstore.ranks.who import Document, Who, named
 
 
 def published(info: CheckpointInfo) -> Document:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from ckstore.ops.call_threads import for_each
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.objects import THREADS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ckstore.remote.objects import Listed, Objects
+from ckstore.remote.objects import THREADS, Listed, Objects
 
 # Asking for so many names costs about as much as a page of a listing.
 PAGE_ASKS = 12

@@ -9,19 +9,15 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ckstore.codecs import container
+from ckstore.codecs.container import Header, Tiles
 from ckstore.codecs.tiles import Stored, decode, needs_base
 from ckstore.errors import DamagedBlob, RemoteError
-from ckstore.model.digest import algorithm_of
+from ckstore.model.digest import Buffer, algorithm_of
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
+from ckstore.model.manifest.stored import EncodedBlob, Encoding, OldPiece
 from ckstore.remote import keys
-
-if TYPE_CHECKING:
-    from ckstore.codecs.container import Header, Tiles
-    from ckstore.model.digest import Buffer
-    from ckstore.model.manifest.stored import EncodedBlob, Encoding, OldPiece
 
 ReadFile = Callable[[str, int, memoryview], bool]
 """Fills memory with bytes of a file of the remote: its digest, the first byte; False if it is missing."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, CkstoreError, NoSuchRef, RemoteError
 from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
@@ -12,14 +12,9 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
 from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS
-from ckstore.remote.source import Removed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ckstore.remote.keys import Place
-    from ckstore.remote.source import Source
+from ckstore.remote.source import Removed, Source
 
 
 def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:

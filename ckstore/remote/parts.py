@@ -7,24 +7,20 @@ nothing that the others saw. Source: docs/format/remote-v1.md, "Parts of several
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreError, UnknownOutcome
 from ckstore.model.checkpoint.elsewhere import Holder
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.ops.context import Context
 from ckstore.remote.documents.info import check_takes
 from ckstore.remote.elsewhere.clone import list_remote
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import Push, end_intents
+from ckstore.remote.push import Manner, Push, end_intents
 from ckstore.remote.push_plan import There
 from ckstore.remote.reach import reach
 from ckstore.remote.source import ObjectSource
-
-if TYPE_CHECKING:
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.context import Context
-    from ckstore.remote.push import Manner
 
 
 def common_remote(context: Context) -> tuple[Remote, Holder]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files
+from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
+from ckstore.objects.layout import Layout
+from ckstore.ops.context import Context
 from ckstore.ops.open.opening import open_context
 from ckstore.remote.decode import Near, nothing_near
 from ckstore.remote.documents.info import check_uuid_is, read_info
@@ -18,11 +20,6 @@ from ckstore.remote.other_store import StoreSource
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.entries import check_takes_pushes, entry_named, open_objects
 from ckstore.remote.source import ObjectSource, Source
-
-if TYPE_CHECKING:
-    from ckstore.model.digest import Buffer
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
 
 
 @dataclass(frozen=True, slots=True)

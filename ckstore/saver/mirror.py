@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
+from ckstore.fs.locks import DirectoryLock
 from ckstore.ops.config_file import MIRROR, setting_or_none
+from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.saver.client.process import reap, start
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ckstore.fs.locks import DirectoryLock
-    from ckstore.ops.context import Context
 
 ENTRY = "ckstore.saver.server.mirror"
 PROBLEM = "mirror"

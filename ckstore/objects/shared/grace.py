@@ -11,15 +11,11 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.fs import links, peek, statx
+from ckstore.fs.inside import Inside
 from ckstore.fs.peek import open_at
-from ckstore.objects.layout import BLOBS
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import BLOBS, Layout
 
 _SECOND_NS = 10**9
 

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, UnknownOutcome
-from ckstore.model.reports.compaction import Compacted, CompactionPlan, CompactionReport, Uncompacted
+from ckstore.fs import locks
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import Manifest
+from ckstore.model.manifest.stored import Encoding
+from ckstore.model.reports.compaction import Compacted, CompactionEntry, CompactionPlan, CompactionReport, Uncompacted
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import is_encoded
 from ckstore.objects.staging import Staging
@@ -24,24 +29,15 @@ from ckstore.ops.compact.encode import BlobSource
 from ckstore.ops.compact.forms import Forms
 from ckstore.ops.compact.orphans import Orphans
 from ckstore.ops.compact.plan import opened
-from ckstore.ops.compact.settle import Settler
+from ckstore.ops.compact.settle import Encoded, Settler
 from ckstore.ops.compact.shares import Owners, own_blobs
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import why_of
-
-if TYPE_CHECKING:
-    from ckstore.fs import locks
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.model.reports.compaction import CompactionEntry
-    from ckstore.ops.compact.settle import Encoded
-    from ckstore.ops.context import Context
-    from ckstore.ops.pace import Share
+from ckstore.ops.pace import Share
 
 _CATALOG_TIMEOUT_S = 5.0
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ckstore.model.manifest.encoding import PATH_MOST
-from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import EncodedBlob, Encoding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.model.manifest.manifest import Manifest
 
 # A load reads and decodes the whole path: with more than this a dense tensor takes longer than it saves.
 PATH_TIMES = 2

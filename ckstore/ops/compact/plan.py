@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import peek
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -14,17 +17,10 @@ from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
 from ckstore.ops.compact.orphans import Orphans
 from ckstore.ops.compact.shares import own_blobs
-from ckstore.ops.refs.find import find
+from ckstore.ops.context import Context
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.names import CheckpointKey
-    from ckstore.ops.context import Context
-    from ckstore.ops.refs.find import AnyRef
 
 KEEP_NEWEST = 3
 """A resume, a rollout worker and an evaluation read the newest ones."""

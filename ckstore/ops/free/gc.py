@@ -18,21 +18,25 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
-from ckstore.model.reports.gc_report import GcReport
+from ckstore.model.names import CheckpointKey
+from ckstore.model.reports.gc_report import GcPlan, GcReport
 from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
+from ckstore.objects.shared.grace import Grace
 from ckstore.ops import events, fetched
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.gc_plan import differences, linked_elsewhere, plan_gc
 from ckstore.ops.free.waiting import waiting
@@ -42,15 +46,6 @@ from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
 from ckstore.ops.refs.listing import fill_dead
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from ckstore.model.names import CheckpointKey
-    from ckstore.model.reports.gc_report import GcPlan
-    from ckstore.model.settings.retention import RetentionPolicy
-    from ckstore.objects.shared.grace import Grace
-    from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
@@ -19,15 +19,12 @@ from ckstore.model.words import some_of
 from ckstore.objects import reserve, trash
 from ckstore.ops import fetched
 from ckstore.ops.config_file import KEEP_LOCAL, MAKE_ROOM, MIRROR, UNDO_BY_HAND_S, policy_of, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
 from ckstore.ops.free.retain import carry_out, plan_local, plan_retention
 from ckstore.ops.mirrored import behind
 from ckstore.ops.refs.listing import infos
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
 
 _KEEP_LAST = (10, 3, 1)
 """What the advice plays through, the gentlest first."""

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.fs.held import through_parents
 from ckstore.model.best import metrics_there
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
-from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Candidate, RetentionPlan, plan
+from ckstore.model.settings.retention import Budget, RetentionPolicy
+from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import rules_of
-from ckstore.ops.context import annotation_problem
+from ckstore.ops.context import Context, annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.still_needed import with_needed_bytes
 from ckstore.ops.index.facts import sure as as_in_manifest
@@ -30,14 +31,6 @@ from ckstore.ops.mirrored import behind, not_yet, spared
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import in_order, infos, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.settings.retention import Budget
-    from ckstore.model.settings.retention_plan import PlanEntry
-    from ckstore.ops.context import Context
 
 # Who has it alone is dropping it, which takes a moment; then the next newest is held instead.
 _GUARD_TIMEOUT_S = 1.0

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from ckstore.fs import peek
 from ckstore.model.reports.metrics import Metric, openmetrics
 from ckstore.model.times import time_of_text
+from ckstore.ops.context import Context
 from ckstore.ops.mirrored import status_of
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.metrics import write_text
 from ckstore.ops.report.usage import usage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ckstore.ops.context import Context
 
 
 def metrics(context: Context, path: Path | None) -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.fs import files
+from ckstore.fs.inside import Where
 from ckstore.model.digest import algorithm_of
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import Decoder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.fs.inside import Where
 
 
 def decoded(directories: Iterable[Where], digest: str, nbytes: int) -> tuple[bytearray, Where] | None:

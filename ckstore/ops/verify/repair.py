@@ -9,28 +9,24 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import DamagedBlob, InUse
 from ckstore.fs import peek
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.quarantine import put_aside
 from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
 from ckstore.ops.verify.manifests import repair_manifest
 from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.ops.context import Context
 
 _FRESH = ".plain-new"
 _NOWHERE = "no right copy was found"

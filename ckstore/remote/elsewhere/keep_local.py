@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.evict_report import EvictReport
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free.retain import plan_local
 from ckstore.remote.elsewhere.evict import evict
 from ckstore.remote.reach import reach
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
 
 
 def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:

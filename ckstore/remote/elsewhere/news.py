@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from ckstore.errors import RemoteUnavailable
+from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.remote.elsewhere.clone import list_remote
+from ckstore.remote.keys import Place
 from ckstore.remote.reach import RemoteLike, reach, source_of
-
-if TYPE_CHECKING:
-    from ckstore.ops.context import Context
-    from ckstore.remote.keys import Place
 
 POLL_S = 5.0
 """So often a remote is asked: an evaluation takes longer, and twelve requests a minute cost next to nothing."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteError
+from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.stored import OldPiece
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.ops.context import Context
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
 from ckstore.remote.reach import near, reach, source_of, uuid_of
-
-if TYPE_CHECKING:
-    from ckstore.model.checkpoint.elsewhere import Holder
-    from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.model.manifest.stored import OldPiece
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
-    from ckstore.remote.source import Source
+from ckstore.remote.source import Source
 
 
 class Through:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from ckstore.errors import BadInput
 from ckstore.model.document import refuse
 from ckstore.model.names import expanded
-
-if TYPE_CHECKING:
-    import os
 
 Kind = Literal["store", "url"]
 """A directory that holds a store, or a prefix of object storage."""

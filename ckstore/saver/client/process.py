@@ -9,17 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
 from ckstore.fs.memory_file import open_memory
+from ckstore.model.saver.messages import Message
 from ckstore.saver import wire
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.saver.messages import Message
 
 ENTRY = "ckstore.saver.server.main"
 MARK = "ckstore-saver"

@@ -8,24 +8,17 @@ what is kept each save copies a share, so that the saver compares its digests: s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.captured import RangeSource
-from ckstore.model.saver.messages import Kept, Place, Sample
+from ckstore.model.manifest.captured import Captured, RangeSource
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.model.saver.messages import Kept, Order, Place, Sample
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.saver.client.snapshot import aligned, places_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ckstore.model.manifest.captured import Captured
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.model.saver.messages import Order
 
 Fingerprints = Mapping[int, bytes]
 """Storage of a state -> what tells on its device whether it changed (`tensors/device/fingerprint`)."""
