@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.metrics import Metric
 from ckstore.model.times import time_of_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.model.manifest.info import CheckpointInfo
 
 _mutex = threading.RLock()  # a signal handler may come while this thread holds it
 

@@ -7,29 +7,25 @@ says that nothing is mirrored, and more is kept.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
+from ckstore.fs.inside import Inside
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.retention_plan import Candidate, plan
 from ckstore.model.times import time_of_text
 from ckstore.objects.documents import atomic_file
+from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context
 
 FOLDER, FILE = "remotes", ".mirror.json"  # no remote can have a name that begins with a point
 _FORMAT = "ckstore-mirrored"

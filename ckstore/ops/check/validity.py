@@ -6,21 +6,17 @@ That is a cheap look: the manifest is read, no data is. Reads and verifications 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.objects.checkpoints import judge_blobs, manifest_in
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import MANIFEST, MARK
-from ckstore.ops.manifest_cache import file_stamp
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
-    from ckstore.ops.manifest_cache import ManifestCache
+from ckstore.ops.context import Context
+from ckstore.ops.manifest_cache import ManifestCache, file_stamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,16 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob, InUse, OtherHash
 from ckstore.fs import buffers, locks, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import MarkEntry
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.manifest import BlobRecord, Manifest
+from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.verify_report import Damage
 from ckstore.objects import blobs
@@ -28,13 +30,8 @@ from ckstore.objects.documents import marks
 from ckstore.objects.pieces import extents_of, why_not_right
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.check.marking import remember_damage
+from ckstore.ops.context import Context
 from ckstore.ops.pace import Budget
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.ops.context import Context
 
 # Results are taken in between, so that progress is shown and memory stays small.
 _BATCH = 256

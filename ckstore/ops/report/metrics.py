@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from ckstore.errors import BadInput
 from ckstore.model.reports.metrics import openmetrics
+from ckstore.ops.context import Context
 from ckstore.ops.os_errors import describe_os_error
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from ckstore.ops.context import Context
 
 _MODE = 0o644
 
