@@ -69,9 +69,8 @@ class Relinker:
             if not changed:
                 return
             with marks.kept_unless_durable(directory.lock):
-                files.sync_directory(
-                    directory.lock.inside / BLOBS
-                )  # before the old files go, and the new parent first (rule F)
+                # Before the old files go, and the new parent first (rule F).
+                files.sync_directory(directory.lock.inside / BLOBS)
                 files.sync_directory(self._staging)
             if marks.identity(directory.lock.fd):
                 for digest in changed:
