@@ -182,15 +182,15 @@ class _Running:
 def _compare_at_once(
     file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: How
 ) -> dict[Piece, str]:
-    """Return what is wrong with the blob, and with the pieces as far as it could be read, reading it once."""
+    """Return what is wrong with a run of bytes, and with the pieces in it as far as it could be read, once."""
     # The last piece first, so that the next one to begin is taken from the end of the list.
     waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
     open_now = [_Running(everything)]
     known: dict[Piece, str] = {}
-    at = 0
-    while at < everything[2]:
+    at, stop = everything[1], everything[1] + everything[2]
+    while at < stop:
         try:
-            data = _read(file, at, everything[2], how)
+            data = _read(file, at, stop, how)
         except OSError as error:
             # Only EIO says that the medium lost the bytes; anything else is this process's or the server's trouble.
             if error.errno != errno.EIO:
@@ -217,23 +217,7 @@ def _read(file: direct.UncachedFile, start: int, stop: int, how: How) -> memoryv
 
 def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
     """Return what is wrong with a run of bytes of an open blob; empty if it has its digest."""
-    digest, start, length = piece
-    algorithm = algorithm_of(digest)
-    running = algorithm.start()
-    done = 0
-    while done < length:
-        try:
-            data = _read(file, start + done, start + length, how)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return f"the disk cannot read byte {start + done}: {error.strerror}"
-        if not data:
-            return f"it ends after {start + done} bytes"
-        running.update(data)
-        done += len(data)
-    found = algorithm.digest_of_parts(running)
-    return "" if found == digest else f"the digest is {found}, wanted {digest}"
+    return _compare_at_once(file, piece, (), how)[piece]
 
 
 def _distrust(fd: int) -> None:

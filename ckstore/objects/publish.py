@@ -62,25 +62,14 @@ def publish(
     if_there: IfThere,
     synced_runs: dict[str, RunStamp | None] | None = None,
 ) -> Outcome:
-    """Give the sealed `staging` its place and make that durable.
+    """Give the sealed `staging`, with this manifest, its place and make that durable.
 
     A checkpoint with the same content is not replaced unless asked to and its description differs; an incomplete one,
     and one that is marked as damaged, always is. Before other bytes take a place, `if_there` may refuse it; nothing can
-    tag or pin the old ones by then.
-
-    Args:
-        layout: The store.
-        staging: What is published.
-        manifest: Of it.
-        if_there: What to do where there is a checkpoint already.
-        synced_runs: How each run was when this process itself had last made its name in ``checkpoints/`` durable: that
-            of a run which is still so is not synced again. It is kept up to date.
-
-    Raises:
-        StepExists: Another checkpoint is there; nothing was changed.
-        UnknownOutcome: It was published, but a directory could not be made durable.
-        InUse, SaveFailed, OSError: Nothing was published.
+    tag or pin the old ones by then. Only after `UnknownOutcome` was it published: a directory is perhaps not durable.
     """
+    # `synced_runs`: how each run was when this process itself had last made its name in ``checkpoints/`` durable; one
+    # that is still so is not synced again. It is kept up to date.
     target = layout.checkpoint(manifest.run, manifest.step)
     links.make_directory(target.parent)
     # Opened before the rename: after it, only the sync itself may fail.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.fs import files
 from ckstore.fs.inside import Where
 from ckstore.model.digest import algorithm_of
+from ckstore.objects import encoded
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.encoded import Decoder
 
 
 def decoded(directories: Iterable[Where], digest: str, nbytes: int) -> tuple[bytearray, Where] | None:
@@ -18,13 +17,10 @@ def decoded(directories: Iterable[Where], digest: str, nbytes: int) -> tuple[byt
     for path in directories:
         try:
             with CheckpointDirectory.at(path) as directory:
-                encoding = directory.manifest.encoding
-                if encoding is None or digest not in encoding.encoded:
+                if not encoded.is_encoded(directory, digest):
                     continue
                 data = bytearray(nbytes)
-                with Decoder(directory, encoding) as decoder:
-                    for at in range(0, nbytes, TILE_BYTES):
-                        decoder.read(digest, at, memoryview(data)[at : at + TILE_BYTES], "a repair")
+                encoded.decoded(directory, digest, 0, memoryview(data), "a repair")
         except (BadInput, DamagedBlob, InUse):  # another one may do
             continue
         except OSError as error:
