@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from ckstore.remote.reach import RemoteLike
     from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
+    from ckstore.saver.mirror import Why
 
 RefLike = str | SupportsIndex | CheckpointInfo
 """``STEP``, ``latest``, ``best:METRIC``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number;
@@ -1368,6 +1369,7 @@ class Store:
     def dropped(self) -> tuple[Waiting, ...]:
         """Return the dropped and replaced checkpoints that `undelete` can bring back, the one dropped last first.
 
+        What is left of one that lacks a blob is among them, with a `problem`: it is freed at the same time.
         See `StoreConfig.undo_by_hand_s` and `StoreConfig.undo_by_rule_s`.
 
         Raises:
@@ -1386,6 +1388,7 @@ class Store:
 
         Raises:
             NoSuchRef: It is not there any more, or gc is freeing it.
+            DamagedBlob: It lacks a blob, or its manifest is damaged: it has a `problem` in `dropped`.
             StepExists: Another checkpoint has its place by now: delete that one first.
             BadInput: It has no form of such a ref, or several runs have one.
         """
@@ -1448,7 +1451,9 @@ class Store:
         """
         from ckstore.ops.refs.tags import tag
 
-        return tag(self._context, name, ref)
+        info = tag(self._context, name, ref)
+        _wake(self._context, self._catalog_path, why="said")
+        return info
 
     @act
     def untag(self, name: str) -> None:
@@ -1489,7 +1494,9 @@ class Store:
         """
         from ckstore.ops.refs.pins import pin
 
-        return pin(self._context, ref, reason, expires)
+        made = pin(self._context, ref, reason, expires)
+        _wake(self._context, self._catalog_path, why="said")
+        return made
 
     @act
     def unpin(self, ref: RefLike | Pin) -> list[str]:
@@ -1532,7 +1539,9 @@ class Store:
         """
         from ckstore.ops.refs.annotate import annotate
 
-        return annotate(self._context, ref, metrics, note)
+        info = annotate(self._context, ref, metrics, note)
+        _wake(self._context, self._catalog_path, why="said")
+        return info
 
     @property
     def remotes(self) -> Remotes:
@@ -1756,7 +1765,7 @@ def _open(
     if not context.readonly:
         context.saved = partial(_wake, context, catalog_path)
         context.evict = partial(_evict_mirrored, context)
-        _wake(context, catalog_path, only_if_behind=True)
+        _wake(context, catalog_path, why="opened")
     return context, notes
 
 
@@ -1765,7 +1774,7 @@ def _wake(
     catalog_path: Path | None,
     settings: Callable[[], Mapping[str, Any]] | None = None,
     *,
-    only_if_behind: bool = False,
+    why: Why = "saved",
 ) -> None:
     from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, read_config
 
@@ -1777,8 +1786,8 @@ def _wake(
     if config.get(MIRROR.name) is not None:
         from ckstore.saver import mirror
 
-        mirror.wake(context, catalog_path, only_if_behind=only_if_behind)
-    if not only_if_behind and config.get(COMPACT_AFTER.name) is not None:
+        mirror.wake(context, catalog_path, why)
+    if why == "saved" and config.get(COMPACT_AFTER.name) is not None:
         from ckstore.saver import compactor
 
         compactor.wake(context, catalog_path)

@@ -132,6 +132,14 @@ def _no_regular_file(path: Where) -> DamagedBlob:
     return DamagedBlob(msg, hint="ckstore never puts one there: move it away")
 
 
+def renew_ctime(path: Inside) -> None:
+    """Date the last change of a file or directory to now, unless it is gone or another user's."""
+    with suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        # Its own times again: only ctime changes, to what the clock of the filesystem says.
+        os.utime(name, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=parent, follow_symlinks=False)
+
+
 def append_line(path: Inside, line: bytes, *, mode: int, most_bytes: int, older: Inside) -> None:
     """Append a line to a log by one write, so that lines of several processes do not mix; it is not made durable.
 

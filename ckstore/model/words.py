@@ -10,6 +10,7 @@ from ckstore.model.sizes import size_text
 LINES_SHOWN = 30
 """So many lines of a long list are in the text of a report."""
 _ITEMS_SHOWN = 8
+PUSH_AGAIN = "push that checkpoint again from where it is whole"
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:
@@ -32,6 +33,11 @@ def printable(text: str, *, keep_lines: bool = False) -> str:
 def named(name: str) -> str:
     """Return a name in a state; that of the state itself is empty."""
     return printable(name) or "(the state itself)"
+
+
+def mending_there(what: str = "that object") -> str:
+    """Say what mends a damaged object at a remote: a push does not look at the bytes of what is there."""
+    return f"remove {what} there, then {PUSH_AGAIN}"
 
 
 def counted(count: int, what: str) -> str:

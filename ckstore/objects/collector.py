@@ -121,6 +121,7 @@ class Collector:
         """Unlink what is in trash and not in use; only what has one of these names there, if some are given."""
         # What an error leaves stays for the next time; where the catalog could not be told only last links are gone,
         # which need no entry.
+        trash.renew_future(self._layout)
         due = trash.due(self._layout, purge=self._purge)
         names = due if names is None else sorted(set(names).intersection(due))
         if not names:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
+from ckstore.model.words import mending_there
 from ckstore.objects.encoded import Decoder, is_encoded
 from ckstore.objects.remote_pieces import Memory, Part, RemotePieces
 
@@ -180,12 +181,10 @@ class PieceReader:
         blob = self._directory.manifest.blobs[part.extent.blob].digest
         # Not damage of this checkpoint: its directory gets no mark.
         msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"
-        # A push does not look at the bytes of what is there.
-        hint = "remove that object there, then push the checkpoint again from where it is whole"
         raise RemoteError(
             f"{msg}: blob {blob} is damaged there",
-            hint=f"{hint}; in a store: store.verify(repair=True)",
-            command_hint=f"{hint}; in a store: ckstore verify --repair",
+            hint=f"{mending_there()}; in a store: store.verify(repair=True)",
+            command_hint=f"{mending_there()}; in a store: ckstore verify --repair",
         )
 
     def _descriptor(self, extent: Extent, what: str) -> int | None:

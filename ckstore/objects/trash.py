@@ -66,7 +66,21 @@ def left_s(path: Inside) -> float:
     # Without a manifest it cannot come back: a gc was killed while it took this apart, and so renewed the time.
     found = peek.find(path) if window and peek.exists(path / MANIFEST) else None
     # The rename into trash set ctime, which no user can set back.
-    return 0.0 if window is None or found is None else max(0.0, int(window[1]) - (time.time() - found.st_ctime))
+    return 0.0 if window is None or found is None else left_of(int(window[1]), found.st_ctime)
+
+
+def left_of(window_s: float, since: float) -> float:
+    """Return what is left of a window that began at a time; one in the future, by a clock that was set back, is now."""
+    return max(0.0, window_s - max(0.0, time.time() - since))
+
+
+def renew_future(layout: Layout) -> None:
+    """Let what waits since a time in the future wait from now on: else it would stay until the clock is there again."""
+    now_s = time.time()
+    for name in filter(can_return, names_in(layout.trash)):
+        found = peek.find(layout.trash / name)
+        if found is not None and found.st_ctime > now_s:
+            files.renew_ctime(layout.trash / name)
 
 
 def due(layout: Layout, *, purge: bool = False) -> list[str]:

@@ -261,8 +261,9 @@ class StoreConfig:
     """Which checkpoints the mirror keeps, of the runs that this store has; None: all of them.
 
     Others are removed there, and their blobs by `Remotes.prune` once its grace is over; those without bytes here are
-    dropped here as well. Tags and pins, here or there, and the newest checkpoint of each run stay. What this policy
-    keeps is dropped here by no policy before it was pushed; a save that finds no room is not bound by that.
+    dropped here as well. Of a step that was saved again the checkpoints before the last one go, too. Tags and pins,
+    here or there, and the newest checkpoint of each run stay. What this policy keeps is dropped here by no policy
+    before it was pushed; a save that finds no room is not bound by that.
     """
 
     compact_after = _plain(config_file.COMPACT_AFTER)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Literal
 
@@ -70,15 +68,6 @@ class SaveTotals:
         """A save has ended otherwise."""
         with _mutex:
             self._outcomes[outcome] += 1
-
-    @contextmanager
-    def counting_failures(self) -> Iterator[None]:
-        """Count a save as failed if it raises."""
-        try:
-            yield
-        except BaseException:
-            self.not_saved("failed")
-            raise
 
     def metrics(self) -> tuple[Metric, ...]:
         """Return all of it."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -47,16 +46,6 @@ def note(
     now = text_of_time(datetime.now(UTC))
     run, step = key
     _append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid(), seconds))
-
-
-@contextmanager
-def noting_failure(context: Context, key: tuple[str, int | None]) -> Iterator[None]:
-    """Note that an act failed, and why."""
-    try:
-        yield
-    except CkstoreError as error:
-        note(context, "failed", key, why=f"{type(error).__name__}: {error.message}")
-        raise
 
 
 def events(context: Context, *, since: object = None, run: str | None = None) -> list[Event]:

@@ -7,7 +7,7 @@ says that nothing is mirrored, and more is kept.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -42,6 +42,8 @@ class Mirrored:
     uuid: str = ""  # of that remote: another one may have the name by now
     ids: frozenset[str] = field(default_factory=frozenset)  # the checkpoints of this store that were seen there
     problem: str = ""  # why the last try failed; empty if it did not
+    # Key of a tag, a pin or annotations -> digest of what it was given last.
+    documents: dict[str, str] = field(default_factory=dict)
 
     def render(self) -> bytes:
         """Return the content of the file."""
@@ -52,6 +54,7 @@ class Mirrored:
             "uuid": self.uuid,
             "checkpoints": sorted(self.ids),
             "problem": self.problem[:_WHY_CHARS],
+            "documents": self.documents,
         }
         return canonical_json(members) + b"\n"
 
@@ -67,7 +70,10 @@ def _parse(data: bytes, where: str) -> Mirrored:
         refuse(where, "remote, uuid and problem", "texts", [remote, uuid, problem])
     if not isinstance(ids, list) or not all(isinstance(id, str) and is_digest(id) for id in ids):
         refuse(where, "checkpoints", "an array of ids", ids)
-    return Mirrored(remote, uuid, frozenset(ids), problem)
+    documents = members.get("documents", {})
+    if not isinstance(documents, dict) or not all(isinstance(digest, str) for digest in documents.values()):
+        refuse(where, "documents", "keys with digests", documents)
+    return Mirrored(remote, uuid, frozenset(ids), problem, documents)
 
 
 def _place(layout: Layout) -> Inside:
@@ -99,12 +105,23 @@ def write_mirrored(layout: Layout, mirrored: Mirrored) -> None:
         atomic_file.replace_file(layout, lock, fd, path.name, data)
 
 
-def add_mirrored(layout: Layout, remote: str, uuid: str, ids: Iterable[str], here: Iterable[str]) -> None:
-    """Note that checkpoints were seen at the mirror; those that are not here any more are forgotten."""
+def add_mirrored(
+    layout: Layout, remote: str, uuid: str, *, ids: Iterable[str], here: Iterable[str], documents: Mapping[str, str]
+) -> None:
+    """Note what the mirror was given.
+
+    Args:
+        layout: The store.
+        remote: The mirror.
+        uuid: Of the remote that it was given to.
+        ids: Checkpoints that were seen there.
+        here: Those of the store; others are forgotten.
+        documents: All small objects that it was given, as `Mirrored.documents` has them.
+    """
     known = read_mirrored(layout, remote)
     if known.uuid != uuid:  # another remote has got the name meanwhile
         return
-    new = replace(known, ids=(known.ids | {*ids}) & {*here}, problem="")
+    new = replace(known, ids=(known.ids | {*ids}) & {*here}, problem="", documents=dict(documents))
     if new != known:
         write_mirrored(layout, new)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, RemoteDenied, RemoteUnavailable
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, parse_pin
 from ckstore.model.digest import ALGORITHMS
@@ -17,10 +17,11 @@ from ckstore.ops.refs.protection import held
 from ckstore.ops.refs.tags import tag_all
 from ckstore.remote import keys
 from ckstore.remote.asking import look
+from ckstore.remote.documents.reading import read_document
 from ckstore.remote.small_objects import TAG_MAX_BYTES, RemoteTag, change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
@@ -38,6 +39,57 @@ def merged(own: Annotations, other: Annotations) -> Annotations:
     return Annotations({**other.metrics, **own.metrics}, tuple(notes))
 
 
+class Said(NamedTuple):
+    """A small object that a remote is to have.
+
+    Attributes:
+        key: Its key.
+        info: The checkpoint that it belongs to.
+        own: What this store says.
+        make: Returns what is to be there, for what is.
+        most_bytes: More is refused.
+    """
+
+    key: str
+    info: CheckpointInfo
+    own: bytes
+    make: Callable[[bytes | None], bytes | None]
+    most_bytes: int
+
+    @property
+    def digest(self) -> str:
+        """Digest of what this store says."""
+        return _ALGORITHM.digest(self.own)
+
+
+def annotations_of(context: Context, info: CheckpointInfo) -> Iterator[Said]:
+    """Give the annotations of a checkpoint, if it has any."""
+    own = read_annotations(context.layout.checkpoint(*info.key))
+    if own is not None:
+        key = keys.Place(info.run, info.step, info.id).annotations
+        yield Said(key, info, own.render(), partial(_with_annotations, key, own), ANNOTATIONS_MAX_BYTES)
+
+
+def tags_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Said]:
+    """Give the tags of checkpoints."""
+    by_key = {info.key: info for info in infos}
+    for name, target in sorted(context.layout.tags().items()):
+        info = by_key.get((target[0], target[1]))
+        if info is not None:
+            data = RemoteTag(*info.key, info.id).render()
+            yield Said(keys.tag(name), info, data, partial(_only, data), TAG_MAX_BYTES)
+
+
+def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Said]:
+    """Give the pins of checkpoints that have not expired."""
+    by_id = {info.id: info for info in infos}
+    now = datetime.now(UTC)
+    for pin in read_pins(context.layout):
+        if pin.id in by_id and not pin.expired(now):
+            data = seal(pin.render())
+            yield Said(keys.pin(pin.name), by_id[pin.id], data, partial(_only, data), PIN_MAX_BYTES)
+
+
 class Beside:
     """Brings small objects; those that this store brought before, and that are still as it left them, cost nothing."""
 
@@ -46,41 +98,30 @@ class Beside:
 
     def push(self, infos: Sequence[CheckpointInfo]) -> None:
         """Bring what belongs to these checkpoints."""
-        wanted = [*self._annotations(infos), *self._tags(infos), *self._pins(infos)]
+        said = [one for info in infos for one in annotations_of(self._context, info)]
+        self.bring([*said, *tags_of(self._context, infos), *pins_of(self._context, infos)])
+
+    def bring(self, wanted: Sequence[Said]) -> None:
+        """Bring these; one that cannot be joined with what is there is said when all others are there."""
         if not wanted:
             return
-        found, _ = look(self._remote.objects, {key for key, *_ in wanted}, len(self._record.checkpoints))
-        there = {key: listed.tag for key, listed in found.items()}
-        for key, own, make, most_bytes in wanted:
-            digest = _ALGORITHM.digest(own)
-            if self._record.documents.get(key) == (digest, there.get(key, "")):
+        found, _ = look(self._remote.objects, {one.key for one in wanted}, len(self._record.checkpoints))
+        failure: CkstoreError | None = None
+        for one in wanted:
+            there = found[one.key].tag if one.key in found else ""
+            if self._record.documents.get(one.key) == (one.digest, there):
                 continue
-            left = change(self._remote, key, make, most_bytes=most_bytes)
+            try:
+                left = change(self._remote, one.key, one.make, most_bytes=one.most_bytes)
+            except (RemoteDenied, RemoteUnavailable):  # nor would the next one get there
+                raise
+            except CkstoreError as error:
+                failure = failure or error
+                continue
             if left is not None:
-                self._record.documents[key] = (digest, left)
-
-    def _annotations(self, infos: Sequence[CheckpointInfo]) -> Iterator[_Wanted]:
-        for info in infos:
-            own = read_annotations(self._context.layout.checkpoint(*info.key))
-            if own is not None:
-                key = keys.Place(info.run, info.step, info.id).annotations
-                yield key, own.render(), partial(_with_annotations, key, own), ANNOTATIONS_MAX_BYTES
-
-    def _tags(self, infos: Sequence[CheckpointInfo]) -> Iterator[_Wanted]:
-        ids = {info.key: info.id for info in infos}
-        for name, target in sorted(self._context.layout.tags().items()):
-            place = target[0], target[1]
-            if place in ids:
-                data = RemoteTag(*place, ids[place]).render()
-                yield keys.tag(name), data, partial(_only, data), TAG_MAX_BYTES
-
-    def _pins(self, infos: Sequence[CheckpointInfo]) -> Iterator[_Wanted]:
-        ids = {info.id for info in infos}
-        now = datetime.now(UTC)
-        for pin in read_pins(self._context.layout):
-            if pin.id in ids and not pin.expired(now):
-                data = seal(pin.render())
-                yield keys.pin(pin.name), data, partial(_only, data), PIN_MAX_BYTES
+                self._record.documents[one.key] = (one.digest, left)
+        if failure is not None:
+            raise failure
 
 
 def _only(own: bytes, present: bytes | None) -> bytes:
@@ -89,16 +130,22 @@ def _only(own: bytes, present: bytes | None) -> bytes:
 
 
 def _with_annotations(key: str, own: Annotations, present: bytes | None) -> bytes:
-    other = Annotations() if present is None else read(present, parse_annotations, key)
+    other = Annotations() if present is None else read_document(present, parse_annotations, key)
     return seal(merged(own, other).render())
 
 
-if TYPE_CHECKING:
-    _Wanted = tuple[str, bytes, Callable[[bytes | None], bytes | None], int]
+def take_names(
+    context: Context, source: Source, infos: Sequence[CheckpointInfo], warnings: list[str], *, moving: bool = False
+) -> None:
+    """Give checkpoints the tags and pins that they have at a source.
 
-
-def take_names(context: Context, source: Source, infos: Sequence[CheckpointInfo], warnings: list[str]) -> None:
-    """Give checkpoints that were pulled the tags and pins that they have at a source; none that is here moves."""
+    Args:
+        context: The store that takes them.
+        source: Where they are.
+        infos: Checkpoints of the store.
+        warnings: What the user should know is added.
+        moving: The source pushes, so that its word counts; else nothing moves that is here.
+    """
     by_id = {info.id: info for info in infos}
     now = datetime.now(UTC)
     own = context.layout.tags()
@@ -108,20 +155,21 @@ def take_names(context: Context, source: Source, infos: Sequence[CheckpointInfo]
         if info is None or info.key != place.key:
             continue
         target = own.get(name)
-        if target is None:
+        if target is None or (moving and (target[0], target[1]) != info.key):
             new.setdefault(info.id, []).append(name)
         elif (target[0], target[1]) != info.key:
             warnings.append(f"the tag {name} names {target[0]}@{target[1]} here and {info.name} at {source.name}")
     for checkpoint, names in new.items():
         tag_all(context, by_id[checkpoint], names)
-    known = {pin.name for pin in read_pins(context.layout)}
+    known = {pin.name: pin for pin in read_pins(context.layout)}
     for name, data in sorted(source.pins().items()):
         try:
             pin = read(data, partial(_parse_pin, name), f"the pin {name} at {source.name}")
         except CkstoreError as error:
             warnings.append(f"ignored {error.message}")
             continue
-        if pin.id in by_id and name not in known and not pin.expired(now):
+        is_new = name not in known or (moving and known[name] != pin)
+        if pin.id in by_id and is_new and not pin.expired(now):
             with held(context, by_id[pin.id]):
                 write_pin(context.layout, pin)
 

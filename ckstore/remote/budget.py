@@ -74,7 +74,8 @@ class MemoryBudget:
     def sleep(self, seconds: float) -> None:
         """Wait for so long, or until the transfer has failed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_ended, seconds)
+            # At a byte a second a terabyte takes longer than a thread can wait.
+            self._changed.wait_for(lambda: self._is_ended, min(seconds, threading.TIMEOUT_MAX))
 
     def end(self) -> None:
         """Let nothing wait any more: the transfer has failed."""

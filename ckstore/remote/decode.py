@@ -17,6 +17,7 @@ from ckstore.errors import DamagedBlob, RemoteError
 from ckstore.model.digest import Buffer, algorithm_of
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.manifest.stored import EncodedBlob, Encoding, OldPiece
+from ckstore.model.words import mending_there
 from ckstore.remote import keys
 
 ReadFile = Callable[[str, int, memoryview], bool]
@@ -107,7 +108,7 @@ class Decoding:
         if not self._read(digest, 0, memoryview(data)):
             raise Lost
         if algorithm_of(digest).digest(data) != digest:
-            raise DamagedBlob(f"file {digest} came with other bytes", hint=keys.mending(keys.blob(digest)))
+            raise DamagedBlob(f"file {digest} came with other bytes", hint=mending_there(keys.blob(digest)))
         self.keep(digest, data)
         return data, nbytes
 

@@ -71,11 +71,6 @@ def blob(name: str) -> str:
     return f"{BLOBS}{fan_out(name.partition('.')[0])}/{name}"
 
 
-def mending(key: str) -> str:
-    """Say what mends a damaged object: a push does not look at the bytes of what is there."""
-    return f"remove {key} there, then push that checkpoint again from where it is whole"
-
-
 class BlobName(NamedTuple):
     """A name of a blob: number 0 is the bare digest, further ones come after it was burnt."""
 

@@ -28,6 +28,7 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
+from ckstore.model.words import PUSH_AGAIN
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import judge_blobs, look
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
@@ -48,6 +49,7 @@ from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 from ckstore.remote.beside import merged, take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.find_there import facts_of
+from ckstore.remote.keys import Place
 from ckstore.remote.source import read_manifest
 
 if TYPE_CHECKING:
@@ -59,14 +61,12 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.stored import Encoding
     from ckstore.objects.publish import IfExists, Outcome
     from ckstore.ops.context import Context
-    from ckstore.remote.keys import Place
     from ckstore.remote.push import Manner
     from ckstore.remote.source import Found, Source
 
 # One reading may meet a cut connection or a flipped bit; a blob that is wrong so often is wrong at the remote.
 _READS = 3
 _PAUSE_S = 0.5
-_PUSH_AGAIN = "push that checkpoint again from where it is whole"
 # What a blob takes beside its bytes: an inode, and names in two directories.
 _BESIDE_BYTES = 4096
 
@@ -108,6 +108,7 @@ class Pull:
         source: Where they come from.
         manner: How fast.
         if_exists: What to do where another checkpoint has the run and step.
+        is_push: The source brings them, and its tags and pins move those that are here.
         warnings: What the user should know.
     """
 
@@ -115,6 +116,7 @@ class Pull:
     source: Source
     manner: Manner
     if_exists: IfExists = "error"
+    is_push: bool = False
     warnings: list[str] = field(default_factory=list)
     _moved_bytes: int = 0
     _moved_count: int = 0
@@ -152,7 +154,7 @@ class Pull:
                 continue
             infos.append(info)
             new_count += is_new
-        take_names(self.context, self.source, infos, self.warnings)
+        take_names(self.context, self.source, infos, self.warnings, moving=self.is_push)
         if failure is not None:
             raise failure
         return TransferReport(
@@ -166,6 +168,12 @@ class Pull:
             time.monotonic() - begun_s,
             tuple(self.warnings),
         )
+
+    def bring_said(self, infos: Sequence[CheckpointInfo]) -> None:
+        """Bring what was said of checkpoints that are here, and nothing else of them."""
+        for info in infos:
+            self._annotate(info, self.annotations_of(Place(info.run, info.step, info.id)))
+        take_names(self.context, self.source, infos, self.warnings, moving=self.is_push)
 
     def _bring_one(self, place: Place) -> tuple[CheckpointInfo, bool]:
         found = read_manifest(self.source, place, self.context.layout.hash_prefix)
@@ -360,7 +368,7 @@ def fetch_checked(
             continue
         if came is None:
             msg = f"blob {blob.digest} of {place.name} is missing at {source.name}"
-            raise RemoteError(msg, hint=_PUSH_AGAIN)
+            raise RemoteError(msg, hint=PUSH_AGAIN)
         if limiter is not None:
             # Behind the bytes, whose number is known only now: the next ones wait.
             limiter.wait(came)

@@ -27,12 +27,12 @@ from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
-from ckstore.remote.asking import look
+from ckstore.remote.asking import ask, look
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget, whole_blocks
 from ckstore.remote.deltas.encode import delta_of
 from ckstore.remote.documents.condemned import spare
-from ckstore.remote.intents import Intent, Voided
+from ckstore.remote.intents import LIFE_S, Intent, Voided
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS
 from ckstore.remote.push_plan import believe, look_there, place_of
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
+    from ckstore.remote.beside import Said
     from ckstore.remote.deltas.spool import Delta, Spool
     from ckstore.remote.objects import Listed, Remote
     from ckstore.remote.push_plan import There
@@ -119,6 +120,18 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     )
 
 
+def push_said(context: Context, remote: Remote, said: Sequence[Said]) -> None:
+    """Bring what was said of checkpoints; of one that is not there, or was removed, nothing."""
+    places = {place_of(one.info) for one in said}
+    found = ask(remote.objects, {key for place in places for key in (place.manifest, place.dropped)})
+    there = {place for place in places if place.manifest in found and place.dropped not in found}
+    known = record.read_record(context.layout, remote.name)
+    try:
+        Beside(context, remote, known).bring([one for one in said if place_of(one.info) in there])
+    finally:
+        record.write_record(context.layout, remote.name, known)
+
+
 def end_intents(remote: Remote, keys: Sequence[str]) -> None:
     """Remove intents of pushes that have ended; those that stay go stale."""
     with suppress(RemoteError):
@@ -144,12 +157,13 @@ class Push:
         self._record = there.known
         self._before = self._record.render()
         self._left_out: set[str] = set()
+        self._intents: Sequence[Intent] = ()
         self._begin()
 
     def _begin(self) -> None:
         self._budget = MemoryBudget()
-        bytes_s = self._manner.bytes_s
-        self._limiter = None if bytes_s is None else RateLimiter(bytes_s, sleep=self._budget.sleep)
+        bytes_s, clock = self._manner.bytes_s, self._manner.clock
+        self._limiter = None if bytes_s is None else RateLimiter(bytes_s, clock=clock, sleep=self._rest)
         self._end = self._budget.ending(self._remote.objects.close)
 
     def send_all(self) -> None:
@@ -201,6 +215,8 @@ class Push:
                 kept = [intent.key for intent in intents] if is_part else []
             except Voided:
                 self.may_exist = False
+                # The threads were told to end: what is begun again keeps to the rate, and to the memory.
+                self._begin()
                 continue
             except _BaseGone:
                 delta = None
@@ -247,6 +263,7 @@ class Push:
         objects = self._remote.objects
         for intent in intents:
             intent.write(objects)
+        self._intents = intents
         # After the intents: a pruner that has not seen them finds its own list changed, or is found in it here.
         condemned = spare(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
@@ -259,8 +276,7 @@ class Push:
         tags: dict[str, str] = {}
 
         def send(digest: str) -> None:
-            for intent in intents:
-                intent.renew(objects, cas=self._remote.cas)
+            self._renew()
             tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest]))
 
         for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)
@@ -276,6 +292,17 @@ class Push:
             # Of this push's own write, by its mark: another client may have written the same name since.
             if there[digest].tag == tag:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
+
+    def _renew(self) -> None:
+        for intent in self._intents:
+            intent.renew(self._remote.objects, cas=self._remote.cas)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait until the rate allows more. At a low one that takes longer than an intent lives: it is renewed."""
+        until_s = self._manner.clock() + seconds
+        while not self._budget.is_ended and (left_s := until_s - self._manner.clock()) > 0:
+            self._budget.sleep(min(left_s, LIFE_S / 8))
+            self._renew()
 
     def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, Listed]:
         """Return the blobs whose current names are there with their sizes."""

@@ -10,6 +10,7 @@ from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.manifest.encoding import HEAD_BYTES, begins_one
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
+from ckstore.model.words import mending_there
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.remote import keys
 from ckstore.remote.decode import Decoding, Near, nothing_near
@@ -87,7 +88,7 @@ class ObjectSource:
 
     def mending(self, place: Place, digest: str = "") -> str:
         """See `Source`."""
-        return keys.mending(keys.blob(self._names.get(digest, digest)) if digest else place.manifest)
+        return mending_there(keys.blob(self._names.get(digest, digest)) if digest else place.manifest)
 
     def places(self, under: str = "") -> list[Place]:
         """See `Source`."""

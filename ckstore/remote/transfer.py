@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ckstore.errors import BadInput
@@ -12,10 +12,12 @@ from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.sizes import parse_size
 from ckstore.objects.publish import IfExists
 from ckstore.ops.context import Context
+from ckstore.ops.refs import listing
 from ckstore.ops.refs.find import AnyRef, text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
+from ckstore.remote.beside import Said
 from ckstore.remote.choice import HINT, Choice, ChoiceOptions, TransferOptions
 from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.elsewhere.keep_local import evict_by_rule
@@ -64,8 +66,25 @@ def push(
     # The other store takes them by its own protocol, as it takes those of any source.
     newest_first = sorted(infos, key=lambda info: info.order, reverse=True)
     source = StoreSource(str(context.layout.path), context)
-    report = Pull(there.context, source, how).bring([place_of(info) for info in newest_first])
+    report = Pull(there.context, source, how, is_push=True).bring([place_of(info) for info in newest_first])
     return replace(report, direction="push", remote=there.name)
+
+
+def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> None:
+    """Bring what was said of checkpoints, of those alone that a remote has.
+
+    Raises:
+        CkstoreError: Some of it could not be brought; the rest was, if the remote answers.
+    """
+    there = reach(context, remote, writing=True)
+    if isinstance(there, Remote):
+        pushing.push_said(context, there, said)
+        return
+    ids = {one.info.id for one in said}
+    source = StoreSource(str(context.layout.path), context)
+    Pull(there.context, source, Manner(), is_push=True).bring_said(
+        [info for info in listing.infos(there.context) if info.id in ids]
+    )
 
 
 def plan_pull(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from pathlib import Path
+from typing import Literal
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
@@ -13,17 +16,26 @@ from ckstore.ops.config_file import MIRROR, setting_or_none
 from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER, behind
 from ckstore.ops.refs.listing import infos
-from ckstore.saver.client.process import reap, start
+from ckstore.saver.client.process import children, reap, start
+from ckstore.saver.client.savers import savers_seen, status_at
 
 ENTRY = "ckstore.saver.server.mirror"
 PROBLEM = "mirror"
+Why = Literal["opened", "saved", "said"]
+_START_S = 5.0
+_started_s: dict[str, float] = {}
+"""Path of a store -> when this process started one for it."""
 
 
-def wake(context: Context, catalog_path: Path | None, *, only_if_behind: bool = False) -> None:
+def wake(context: Context, catalog_path: Path | None, why: Why = "saved") -> None:
     """Start the process that mirrors if there is need of one; raise nothing, since the save is durable."""
+    # If the store was only ``opened`` it is needed only if the mirror lacks checkpoints.
     remote = setting_or_none(context.layout, MIRROR)
     try:
-        if remote is not None and (not only_if_behind or behind(context.layout, remote, infos(context))):
+        if remote is None or (why == "opened" and not behind(context.layout, remote, infos(context))):
+            return
+        # Of a thousand tags in a row each would start one, until the first has begun and holds the lock.
+        if why != "said" or time.monotonic() - _started_s.get(str(context.layout.path), -math.inf) > _START_S:
             _start_one(context, catalog_path)
     except (CkstoreError, OSError) as error:
         context.notices.problems[PROBLEM] = f"the mirror could not be started: {error}"
@@ -35,7 +47,18 @@ def _start_one(context: Context, catalog_path: Path | None) -> None:
     if lock is None:
         return
     lock.release()
-    start_beside(ENTRY, context, catalog_path)
+    store = str(context.layout.path)
+    # One of this process that failed waits without the lock; another would have the same credentials.
+    if not any((said := status_at(pid)) and (said.store, said.state) == (store, "waiting") for pid in children()):
+        _started_s[store] = time.monotonic()
+        start_beside(ENTRY, context, catalog_path)
+
+
+def has_successor(context: Context) -> bool:
+    """Whether another process of this host mirrors the store, and failed later than this one: it tries again."""
+    waiting = {one.pid: one.since for one in savers_seen(str(context.layout.path)) if one.state == "waiting"}
+    own = waiting.pop(os.getpid(), 0.0)
+    return any(since > own for since in waiting.values())
 
 
 def start_beside(entry: str, context: Context, catalog_path: Path | None) -> None:

@@ -57,7 +57,7 @@ _FORMS = {
     "saved_bytes encoded_bytes runs checkpoints cached_bytes elsewhere_bytes",
     "VerifyReport": "ok mode checkpoint_count checked_bytes decoded_bytes sample blob_count read_count unread_count "
     "oldest_check? in_time whole damage findings repaired unrepaired quarantined healable elsewhere",
-    "Waiting": "run step id dropped until nbytes",
+    "Waiting": "run step id dropped until nbytes problem",
 }
 """The keys of a type, in their order; of one that is not listed, its fields.
 

@@ -266,6 +266,31 @@ def test_all_comes_back_but_what_has_another_checkpoint_in_its_place(run: Run, p
     assert "nothing can be brought back" in run("undo", "--all", "--store", path).stderr
 
 
+def test_what_lacks_a_blob_is_listed_with_it_and_named_at_the_end(run: Run, path: Path) -> None:
+    run("config", "undo", "--on", "--store", path)
+    with Store.open(path) as store:
+        for step in (1, 2):
+            store.save({"w": bytes([step]) * 5_000}, step=step)
+            store.delete(step)
+    (blob,) = (path / "trash").glob("main@1.*/blobs/*")
+    blob.unlink()
+
+    listed = run("undo", "--store", path).stdout
+    assert "PROBLEM" in listed
+    assert f"blob {blob.name} is missing" in listed
+    assert [json.loads(line)["problem"] for line in run("undo", "--json", "--store", path).stdout.splitlines()] == [
+        "",
+        f"blob {blob.name} is missing",
+    ]
+    done = run("undo", "--all", "--store", path)
+    assert (done.exit_code, done.stdout) == (3, "brought back main@2\n")
+    assert "main@1 cannot be brought back" in done.stderr
+    assert "gc --now" in done.stderr
+    assert "cannot be brought back (ckstore undo says why)" in run("gc", "--store", path).stdout
+    run("gc", "--now", "--store", path)
+    assert run("undo", "--store", path).stdout == ""
+
+
 def test_compaction_by_itself_is_set_and_taken_back(run: Run, path: Path) -> None:
     said = run("config", "compact", "--time", "12h", "--share", "0.25", "--count", "2", "--store", path)
 

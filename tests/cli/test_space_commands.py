@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from ckstore import Best, RetentionPolicy, Store
 from ckstore.model.best import best_of
+from ckstore.objects import store_locks
+from ckstore.ops.free import gc
 from ckstore.ops.free.retain import carry_out
 from tests.cli.conftest import Run, on_terminal, process
 from tests.support.damage import two_part_state
@@ -267,3 +269,22 @@ def test_gc_ends_a_process_with_status_7(path: Path) -> None:
         blob = max((directory_of(store, 200) / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
     with holding("read", blob):
         assert process("gc", "--keep-last", "3", "--now", "--store", path).returncode == 7
+
+
+@pytest.mark.parametrize("command", ["prune", "gc"])
+def test_where_another_gc_is_running_the_status_is_5_unless_something_was_dropped(
+    run: Run, path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc, "_START_TIMEOUT_S", 0.0)
+    words = [command, "--keep-last", "2", "--store", path]
+    layout = Store.open(path)._context.layout
+
+    with store_locks.try_trash(layout) or pytest.fail("no lock"):
+        done, again = run(*words), run(*words)
+
+    assert done.exit_code == 0
+    assert "the space is not free yet" in done.stderr
+    assert again.exit_code == 5
+    assert "another gc is running" in again.stderr
+    for status, what in ((0, "if another gc is"), (5, "another gc is running, and nothing was dropped")):
+        assert re.search(rf"^ +{status}  .*{what}", run(command, "--help").stdout, re.MULTILINE | re.DOTALL)

@@ -263,7 +263,7 @@ def _settle_undo(is_kept: bool) -> Callable[[Path, bool], list[str]]:
         wrong = []
         with Store.open(path) as store:
             is_there = any(info.key == (RUN, 2) for info in store.checkpoints())
-            waiting = [one.ref for one in store.dropped()]
+            waiting = [one.ref for one in store.dropped() if not one.problem]
             if is_there == bool(waiting) and (is_kept or is_there):
                 wrong.append(f"{RUN}@2 is {'in two places' if is_there else 'lost'}: {waiting} can be brought back")
             if waiting:

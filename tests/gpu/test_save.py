@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from ckstore import Store
+from ckstore.objects.staging import Staging
+from ckstore.tensors.device import pinned
 from tests.gpu.streams import Queued
 from tests.saver.conftest import DEADLINE_S
 from tests.support.requirements import require_cuda
@@ -116,6 +118,43 @@ def test_a_changed_tensor_is_saved_again_and_an_unchanged_one_is_not(store: Stor
     assert info.new_bytes == state["changes"].nbytes
     assert torch.equal(store.load(1)["changes"], before.cpu())
     assert_same(state, store.load(2))
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_chunk_that_was_left_to_another_and_is_not_there_is_read_again_and_leaves_no_buffer(
+    store: Store, device: str, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    chunk = torch.randint(0, 2**31 - 1, (2**18,), dtype=torch.int32)  # a MiB, as the store cuts
+    state = {name: chunk.clone().to(device) for name in ("one", "other")}
+    used = []
+    take, give = pinned.pool.take, pinned.pool.give
+
+    def taken(nbytes: int) -> pinned.Buffer:
+        used.append(take(nbytes))
+        return used[-1]
+
+    def given(buffer: pinned.Buffer) -> None:
+        used.remove(buffer)
+        give(buffer)
+
+    monkeypatch.setattr(pinned.pool, "take", taken)
+    monkeypatch.setattr(pinned.pool, "give", given)
+    keep_exactly = Staging.keep_exactly
+
+    def lose_first(staging: Staging, wanted: dict[str, int]) -> list[str]:
+        for digest in wanted:
+            staging.unclaim(digest)
+        monkeypatch.setattr(Staging, "keep_exactly", keep_exactly)
+        return keep_exactly(staging, wanted)
+
+    if is_known:
+        store.save(state, step=1)
+    monkeypatch.setattr(Staging, "keep_exactly", lose_first)
+
+    store.save(state, step=2)
+
+    assert_same({name: tensor.cpu() for name, tensor in state.items()}, store.load(2))
+    assert used == []
 
 
 @pytest.mark.gpu

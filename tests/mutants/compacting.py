@@ -55,6 +55,15 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
+        "an element that a forged piece cuts is no sample",
+        "compaction-of-cut-elements",
+        "Matcher._sample",
+        "nbytes - nbytes % width",
+        "nbytes",
+        f"{_COMPACT}::test_elements_that_are_cut_by_the_end_of_a_forged_piece_are_no_sample",
+        "buffer size must be a multiple of element size",
+    ),
+    Mutant(
         "no blob is decoded with itself",
         "encoded-in-a-loop",
         "Forms.allows",

@@ -8,6 +8,20 @@ _ROOM = "tests/gpu"
 
 DEVICES = [
     Mutant(
+        "a chunk of a device that was given up is read before its buffer is another save's",
+        "device-read-after-the-end",
+        "store_sources",
+        "        writer.complete(blobs)\n"
+        "    # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.\n"
+        "    except _Stopped as stopped:\n"
+        "        raise writer.first_error or stopped from None\n"
+        "    finally:\n"
+        "        writer.stop()\n",
+        "    finally:\n        writer.stop()\n    writer.complete(blobs)\n",
+        f"{_ROOM}/test_save.py::test_a_chunk_that_was_left_to_another_and_is_not_there_is_read_again_and_leaves_no_buffer",
+        "assert",
+    ),
+    Mutant(
         "what was read from a device lies between two equal fingerprints",
         "fingerprint-not-taken-again",
         "DeviceChunks.settle",

@@ -8,7 +8,7 @@ _PUSH, _PULL = "tests/remote/test_push.py", "tests/remote/test_pull.py"
 _PRUNE, _ORDER = "tests/remote/test_prune.py", "tests/remote/test_order.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
 _DELTAS, _KEEP, _CACHE = "tests/remote/test_deltas.py", "tests/remote/test_keep.py", "tests/remote/test_cache.py"
-_REMOTES = "tests/remote/test_remotes.py"
+_REMOTES, _MIRROR = "tests/remote/test_remotes.py", "tests/remote/test_mirror.py"
 _SERVICE, _LIES = "tests/hostile/remotes/test_service.py", "tests/hostile/remotes/test_lies.py"
 
 REMOTES = [
@@ -421,6 +421,79 @@ REMOTES = [
         "        found |= {info.name: not_yet(remote) for info in lacking if info.name in found}\n",
         f"{_KEEP}::test_local_retention_keeps_what_the_mirror_is_to_keep_and_lacks[url]",
         "assert",
+    ),
+    Mutant(
+        "nothing is brought of a checkpoint that was removed at the remote",
+        "said-of-removed",
+        "push.push_said",
+        "    there = {place for place in places if place.manifest in found and place.dropped not in found}\n",
+        "    there = places\n",
+        f"{_MIRROR}::test_what_was_said_is_brought_once_and_nothing_of_what_was_removed_there",
+        "assert",
+    ),
+    Mutant(
+        "what was said of a checkpoint is brought though another process pushed it",
+        "settled-as-said",
+        "Mirror.step",
+        "            self._note(name, uuid, done, read_mirrored(self._context.layout, name).documents)\n",
+        "            said = {one.key: one.digest for one in self._said(done)}\n"
+        "            self._note(name, uuid, done, said)\n",
+        f"{_MIRROR}::test_tags_pins_and_notes_come_after_a_push_that_was_killed_behind_its_manifest[url]",
+        "assert",
+    ),
+    Mutant(
+        "what cannot be joined at the mirror keeps nothing else back",
+        "said-in-one-order",
+        "Mirror._bring_said",
+        "        lacking = sorted(lacking, key=lambda one: self._failures[one.key])[:PAGE_ASKS]\n",
+        "        lacking = lacking[:PAGE_ASKS]\n",
+        f"{_MIRROR}::test_one_that_cannot_be_joined_there_keeps_nothing_else_back",
+        "assert",
+    ),
+    Mutant(
+        "many tags in a row start one process that mirrors",
+        "start-for-each-tag",
+        "mirror.wake",
+        '        if why != "said" or ',
+        '        if why == "said" or ',
+        f"{_MIRROR}::test_a_tag_a_pin_and_a_note_start_the_mirror_once_in_a_while",
+        "assert",
+    ),
+    Mutant(
+        "a push moves the tags of a store in a directory",
+        "tag-there-stays",
+        "beside.take_names",
+        "        if target is None or (moving and (target[0], target[1]) != info.key):\n",
+        "        if target is None:\n",
+        "tests/remote/test_other_store.py::test_a_push_moves_tags_and_pins_there_and_a_pull_moves_none_here",
+        "assert",
+    ),
+    Mutant(
+        "what was replaced goes at the mirror only while what has its step is there",
+        "last-of-step-removed",
+        "keep_remote._is_there",
+        "    return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None\n",
+        "    return True\n",
+        f"{_KEEP}::test_what_was_replaced_stays_while_it_is_all_that_is_there",
+        "assert",
+    ),
+    Mutant(
+        "what a store lists is not replaced by what another store saved",
+        "replaced-by-another",
+        "keep_remote._of_replaced",
+        '    kept += ["it is what this store has at its step"] if is_here else []\n',
+        "",
+        f"{_KEEP}::test_what_was_replaced_stays_for_a_tag_or_a_pin_there_and_where_the_store_lists_it",
+        "assert",
+    ),
+    Mutant(
+        "a push that waits for its rate keeps its intent",
+        "stale-while-it-waits",
+        "Push._rest",
+        "            self._renew()\n",
+        "",
+        f"{_PUSH}::test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits[500-True]",
+        "overtaken by a pruner",
     ),
     Mutant(
         "what is only listed here is dropped here when it goes at the mirror",

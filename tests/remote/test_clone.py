@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, BytesElsewhere, CheckpointInfo, CkstoreError, CkstoreWarning, RemoteError, Store
+from ckstore import (
+    BadInput,
+    BytesElsewhere,
+    CheckpointInfo,
+    CkstoreError,
+    CkstoreWarning,
+    NoSuchRemote,
+    RemoteError,
+    Store,
+)
 from ckstore.remote.elsewhere.clone import list_remote
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 from tests.remote.test_pull import same
@@ -56,6 +65,21 @@ def test_a_clone_again_adds_what_is_new(store: Store, tmp_path: Path) -> None:
     assert [info.step for info in clone.checkpoints()] == [1, 2, 4]
 
 
+def test_a_clone_that_was_killed_before_the_names_is_repeated_with_them(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ckstore.remote.elsewhere.clone.take_names", die)
+        with pytest.raises(KeyboardInterrupt):
+            Store.clone(store.path, tmp_path / "clone")
+    clone = Store.clone(store.path, tmp_path / "clone")
+    assert [(tag.name, tag.step) for tag in clone.tags()] == [("best", 1)]
+    assert [pin.reason for pin in clone.pins()] == ["paper"]
+
+
 def test_what_is_no_remote_leaves_nothing(store: Store, tmp_path: Path) -> None:
     from ckstore import StoreNotFound
 
@@ -79,6 +103,16 @@ def test_a_store_that_may_not_be_read_is_an_error_of_ckstore_and_leaves_nothing(
     with pytest.raises(CkstoreError, match=r"Permission denied.*store\.json"):
         Store.clone(store.path, tmp_path / "clone")
 
+    assert not (tmp_path / "clone").exists()
+
+
+def test_a_clone_of_a_wrong_address_names_it(service: Service, tmp_path: Path) -> None:
+    target = service.target("runn")
+
+    with pytest.raises(NoSuchRemote, match=f"there is no remote at {target.address}") as raised:
+        Store.clone(target.address, tmp_path / "clone", endpoint=target.endpoint)
+
+    assert "check the address" in raised.value.hint
     assert not (tmp_path / "clone").exists()
 
 

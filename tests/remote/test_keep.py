@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, RetentionPolicy, Store
+from ckstore import BadInput, RetentionPlan, RetentionPolicy, Store
 from ckstore.remote import keys
 from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
+from ckstore.remote.small_objects import RemoteTag
 from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.remote.test_pull import same
@@ -195,6 +197,96 @@ def test_what_is_open_here_and_only_listed_stays_at_both(store: Store) -> None:
     store.remotes.prune("cold")
     assert there(store) == [2]
     assert here(store) == [(2, True)]
+
+
+@pytest.fixture
+def replaced(tmp_path: Path, memory: Target) -> tuple[Store, list[str]]:
+    """Return a store whose mirror has three checkpoints of step 1, and the ids of these, the oldest first."""
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.remotes.add("cold", memory.address)
+    store.config.mirror = "cold"
+    ids = []
+    for seed in (1, 2, 3):
+        ids.append(store.save(state(seed), step=1, if_exists="replace").id)
+        mirrored(store)
+    store.save(state(4), step=2)
+    mirrored(store)
+    return store, ids
+
+
+def ids_there(store: Store) -> set[str]:
+    listed = ServiceObjects(store.remotes.get("cold").target).list(keys.CHECKPOINTS)
+    return {place.id for one in listed if (place := keys.place_in(one.key)) is not None}
+
+
+def test_what_a_later_save_of_its_step_replaced_goes_by_keep_remote(replaced: tuple[Store, list[str]]) -> None:
+    store, ids = replaced
+    newest = {info.id for info in store.checkpoints()}
+    assert ids_there(store) == {*ids, *newest}
+    store.config.keep_remote = RetentionPolicy(keep_last=10)
+
+    planned = store.remotes.prune("cold", dry_run=True).retention
+    report = store.remotes.prune("cold").retention
+
+    assert planned is not None
+    assert report is not None
+    assert [entry.info.id for entry in planned.plan.dropped] == [info.id for info in report.dropped] == ids[:2]
+    assert planned.plan.dropped[0].reasons == (f"its step was saved again: {ids[2]} is meant by it",)
+    assert ids_there(store) == newest
+    objects = ServiceObjects(store.remotes.get("cold").target)
+    assert all(objects.head(keys.Place("main", 1, id).dropped) is not None for id in ids[:2])
+    assert store.remotes.prune("cold").retention.plan.dropped == ()  # type: ignore[union-attr]
+    assert same(store.load(1), state(3))
+
+
+def test_what_was_replaced_stays_for_a_tag_or_a_pin_there_and_where_the_store_lists_it(
+    replaced: tuple[Store, list[str]], tmp_path: Path
+) -> None:
+    store, ids = replaced
+    objects = ServiceObjects(store.remotes.get("cold").target)
+    objects.put(keys.tag("paper"), RemoteTag("main", 1, ids[0]).render())
+    # Another node, whose store has the second one.
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    other.remotes.add("cold", store.remotes.get("cold").target.address)
+    other.pull(ids[1], "cold")
+    other.save(state(9), step=9)
+    other.config.mirror = "cold"
+    other.config.keep_remote = RetentionPolicy(keep_last=10)
+    assert other.remotes.prune("cold").retention.dropped == ()  # type: ignore[union-attr]
+    assert {*ids} <= ids_there(store)
+
+    store.config.keep_remote = RetentionPolicy(keep_last=10)
+    report = store.remotes.prune("cold").retention
+
+    assert report is not None
+    assert [info.id for info in report.dropped] == [ids[1]]
+    reasons = {entry.info.id: entry.reasons for entry in report.plan.entries}
+    assert reasons[ids[0]] == ("it has the tag paper",)
+
+
+def test_what_was_replaced_stays_while_it_is_all_that_is_there(
+    replaced: tuple[Store, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, ids = replaced
+    store.config.keep_remote = RetentionPolicy(keep_last=10)
+    objects = ServiceObjects(store.remotes.get("cold").target)
+    newest = keys.Place("main", 1, ids[2])
+    real = KeepRemote.plan
+
+    def plan_late(self: KeepRemote) -> RetentionPlan:
+        made = real(self)
+        # Another client removes the newest meanwhile.
+        objects.put(newest.dropped, b"{}")
+        objects.delete([newest.manifest])
+        return made
+
+    monkeypatch.setattr(KeepRemote, "plan", plan_late)
+    report = store.remotes.prune("cold").retention
+
+    assert report is not None
+    assert report.dropped == ()
+    assert [one.info.id for one in report.skipped] == ids[:2]
+    assert {*ids[:2]} <= ids_there(store)
 
 
 def test_a_tag_that_cannot_be_read_there_stops_it(tmp_path: Path, memory: Target) -> None:

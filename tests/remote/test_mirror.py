@@ -23,6 +23,7 @@ from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, Store
 from ckstore.model.times import time_of_text
 from ckstore.ops import mirrored
 from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
@@ -177,6 +178,49 @@ def test_a_mirror_that_is_away_fails_no_save_and_is_tried_again(
     assert pauses[0] <= 1.0 < pauses[5]
     assert max(pauses) <= 300.0
     del quiet
+
+
+def test_while_a_mirror_that_failed_waits_another_process_may_go_on(
+    tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / "away")
+    store.save(state(1), step=1)
+    taken = []
+
+    def pause(_: float) -> None:
+        taken.append(starting.lock_mirror(context_of(store)))
+
+    with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", pause)
+        process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
+    (lock,) = taken
+    assert lock is not None
+    lock.release()
+    del quiet
+
+
+def test_a_training_with_other_credentials_need_not_wait_for_the_process_of_the_one_before(
+    tmp_path: Path, no_process_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(starting, "start", lambda *_: None)
+        store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / "away")
+
+    store.save(state(1), step=1)
+    wait_for(lambda: [one.state for one in store.savers()] == ["waiting"], "it has not failed")
+    (first,) = mirrors_of(tmp_path / "a")
+    store.save(state(2), step=2)
+    assert mirrors_of(tmp_path / "a") == [first]
+
+    monkeypatch.setattr(starting, "children", list)  # as in another process
+    wait_for(lambda: store.save(state(3)) is not None and mirrors_of(tmp_path / "a") != [first], "none was started")
+    # Of two that wait the one with the older credentials ends.
+    wait_for(lambda: first not in mirrors_of(tmp_path / "a"), "the one before goes on")
+    (tmp_path / "away").rename(tmp_path / "m")
+    wait_for(lambda: not store.mirror_status().behind, "nothing was pushed")  # type: ignore[union-attr]
+    del no_process_left
 
 
 def test_doctor_and_metrics_say_what_is_only_here(
@@ -459,3 +503,140 @@ def test_another_place_under_the_name_of_the_mirror_has_nothing_yet(tmp_path: Pa
     assert {info.id for info in status.behind} == {info.id for info in store.checkpoints()}
     all_steps(store)
     assert {info.id for info in Store.open(tmp_path / "m").checkpoints()} == {info.id for info in store.checkpoints()}
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.fixture(params=["url", "directory"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path, memory: Target, quiet: list[str]) -> Store:
+    """Return a store with a mirror on object storage, or in a directory."""
+    store = Store.init(tmp_path / "a", chunk_bytes=MIB)
+    if request.param == "directory":
+        Store.init(tmp_path / "m", chunk_bytes=MIB)
+    store.remotes.add("cold", memory.address if request.param == "url" else tmp_path / "m")
+    store.config.mirror = "cold"
+    del quiet
+    return store
+
+
+def names_there(store: Store, folder: Path) -> tuple[dict[str, int], list[tuple[int, str]], dict[int, list[str]]]:
+    """Return what a new store on another node takes from the mirror: tags, pins and notes."""
+    clone = Store.clone(store.remotes.get("cold").target.address, folder)
+    return (
+        {tag.name: tag.step for tag in clone.tags()},
+        [(pin.step, pin.reason) for pin in clone.pins()],
+        {info.step: [note.text for note in info.notes] for info in clone.checkpoints() if info.notes},
+    )
+
+
+def test_tags_pins_and_notes_come_after_a_push_that_was_killed_behind_its_manifest(
+    kept: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.save(state(1), step=1, tags=["best"])
+    kept.pin(1, "a paper names it")
+    kept.annotate(1, note="good")
+
+    def die(*_: object, **__: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ckstore.remote.push.Beside.push", die)
+        patched.setattr("ckstore.remote.push.Push.keep_record", lambda _: None)
+        patched.setattr("ckstore.remote.pull.take_names", die)
+        patched.setattr("ckstore.remote.pull.Pull.annotations_of", lambda *_: None)
+        with pytest.raises(Killed):
+            Mirror(context_of(kept)).step()
+    assert names_there(kept, tmp_path / "before") == ({}, [], {})
+
+    all_steps(kept)
+
+    assert names_there(kept, tmp_path / "after") == ({"best": 1}, [(1, "a paper names it")], {1: ["good"]})
+
+
+def test_what_is_said_later_follows_and_a_tag_moves_there_as_here(kept: Store, tmp_path: Path) -> None:
+    kept.config.keep_local = RetentionPolicy(keep_last=1)
+    for step in (1, 2):
+        kept.save(state(step), step=step, tags=["newest"])
+        all_steps(kept)
+    kept.annotate(1, note="of one without bytes here")
+    kept.tag("best", 1)
+    kept.pin(2, "a paper names it")
+
+    all_steps(kept)
+
+    assert names_there(kept, tmp_path / "b") == (
+        {"newest": 2, "best": 1},
+        [(2, "a paper names it")],
+        {1: ["of one without bytes here"]},
+    )
+    kept.tag("best", 2)
+    all_steps(kept)
+    assert names_there(kept, tmp_path / "c")[0] == {"newest": 2, "best": 2}
+
+
+def test_what_was_said_is_brought_once_and_nothing_of_what_was_removed_there(counted: tuple[Store, Double]) -> None:
+    store, objects = counted
+    for step in range(3):
+        store.save({"x": step}, step=step)
+    all_steps(store)
+    objects.forget_requests()
+    store.tag("best", 1)
+    store.annotate(2, metrics={"bleu": 1.0})
+    all_steps(store)
+    assert sorted(objects.keys_written) == [place_of(store.info(2)).annotations, "refs/best.json"]
+    assert objects.request_count() <= 14
+    objects.forget_requests()
+    all_steps(store)
+    # A new process, too.
+    assert not Mirror(context_of(store)).step()
+    assert objects.request_count() == 0
+
+    place = place_of(store.info(0))
+    objects.put(place.dropped, b"{}")
+    objects.delete([place.manifest])
+    objects.forget_requests()
+    store.annotate(0, note="only here by now")
+    store.tag("old", 0)
+    all_steps(store)
+    assert objects.keys_written == []
+
+
+def test_one_that_cannot_be_joined_there_keeps_nothing_else_back(counted: tuple[Store, Double]) -> None:
+    store, objects = counted
+    for step in range(30):
+        store.save({"x": step}, step=step)
+    all_steps(store)
+    broken = place_of(store.info(5)).annotations
+    objects.put(broken, b"{")
+    for step in range(30):
+        store.annotate(step, note="good")
+    mirror = Mirror(context_of(store))
+    for _ in range(8):
+        with suppress(RemoteError):
+            mirror.step()
+    assert sum(key.endswith("annotations.json") and b"good" in data for key, data in objects.held.items()) == 29
+    assert objects.held[broken] == b"{"
+    store.save({"x": 99}, step=99)
+    assert mirror.step()
+    assert [info.step for info in mirror.todo()] == []
+    # It is not given up: once the broken one is out of the way it is written.
+    objects.delete([broken])
+    all_steps(store)
+    assert b"good" in objects.held[broken]
+
+
+def test_a_tag_a_pin_and_a_note_start_the_mirror_once_in_a_while(tmp_path: Path, quiet: list[str]) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    store.save(state(1), step=1)
+    starting._started_s.clear()
+    quiet.clear()
+    for number in range(20):
+        store.tag(f"t{number}", 1)
+    assert len(quiet) == 1
+    for act in (lambda: store.pin(1, "kept"), lambda: store.annotate(1, note="good")):
+        starting._started_s.clear()
+        quiet.clear()
+        act()
+        assert len(quiet) == 1

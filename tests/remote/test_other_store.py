@@ -41,6 +41,19 @@ def test_a_push_to_a_directory_is_a_whole_checkpoint_there(store: Store, other: 
     assert store.push(1, str(other.path)).moved_bytes == 0
 
 
+def test_a_push_moves_tags_and_pins_there_and_a_pull_moves_none_here(store: Store, other: Store) -> None:
+    store.save(state(2), step=2)
+    store.tag("best", 1)
+    store.push(None, other.path, all=True)
+    store.tag("best", 2)
+    report = store.push(2, other.path)
+    assert (report.warnings, other.info("best").step) == ((), 2)
+    other.tag("best", 1)
+    report = store.pull(1, other.path)
+    assert store.info("best").step == 2
+    assert "the tag best names main@2 here" in report.warnings[0]
+
+
 def test_a_pull_from_a_directory_takes_only_what_is_missing(store: Store, other: Store) -> None:
     changed = state(1)
     changed["step"] = 2

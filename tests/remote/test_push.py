@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from ckstore import BytesElsewhere, DamagedBlob, NoSuchRef, RemoteError, Store
 from ckstore.remote import keys
+from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
 from ckstore.remote.push import Manner, Push, push
@@ -125,6 +127,36 @@ def test_what_was_said_later_comes_along(store: Store) -> None:
     assert (tag["run"], tag["step"], tag["id"]) == ("main", 1, info.id)
     assert json.loads(objects.held[f"pins/{pin.name}.json"])["reason"] == "paper"
     assert b'"bleu":27.0' in objects.held[keys.Place("main", 1, info.id).annotations]
+
+
+@pytest.mark.parametrize("which", ["one", "all"])
+def test_a_push_that_is_repeated_brings_what_a_killed_one_did_not_come_to(
+    store: Store, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    store.tag("best", 1)
+    pin = store.pin(1, "paper")
+    store.annotate(1, note="good")
+    objects, remote = new_remote(store.settings)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Beside, "push", die)
+        patched.setattr(Push, "keep_record", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            store.push(1, remote)
+    place = keys.Place("main", 1, store.info(1).id)
+    assert place.manifest in objects.held
+    wanted = {"refs/best.json", f"pins/{pin.name}.json", place.annotations}
+    assert not wanted & set(objects.held)
+    objects.forget_requests()
+
+    report = store.push(1, remote) if which == "one" else store.push(remote=remote, all=True)
+
+    assert report.new_count == report.moved_bytes == 0
+    assert wanted <= set(objects.held)
+    assert objects.request_count() <= 20
 
 
 def test_annotations_of_two_stores_are_joined(store: Store, tmp_path: Path) -> None:
@@ -285,6 +317,27 @@ def test_a_push_that_slept_begins_again(store: Store) -> None:
     assert store.plan_push(1, remote).new == ()
 
 
+def test_a_push_that_begins_again_keeps_to_its_rate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects, remote = new_remote(store.settings)
+    now_s = [0.0]
+    slept: list[str] = []
+
+    def sleep_once(call: str, key: str) -> Fault | None:
+        if call == "put" and key.startswith(keys.BLOBS) and not slept:
+            slept.append(key)
+            now_s[0] += LIFE_S
+        return None
+
+    def pass_time(self: MemoryBudget, seconds: float) -> None:
+        assert not self.is_ended
+        now_s[0] += seconds
+
+    objects.fault = sleep_once
+    monkeypatch.setattr(MemoryBudget, "sleep", pass_time)
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(MIB, threads=1, clock=lambda: now_s[0]))
+    assert now_s[0] >= LIFE_S + 1.9
+
+
 def test_a_push_that_slept_before_its_manifest_begins_again_without_compare_and_swap(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,8 +401,6 @@ def test_a_removed_checkpoint_is_pushed_again_when_it_is_asked_for(store: Store)
 def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
     budget = MemoryBudget(10)
     with budget.taking(7):
-        import threading
-
         came = threading.Event()
 
         def take() -> None:
@@ -363,6 +414,24 @@ def test_memory_is_bounded_whatever_the_threads(store: Store) -> None:
     assert came.is_set()
     with budget.taking(100):  # larger than all of it: alone
         pass
+
+
+def test_a_wait_of_ten_thousand_years_ends_with_the_transfer() -> None:
+    budget = MemoryBudget()
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            budget.sleep(3e11)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    budget.end()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert failures == []
 
 
 def test_memory_is_lent_again_and_what_lies_idle_makes_way() -> None:
@@ -423,6 +492,34 @@ def test_a_rate_is_kept_to(store: Store) -> None:
     begun_s = time.monotonic()
     store.push(1, remote, bwlimit="8MiB")
     assert time.monotonic() - begun_s > 0.2
+
+
+@pytest.mark.parametrize("bytes_s, cas", [(1, True), (500, True), (500, False)])
+def test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_s: int, cas: bool
+) -> None:
+    store = Store.init(tmp_path / "large", chunk_bytes=MIB)
+    store.save(state(1, chunks=12), step=1)
+    objects, remote = new_remote(store.settings, cas=cas)
+    now_s, stale_s = [0.0], [0.0]
+    written: list[float] = []
+
+    def pass_time(self: MemoryBudget, seconds: float) -> None:
+        now_s[0] += seconds
+
+    def watch(call: str, key: str) -> Fault | None:
+        if key.startswith(keys.INTENTS) and call in ("put", "update"):
+            written.append(now_s[0])
+        stale_s[0] = max(stale_s[0], now_s[0] - written[-1]) if written else 0.0
+        return None
+
+    objects.fault = watch
+    monkeypatch.setattr(MemoryBudget, "sleep", pass_time)
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(bytes_s, threads=1, clock=lambda: now_s[0]))
+    assert store.plan_push(1, remote).new == ()
+    assert now_s[0] >= 11 * MIB / bytes_s
+    assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
+    assert stale_s[0] <= LIFE_S / 2
 
 
 def test_several_ways_to_say_which(store: Store) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, NoSuchRemote, RemoteDenied, RemoteError, Store, StoreNotFound
+from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, Store, StoreNotFound
 from ckstore.remote.documents.info import RemoteInfo
 from ckstore.remote.service import engine
 from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.calls import Workers
 from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.probe import probe
 from ckstore.remote.service.target import Target, parse_target
 from tests.support.s3_proxy import Proxy
@@ -183,6 +185,52 @@ def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
         parse_target("s3://bucket/run", endpoint=endpoint)
 
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+def test_an_endpoint_of_the_environment_that_is_no_url_is_said_and_no_panic_of_the_engine(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "127.0.0.1:9000")
+
+    with pytest.raises(CkstoreError, match=f"{name} must be a URL such as https://.*, got '127.0.0.1:9000'"):
+        store.remotes.add("cold", "s3://bucket/run")
+
+
+def test_what_breaks_the_engine_is_an_error_of_ckstore() -> None:
+    class Panic(BaseException):
+        """As the engine's: no Exception."""
+
+    def call() -> None:
+        raise Panic("request valid")
+
+    with pytest.raises(RemoteError, match="the engine broke: request valid"):
+        Workers().call(call)
+
+
+@pytest.mark.parametrize(
+    "text, hint",
+    [
+        ("s3:/bucket/run", "with two slashes"),
+        ("gs:bucket", "with two slashes"),
+        ("http://127.0.0.1:9000/bucket/run", "its URL as the endpoint"),
+    ],
+)
+def test_an_address_that_was_mistyped_is_no_directory(store: Store, text: str, hint: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        store.remotes.add("cold", text)
+
+    assert hint in raised.value.hint
+
+
+def test_a_service_that_cannot_be_used_does_not_blame_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING"):
+        monkeypatch.delenv(variable, raising=False)
+
+    with pytest.raises(RemoteError, match=r"az://box/run cannot be used: .*Account") as raised:
+        open_objects(parse_target("AZ://box/run"))
+
+    assert "environment" in raised.value.hint
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "-x", ".x", "a b", "x" * 101])

@@ -239,6 +239,7 @@ def test_what_another_process_saved_at_a_step_that_a_dead_saver_had_chosen_stays
     order = Order(1, "main", None, Description(), (), if_exists, False, captured=captured, places=places, tried_step=0)
 
     assert carry_out(store._context, order, snapshot.fd).step == 1
+    assert [one.event for one in store.events()] == ["saved", "saved"]
     snapshot.close()
     assert is_state(store.load(0), 0)
     assert is_state(store.load(1), 1)

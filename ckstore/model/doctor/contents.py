@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
+from ckstore.model.reports.gc_report import Waiting, amount_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.sizes import size_text
@@ -84,11 +85,14 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
     return DoctorFinding("note", "trash", told, "ckstore gc frees it")
 
 
-def check_undo(window_s: float, count: int, kept_bytes: int) -> DoctorFinding:
-    """Return what is to be said of what can be brought back; `window_s`: how long what is deleted waits from now on."""
-    if count:
-        told = f"{_count(count, 'checkpoint')} with {size_text(kept_bytes)} can be brought back"
-        return DoctorFinding("note", "undo", told, "ckstore undo lists them; ckstore gc --now frees them at once")
+def check_undo(window_s: float, waiting: Sequence[Waiting]) -> DoctorFinding:
+    """Return what is to be said of what was dropped; `window_s`: how long what is deleted waits from now on."""
+    whole, broken = ([one for one in waiting if bool(one.problem) is is_broken] for is_broken in (False, True))
+    told = [f"{amount_of(whole)} can be brought back"] if whole else []
+    told += [f"{amount_of(broken)} cannot be brought back: {broken[0].problem}"] if broken else []
+    if told:
+        do = "ckstore undo lists them; ckstore gc --now frees them at once"
+        return DoctorFinding("note", "undo", "; ".join(told), do)
     if not window_s:
         return ok("undo", "off: what is deleted cannot be brought back; ckstore config undo --on keeps it for a day")
     return ok("undo", f"what is deleted can be brought back for {age_words(window_s)}")

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from ckstore.model.reports.retention_report import Skipped
 
 
+_WAITING = {
+    False: "can be brought back (ckstore undo)",
+    True: "cannot be brought back (ckstore undo says why), and stays",
+}
+_AT_ONCE = "ckstore gc --now frees that at once"
+
+
 @brief()
 @dataclass(frozen=True, slots=True)
 class NextToFree:
@@ -38,13 +45,14 @@ class NextToFree:
 @brief("run", "step", "dropped", "until", "nbytes")
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A checkpoint that was dropped and can be brought back by `Store.undelete`.
+    """A checkpoint that was dropped and can be brought back by `Store.undelete`, or what is left of one.
 
     Attributes:
-        run, step, id: Which.
+        run, step, id: Which; the id is empty if its manifest cannot be read.
         dropped, until: When it was dropped, and how long it waits.
         nbytes: What it alone keeps on the disk, after those that go before it.
         entry: Its name in ``trash/``.
+        problem: Why it cannot be brought back, as that a blob is missing; empty: it can.
     """
 
     run: str
@@ -54,6 +62,7 @@ class Waiting:
     until: str
     nbytes: int
     entry: str
+    problem: str = ""
 
     @property
     def ref(self) -> str:
@@ -61,7 +70,9 @@ class Waiting:
         return f"{self.run}@{self.step}"
 
     def __str__(self) -> str:
-        return printable(f"{self.ref} dropped {self.dropped[:19]}Z, until {self.until[:19]}Z, {size_text(self.nbytes)}")
+        why = f": it cannot be brought back: {self.problem}" if self.problem else ""
+        times = f"dropped {self.dropped[:19]}Z, until {self.until[:19]}Z"
+        return printable(f"{self.ref} {times}, {size_text(self.nbytes)}{why}")
 
 
 @brief()
@@ -133,7 +144,7 @@ class GcReport:
             kept, no checkpoint may go, or the catalog cannot be read.
         waits_for_grace: Other hosts may be using the store, so what goes waits in ``trash/`` for the grace.
         plan: What was carried out, or would be; made after the retention.
-        waiting: Dropped checkpoints that can be brought back, and keep their bytes until then.
+        waiting: Dropped checkpoints that keep their bytes for a while; those without a `problem` can be brought back.
         differences: Where it came out otherwise, and why, a sentence each. With a grace the two are not compared.
         cached_bytes: What was removed of the cache of fetched bytes (`StoreConfig.cache_bytes`).
     """
@@ -268,11 +279,10 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield printable(report.explanation)
     if report.cached_bytes:
         yield f"{'would remove' if report.dry_run else 'removed'} {size_text(report.cached_bytes)} of fetched bytes"
-    if report.waiting:
-        nbytes = sum(one.nbytes for one in report.waiting)
-        until = printable(max(one.until for one in report.waiting)[:16].replace("T", " "))
-        dropped = f"{counted(len(report.waiting), 'dropped checkpoint')} with {size_text(nbytes)}"
-        yield f"{dropped} can be brought back (ckstore undo) until {until} UTC; ckstore gc --now frees that at once"
+    for is_broken, words in _WAITING.items():
+        if waiting := [one for one in report.waiting if bool(one.problem) is is_broken]:
+            until = printable(max(one.until for one in waiting)[:16].replace("T", " "))
+            yield f"{amount_of(waiting, 'dropped checkpoint')} {words} until {until} UTC; {_AT_ONCE}"
     if report.differences:
         said = [some_of(report.differences, 1)] if table is None else report.differences
         yield from (printable(f"not as planned: {one}") for one in said)
@@ -283,6 +293,11 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield "cannot see which processes have files open: /proc is missing, or hides them"
     if report.trash_left and (report.waits_for_grace or not is_idle):  # else it is said above
         yield _left(len(report.trash_left))
+
+
+def amount_of(waiting: Sequence[Waiting], what: str = "checkpoint") -> str:
+    """Return how many wait, and what they keep on the disk."""
+    return f"{counted(len(waiting), what)} with {size_text(sum(one.nbytes for one in waiting))}"
 
 
 def _sizes(held: Sequence[HeldBlob]) -> str:

@@ -91,7 +91,7 @@ class Usage:
         alone_bytes: Blobs that a single checkpoint has.
         shared_bytes: Blobs that several have, each once.
         unused_bytes: Blobs that no checkpoint has; gc frees them.
-        waiting_bytes: Blobs of dropped checkpoints alone, which `Store.undelete` can bring back; freed later.
+        waiting_bytes: Blobs of dropped checkpoints alone, which `Store.dropped` lists; freed later.
         dead_bytes: The part of all packs that is dead, each pack once; see `CheckpointUsage`.
         saved_bytes: By how much compaction made blobs smaller: those that are encoded, and nowhere plain any more.
         encoded_bytes: The part of `disk_bytes` in encoded forms of blobs.
@@ -132,7 +132,7 @@ def summary(usage: Usage) -> Iterator[str]:
     if usage.unused_bytes:
         yield f"{size_text(usage.unused_bytes)} of it is unused: ckstore gc frees it"
     if usage.waiting_bytes:
-        yield f"{size_text(usage.waiting_bytes)} of it was dropped and can be brought back: ckstore undo lists it"
+        yield f"{size_text(usage.waiting_bytes)} of it was dropped, and waits to be brought back: ckstore undo lists it"
     if usage.dead_bytes:
         yield f"{size_text(usage.dead_bytes)} of it is dead: unused parts of blobs that are still needed"
 

@@ -12,7 +12,7 @@ import os
 import uuid
 from dataclasses import dataclass
 
-from ckstore.fs import links, peek, statx
+from ckstore.fs import files, links, peek, statx
 from ckstore.fs.inside import Inside
 from ckstore.fs.peek import open_at
 from ckstore.objects.layout import BLOBS, Layout
@@ -35,9 +35,17 @@ class Grace:
             statx.refresh(place)
             found = peek.find(place)
             if found is not None:
-                # The later of both: a user can set mtime back, but not ctime.
-                times.append(max(found.st_ctime_ns, found.st_mtime_ns))
+                times.append(self._touched_ns(place, found))
         return bool(times) and self.now_ns - max(times) >= self.grace_ns
+
+    def _touched_ns(self, path: Inside, found: os.stat_result) -> int:
+        # More than a grace ahead is no change that came after `begin`, and would wait until the clock is there.
+        most_ns = self.now_ns + self.grace_ns
+        if found.st_ctime_ns > most_ns:  # the clock of the filesystem was set back since
+            files.renew_ctime(path)
+            return self.now_ns
+        # The later of both: a user can set mtime back, or to a time that never comes, but not ctime.
+        return max(found.st_ctime_ns, found.st_mtime_ns if found.st_mtime_ns <= most_ns else 0)
 
 
 def begin(layout: Layout, grace_s: float) -> Grace:

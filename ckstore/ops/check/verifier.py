@@ -18,7 +18,6 @@ from ckstore.errors import DamagedBlob, InUse, OtherHash
 from ckstore.fs import buffers, locks, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import MarkEntry
-from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import CheckpointKey, spellings
@@ -68,8 +67,7 @@ class Verifier:
         self.bad: set[Unit] = set()
         self.missing: set[str] = set()  # blobs that a checkpoint needs and does not have
         self.away: set[CheckpointKey] = set()  # the checkpoints of which blobs are at a remote alone
-        # What the manifest of each checkpoint says, and a number made of the blobs that it names.
-        self.infos: dict[CheckpointKey, tuple[CheckpointInfo, int]] = {}
+        self.ids: dict[CheckpointKey, str] = {}  # the id of each checkpoint that has a manifest
         # The checkpoints that another process had locked for too long, so that they were not looked at.
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
@@ -147,8 +145,7 @@ class Verifier:
             else:
                 manifest = directory.manifest
                 order = (0, manifest.sequence, manifest.created, directory.manifest_id)
-                used = hash(frozenset((blob.digest, blob.nbytes) for blob in manifest.stored))
-                self.infos[run, step] = (CheckpointInfo.of(manifest, directory.manifest_id), used)
+                self.ids[run, step] = directory.manifest_id
                 new = self.directory(directory, run, step, only)
                 damage = new if only is None else [*new, *self._known(directory, new)]
             if any(found.affects for found in new):

@@ -6,14 +6,14 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CkstoreError, NoSuchRef, StepExists
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef, StepExists
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.objects.layout import RunChange
+from ckstore.objects.layout import MANIFEST, RunChange
 from ckstore.ops import events
 from ckstore.ops.check.validity import glance
 from ckstore.ops.config_file import GRACE_S, setting_of
@@ -23,6 +23,7 @@ from ckstore.ops.refs.find import text_of
 from ckstore.ops.refs.listing import infos
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import SupportsIndex
 
     from ckstore.fs.inside import Inside
@@ -34,7 +35,7 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
-    """Return what can be brought back, the one dropped last first, with what purging it frees in turn.
+    """Return what waits, the one dropped last first, with what purging it frees in turn; some lack a blob by now.
 
     With a step only what has that one: to bring back one of thousands not each is looked into.
     """
@@ -51,19 +52,19 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
     freed = freed_in_turn(context, (layout.trash / name for _, name, _ in entries))
     for (left_s, name, place), blobs in zip(entries, freed, strict=True):
         path = layout.trash / name
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # gone, or another user's
             looked = glance(path, *place, context.known.manifests)
-            if looked.manifest is None or looked.problem:  # a failed save, or one that gc has begun to take apart
+            if looked.manifest is None and not peek.exists(path / MANIFEST):  # a failed save, or nearly taken apart
                 continue
             # Where all waits for a grace, so does the form that a checkpoint had before it was compacted.
             if id_at(layout.checkpoint(*place)) == looked.manifest_id:
                 continue
-            status = peek.status(path)
-            dropped = text_of_time(datetime.fromtimestamp(status.st_ctime, UTC))
-            until = text_of_time(datetime.now(UTC) + timedelta(seconds=left_s))
+            now = datetime.now(UTC)
+            dropped = text_of_time(min(now, datetime.fromtimestamp(peek.status(path).st_ctime, UTC)))
+            until = text_of_time(now + timedelta(seconds=left_s))
             nbytes = sum(size for _, size in blobs)
-            found.append(Waiting(*place, looked.manifest_id, dropped, until, nbytes, name))
-    latest = {(one.ref, one.id): one for one in sorted(found, key=lambda one: one.dropped)}
+            found.append(Waiting(*place, looked.manifest_id, dropped, until, nbytes, name, looked.problem))
+    latest = {(one.ref, one.id, one.problem): one for one in sorted(found, key=lambda one: one.dropped)}
     return tuple(sorted(latest.values(), key=lambda one: one.dropped, reverse=True))
 
 
@@ -71,13 +72,19 @@ def _left_s(path: Inside, window_s: float) -> float:
     if not window_s:
         return trash.left_s(path)
     found = peek.find(path)
-    return 0.0 if found is None else window_s - (datetime.now(UTC).timestamp() - found.st_ctime)
+    return 0.0 if found is None else trash.left_of(window_s, found.st_ctime)
 
 
 def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> CheckpointInfo:
     """Bring back a dropped checkpoint; see `ckstore.Store.undelete`."""
     context.check_writable()
     chosen = _chosen(context, ref)
+    if chosen.problem:
+        raise DamagedBlob(
+            f"{chosen.ref} cannot be brought back: {chosen.problem}",
+            hint="free what is left of it: store.gc(now=True)",
+            command_hint="ckstore gc --now frees what is left of it",
+        )
     layout = context.layout
     path, place = layout.trash / chosen.entry, layout.checkpoint(chosen.run, chosen.step)
     lock = locks.try_exclusive(path)  # L1: a collector that takes it apart has it
@@ -120,29 +127,33 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
     from ckstore.model.manifest.info import CheckpointInfo
 
     if isinstance(ref, CheckpointInfo):
-        fitting = [one for one in waiting(context, ref.step) if one.id == ref.id]
+        fitting = _whole_first(one for one in waiting(context, ref.step) if one.id == ref.id)
     else:
         parsed = parse_ref(text_of(ref))
         if parsed.kind not in ("latest", "step", "id"):
             raise BadInput(f"{ref}: what was dropped is named by RUN@STEP or its id", hint="ckstore undo lists it")
         run = parsed.run if parsed.run is not None else context.run
         step = int(parsed.value) if parsed.kind == "step" else None
-        own = [one for one in waiting(context, step) if run in (None, one.run)]
+        own = _whole_first(one for one in waiting(context, step) if run in (None, one.run))
         if parsed.kind == "latest":  # the one dropped last
             if not own:
                 raise NoSuchRef("nothing can be brought back", hint="ckstore undo lists what can be")
             return own[0]
         # Digits are a step first, then the beginning of an id.
-        fitting = [one for one in own if str(one.step) == parsed.value] or [
+        fitting = [one for one in own if str(one.step) == parsed.value] or _whole_first(
             one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)
-        ]
+        )
         if len({one.run for one in fitting}) > 1:
             raise BadInput(f"{ref} was dropped of several runs", hint=f"write {fitting[0].ref}")
     if not fitting:
-        listed = ", ".join(one.ref for one in waiting(context)[:4])
+        listed = ", ".join([one.ref for one in waiting(context) if not one.problem][:4])
         hint = f"what can be brought back: {listed}" if listed else "nothing waits to be brought back"
         raise NoSuchRef(f"{ref}: nothing of that name can be brought back", hint=hint)
     return fitting[0]
+
+
+def _whole_first(found: Iterable[Waiting]) -> list[Waiting]:
+    return sorted(found, key=lambda one: bool(one.problem))
 
 
 def _taken(chosen: Waiting) -> StepExists:

@@ -172,8 +172,7 @@ def _trash(context: Context) -> Findings:
     waits = waiting(context)
     entries = {one.entry for one in waits}
     yield contents.check_trash([one for one in found if one.name not in entries])
-    nbytes = sum(one.nbytes for one in waits)
-    yield contents.check_undo(setting_of(layout, UNDO_BY_HAND_S), len(waits), nbytes)
+    yield contents.check_undo(setting_of(layout, UNDO_BY_HAND_S), waits)
 
 
 def _tags(context: Context) -> Findings:

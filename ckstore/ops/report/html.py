@@ -242,9 +242,9 @@ def _health(page: Page) -> str:
 def _waiting(page: Page) -> str:
     if not page.waiting:
         return ""
-    rows = [(one.ref, one.dropped[:16], one.until[:16], size_text(one.nbytes)) for one in page.waiting]
-    caption = "Dropped, and brought back by ckstore undo until the time (UTC)"
-    return _section("Undo", _table(caption, ("Checkpoint", "Dropped", "Until", "Size"), rows, "   >"))
+    rows = [(one.ref, one.dropped[:16], one.until[:16], size_text(one.nbytes), one.problem) for one in page.waiting]
+    caption = "Dropped, and brought back by ckstore undo until the time (UTC), but for a problem"
+    return _section("Undo", _table(caption, ("Checkpoint", "Dropped", "Until", "Size", "Problem"), rows, "   >"))
 
 
 def _happened(page: Page) -> str:

@@ -132,8 +132,14 @@ def _hint_for_ranks() -> str:
     )
 
 
-def save_captured(context: Context, captured: Captured, request: Request) -> CheckpointInfo:
-    """Save what was captured, a state or files; the request was checked."""
+def _never(_: BaseException) -> bool:
+    return False
+
+
+def save_captured(
+    context: Context, captured: Captured, request: Request, is_tried_again: Callable[[BaseException], bool] = _never
+) -> CheckpointInfo:
+    """Save what was captured, a state or files; the request was checked. `is_tried_again`: as of `save_staged`."""
     checks = cache(partial(save_checks_or_all, context.layout))  # read once, where an error is one of the save
 
     def stage(staging: Staging, notes: list[str]) -> Staged:
@@ -155,14 +161,19 @@ def save_captured(context: Context, captured: Captured, request: Request) -> Che
     def create() -> Staging:
         return Staging.create(context.layout, request.run, request.step, read_back=checks().read_back)
 
+    def had_space(error: BaseException) -> bool:
+        return isinstance(error, InsufficientSpace) and any(waited)
+
     waited: list[bool] = []
     try:
-        return save_staged(context, request, create, stage)
-    except InsufficientSpace:
+        return save_staged(
+            context, request, create, stage, is_tried_again=lambda error: had_space(error) or is_tried_again(error)
+        )
+    except InsufficientSpace as error:
         # In the middle, as by a quota, which no look before a save sees: what waited to be undone is freed by now.
-        if not any(waited):
+        if not had_space(error):
             raise
-    return save_staged(context, request, create, stage)
+    return save_staged(context, request, create, stage, is_tried_again=is_tried_again)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +209,8 @@ def save_staged(
     create: Callable[[], Staging],  # makes and locks the directory
     stage: Callable[[Staging, list[str]], Staged],
     watch: SaveWatch | None = None,  # called as the save goes on; None: that of the store
+    *,
+    is_tried_again: Callable[[BaseException], bool] = _never,  # whether the caller does so after an error
 ) -> CheckpointInfo:
     """Make a staging directory, fill it with what `stage` puts there, publish it, and see to all that comes after."""
     # `stage`: called with the directory and the notes to the user, to which it may add.
@@ -207,8 +220,7 @@ def save_staged(
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes: list[str] = []
     laps = Laps()
-    failing = events.noting_failure(context, (request.run, request.step))
-    with context.totals.counting_failures(), failing, failing_as_save(context, act_name):
+    with _telling_failure(context, request, is_tried_again), failing_as_save(context, act_name):
         # Inside `failing_as_save`: a full disk shows here first, at a mkdir, and must be `InsufficientSpace`.
         staging = create()
         try:
@@ -522,6 +534,22 @@ def _catalogue(context: Context, run: str, step: int, own: Published | None, sta
     except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
         return why_of(error)
     return ""
+
+
+@contextmanager
+def _telling_failure(
+    context: Context, request: Request, is_tried_again: Callable[[BaseException], bool]
+) -> Iterator[None]:
+    """Count and note that a save failed, and why; one that is tried again has not ended."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_tried_again(error):
+            context.totals.not_saved("failed")
+            if isinstance(error, CkstoreError):
+                why = f"{type(error).__name__}: {error.message}"
+                events.note(context, "failed", (request.run, request.step), why=why)
+        raise
 
 
 @contextmanager

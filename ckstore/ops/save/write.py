@@ -127,17 +127,18 @@ def store_sources(
         writer.part_collisions()
         if devices is not None:
             devices.settle()
+        # Tens of thousands of records make the collector walk the whole heap of the trainer again and again.
+        with python_gc_paused():
+            blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
+        # N1: what the manifest names must be in the staging directory before that is sealed. Before `stop`, which gives
+        # away the buffers for reads from devices: a chunk that was given up is read again.
+        writer.complete(blobs)
     # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.
     except _Stopped as stopped:
         raise writer.first_error or stopped from None
     finally:
         writer.stop()
 
-    # Tens of thousands of records make the collector walk the whole heap of the trainer again and again.
-    with python_gc_paused():
-        blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
-    # N1: what the manifest names must be in the staging directory before that is sealed.
-    writer.complete(blobs)
     recheck.remember(blobs, packs={place.blob for place in places.values()})
     # A key with a number is a piece whose digest belongs to other bytes as well: never a hit for a later save.
     context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}

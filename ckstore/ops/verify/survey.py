@@ -17,6 +17,7 @@ from ckstore.fs.held import through_parents
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
+from ckstore.objects import trash
 from ckstore.objects.heal import restore_names
 from ckstore.objects.last_names import LastName, NameCount
 from ckstore.objects.layout import Layout
@@ -119,15 +120,23 @@ def _counted_again(layout: Layout, names: Mapping[Inode, LastName]) -> Iterator[
     for _ in range(_LOOKS):
         if not names:
             return
-        before = _link_counts(names)
+        before, places = _link_counts(names), _places(layout)
         counts = Names.of(layout).counted.counts
         names = {inode: names[inode] for inode, count in before.items() if count != counts[inode]}
+        # What a save, a compaction or a delete renamed was listed twice, or not at all.
+        if _places(layout) != places:
+            continue
         after = _link_counts(names)
         for inode in names:
             # The count stood still while the names were listed, so both numbers are of one moment.
             if after.get(inode) == before[inode]:
                 yield inode, before[inode], counts[inode]
         names = {inode: name for inode, name in names.items() if after.get(inode) not in (before[inode], None)}
+
+
+def _places(layout: Layout) -> object:
+    """Return where directories with names of blobs are, and which."""
+    return trash.names_in(layout.staging), trash.names_in(layout.trash), layout.stamps()
 
 
 def _link_counts(names: Mapping[Inode, LastName]) -> dict[Inode, int]:

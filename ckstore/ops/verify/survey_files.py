@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
@@ -10,6 +10,7 @@ from ckstore.fs import files
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.checkpoint.pins import parse_pin, pin_name
 from ckstore.model.checkpoint.tag import parse_tag
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import FindingKind, StoreFinding
 from ckstore.model.seal import check_seal
@@ -46,7 +47,9 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
             yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
             catch_up(context)  # a checkpoint that another process has not entered yet is no error
-        stale = _differing(context, checker)
+        # Twice: another process may have compacted or replaced some between the rows and the directories.
+        stale = _differing(context, checker, sorted(checker.ids))
+        stale = stale and _differing(context, checker, stale)
         if stale and may_write:
             _write_again(context, stale)
         for run, step in stale:
@@ -57,19 +60,19 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
         yield StoreFinding("catalog", f"the catalog cannot be compared: {error.message}")
 
 
-def _differing(context: Context, checker: Verifier) -> list[CheckpointKey]:
+def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey]) -> list[CheckpointKey]:
     """Return the whole checkpoints of which the catalog says something else than the manifest."""
     listing = context.catalog.listing()
     rows = {info.key: info for info in context.catalog.infos()}
     found = []
-    for (run, step), (info, used) in sorted(checker.infos.items()):
+    for run, step in keys:
         published = look(context.layout, run, step).published
-        if published is None or published.manifest_id != info.id:  # not whole, or another one by now
+        if published is None or published.manifest_id != checker.ids[run, step]:  # not whole, or another one by now
             continue
-        row = rows.get((run, step))
+        row, info = rows.get((run, step)), CheckpointInfo.of(published.manifest, published.manifest_id)
         same = row is not None and same_facts(row, info) and listing.get((run, step)) == published.stamp
         # The uses too: gc looks for unused blobs by them.
-        if not same or hash(frozenset(context.catalog.blobs_of(run, step))) != used:
+        if not same or context.catalog.blobs_of(run, step) != set(published.manifest.stored):
             found.append((run, step))
     return found
 

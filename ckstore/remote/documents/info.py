@@ -83,7 +83,7 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
 
 
 def agreed_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return which of two documents counts at a service that lets two clients make the remote."""
+    """Return what a remote is at a service that lets two clients make it, as soon as two readings agree."""
     found = read_info(objects, name)
     for _ in range(_READINGS):
         # The client that wrote last has the remote, and the one that wrote before it cannot see that at once.

@@ -12,7 +12,15 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ckstore.errors import CkstoreError, Protected, RemoteDenied, RemoteError, RemoteUnavailable, StepExists
+from ckstore.errors import (
+    CkstoreError,
+    NoSuchRemote,
+    Protected,
+    RemoteDenied,
+    RemoteError,
+    RemoteUnavailable,
+    StepExists,
+)
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
@@ -32,7 +40,9 @@ from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
+from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_unprotected
+from ckstore.remote import keys
 from ckstore.remote.beside import take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.info import read_info
@@ -59,7 +69,11 @@ def new_settings(
     if target.kind == "store":
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes
-    info = read_info(open_objects(target), name)
+    objects = open_objects(target)
+    if objects.head(keys.INFO) is None:
+        hint = "check the address; ckstore remote add NAME URL, in a store with checkpoints, makes a remote there"
+        raise NoSuchRemote(f"there is no remote at {target}: it has no {keys.INFO}", hint=hint)
+    info = read_info(objects, name)
     return info.hash, info.chunk_bytes
 
 
@@ -73,9 +87,10 @@ def list_remote(
     source = source_of(remote)
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
-    infos: dict[CheckpointKey, CheckpointInfo] = {}
+    listed: set[CheckpointKey] = set()
     unlisted: list[str] = []
-    waiting = [place for place in (source.places() if places is None else places) if not is_here(context, place)]
+    places = source.places() if places is None else [*places]
+    waiting = [place for place in places if not is_here(context, place)]
     for start in range(0, len(waiting), _BATCH):
         read: list[tuple[CheckpointInfo, Found, Annotations | None]] = []
 
@@ -101,14 +116,16 @@ def list_remote(
                 if publish_manifest(
                     context, found.manifest, found.data, said, document, if_exists=how, check_replaceable=check
                 ):
-                    infos[info.key] = info
+                    listed.add(info.key)
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
     # Once for all: a transaction for each of thousands would take longer than the rest.
     catch_up(context, "all")
-    take_names(context, source, [*infos.values()], pull.warnings)
-    return len(infos), pull.warnings
+    # Of those too that an earlier call listed: it may have been killed before it came to their names.
+    ids = {place.id for place in places}
+    take_names(context, source, [info for info in infos(context) if info.id in ids], pull.warnings)
+    return len(listed), pull.warnings
 
 
 def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteError
+from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RemoteUnavailable
 from ckstore.model.checkpoint.elsewhere import Holder
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.manifest.stored import OldPiece
@@ -59,6 +59,8 @@ class Through:
                 problems.append(f"{holder.name}: {error.message}")
                 if isinstance(error, NoSuchRemote):
                     hint = f"add it again under its name: ckstore remote add {holder.name} PLACE"
+                elif isinstance(error, RemoteDenied | RemoteUnavailable):
+                    hint = error.hint
         if old is not None:
             return None
         msg = f"blob {blob.digest} of {manifest.name} is elsewhere, and was not fetched: {'; '.join(problems)}"

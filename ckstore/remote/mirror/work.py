@@ -1,18 +1,20 @@
-"""One step of mirroring: find what the mirror lacks, and push the newest of it."""
+"""One step of mirroring: find what the mirror lacks, and push the newest of it; then tags, pins and annotations."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, NoSuchRef
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
-from ckstore.ops.mirrored import add_mirrored, behind, uuid_now
+from ckstore.ops.mirrored import add_mirrored, behind, read_mirrored, uuid_now
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import transfer
-from ckstore.remote.asking import look
+from ckstore.remote.asking import PAGE_ASKS, look
+from ckstore.remote.beside import annotations_of, pins_of, tags_of
 from ckstore.remote.elsewhere.keep_local import keep_local
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
@@ -27,12 +29,14 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.model.settings.retention_plan import Candidate
     from ckstore.ops.context import Context
+    from ckstore.remote.beside import Said
     from ckstore.remote.choice import TransferOptions
     from ckstore.remote.keys import Place
 
 
 # Each look at all that is there costs a listing: with one after each push it would cost more than the push.
 _PRUNE_PAUSE_S = 600.0
+_SAID = "said"  # counts as one checkpoint among those that failed; no id has this form
 
 
 class Mirror:
@@ -58,6 +62,8 @@ class Mirror:
         self._known: dict[Place, Candidate] = {}
         self._asked: set[str] = set()
         self._prune_again_s = 0.0
+        # Of each checkpoint what it showed when its annotations were read: each look would read thousands of files.
+        self._annotations: dict[str, tuple[object, list[Said]]] = {}
 
     @property
     def name(self) -> str | None:
@@ -72,26 +78,83 @@ class Mirror:
         lacking = behind(self._context.layout, name, infos(self._context))
         return sorted(lacking, key=lambda info: self._failures[info.id])  # stable: else the newest first
 
+    def has_work(self) -> bool:
+        """Whether a step would do something; where that cannot be known, one says why."""
+        try:
+            name = self.name
+            return name is not None and bool(self.todo() or self._unsaid(name)[0])
+        except CkstoreError:
+            return True
+
     def step(self) -> bool:
-        """Push the newest checkpoint that the mirror lacks; False: it lacks none.
+        """Push the newest checkpoint that the mirror lacks, or what was said of those that it has; False: it has all.
 
         Raises:
             CkstoreError: It could not be pushed; another step tries again.
         """
         name, todo = self.name, self.todo()
-        if name is None or not todo:
+        if name is None:
             return False
         uuid = uuid_now(self._context.layout, name)
+        # Checkpoints first; but one that fails again and again must not keep back what was said of the others.
+        is_next = not todo or self._failures[_SAID] < self._failures[todo[0].id]
+        if is_next and self._bring_said(name, uuid):
+            return True
+        if not todo:
+            return False
         there = reach(self._context, name, writing=True)
         done = self._settled(there, todo)
         if done:
-            self._note(name, uuid, done)
+            # What was said of them follows: who pushed them may have been killed before it, or a prune ended that push.
+            self._note(name, uuid, done, read_mirrored(self._context.layout, name).documents)
         rest = [info for info in todo if info not in done]
         # One at a time: what is saved meanwhile comes next, before what is older.
         if rest:
             self._push(name, uuid, rest[0])
             keep_local(self._context)
         return True
+
+    def _bring_said(self, name: str, uuid: str) -> bool:
+        """Bring some of what was said since; False: the mirror has all of it as far as is known."""
+        lacking, given = self._unsaid(name)
+        # Few at a time: a save that comes meanwhile goes before the rest.
+        lacking = sorted(lacking, key=lambda one: self._failures[one.key])[:PAGE_ASKS]
+        if not lacking:
+            return False
+        try:
+            transfer.push_said(self._context, name, lacking)
+        except CkstoreError:
+            self._failures.update([_SAID, *(one.key for one in lacking)])
+            raise
+        self._note(name, uuid, [], given | {one.key: one.digest for one in lacking})
+        return True
+
+    def _unsaid(self, name: str) -> tuple[list[Said], dict[str, str]]:
+        """Return what was said of checkpoints that the mirror has and it was not given yet, and what it was given."""
+        known = read_mirrored(self._context.layout, name)
+        there = [info for info in infos(self._context) if info.id in known.ids or info.elsewhere]
+        ids = {info.id for info in there}
+        self._annotations = {id: one for id, one in self._annotations.items() if id in ids}
+        said = self._said(there)
+        given = {one.key: known.documents[one.key] for one in said if one.key in known.documents}
+        return [one for one in said if given.get(one.key) != one.digest], given
+
+    def _said(self, infos: list[CheckpointInfo]) -> list[Said]:
+        """Return what was said of checkpoints; what cannot be read is left out, and keeps nothing else back."""
+        said = [*tags_of(self._context, infos)]
+        with suppress(CkstoreError):  # `doctor` names it
+            said += pins_of(self._context, infos)
+        for info in infos:
+            shown = info.metrics, info.notes
+            if not any(shown):
+                continue
+            if self._annotations.get(info.id, (None,))[0] != shown:
+                own: list[Said] = []
+                with suppress(CkstoreError):  # `verify` names it
+                    own += annotations_of(self._context, info)
+                self._annotations[info.id] = shown, own
+            said += self._annotations[info.id][1]
+        return said
 
     def tidy(self) -> None:
         """Do what the two policies of the mirror say, if it is time to; to be called when nothing is left to push.
@@ -128,6 +191,8 @@ class Mirror:
         context = self._context
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
+        # Before the push, which brings this or what is newer.
+        said = {one.key: one.digest for one in self._said([info])}
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
             report = transfer.push(context, [info], name, options, lacks_all=True)
@@ -136,9 +201,10 @@ class Mirror:
         except CkstoreError:
             self._failures[info.id] += 1
             raise
-        self._note(name, uuid, [info])
+        self._note(name, uuid, [info], read_mirrored(context.layout, name).documents | said)
         note(context, "mirrored", info.key, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
-    def _note(self, name: str, uuid: str, done: list[CheckpointInfo]) -> None:
+    def _note(self, name: str, uuid: str, done: list[CheckpointInfo], documents: dict[str, str]) -> None:
         here = {info.id for info in infos(self._context)}
-        add_mirrored(self._context.layout, name, uuid, [info.id for info in done], here)
+        ids = [info.id for info in done]
+        add_mirrored(self._context.layout, name, uuid, ids=ids, here=here, documents=documents)

@@ -19,7 +19,7 @@ from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.checkpoint.pins import parse_pin
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.seal import read
-from ckstore.model.settings.retention_plan import Candidate, RetentionPlan, plan
+from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
@@ -38,8 +38,8 @@ from ckstore.remote.source import ObjectSource, read_manifest
 if TYPE_CHECKING:
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.names import CheckpointKey
     from ckstore.model.settings.retention import RetentionPolicy
-    from ckstore.model.settings.retention_plan import PlanEntry
     from ckstore.ops.context import Context
     from ckstore.remote.keys import Place
 
@@ -55,6 +55,9 @@ class KeepRemote:
         known: Facts of checkpoints there that the store does not list; a process that mirrors reads each once.
     """
 
+    # Ids of checkpoints there whose step another one has by now, and that one.
+    _replaced: dict[str, Place] = field(default_factory=dict, init=False)
+
     context: Context
     remote: Remote | OtherStore
     policy: RetentionPolicy
@@ -69,7 +72,10 @@ class KeepRemote:
         here = {info.id: info for info in infos(self.context)}
         stays = dict(self._stays_for_here([*here.values()]))
         if isinstance(self.remote, Remote):
-            return plan(self.policy, self._candidates(self.remote, here, stays), datetime.now(UTC))
+            meant, replaced = self._candidates(self.remote, here, stays)
+            made = plan(self.policy, meant, datetime.now(UTC))
+            by_order = sorted([*made.entries, *replaced], key=lambda entry: (entry.run, entry.info.order))
+            return replace(made, entries=tuple(by_order))
         other = self.remote.context
         runs = sorted({*self.context.layout.runs()} & {*other.layout.runs()})
         plans = [plan_retention(other, self.policy, run) for run in runs]
@@ -92,7 +98,14 @@ class KeepRemote:
                 going.append(entry)
         dropped: list[CheckpointInfo] = []
         if isinstance(self.remote, Remote):
-            for entry in going:
+            # Those that were replaced first, while what has their step is there.
+            for entry in sorted(going, key=lambda entry: entry.info.id not in self._replaced):
+                newer = self._replaced.get(entry.info.id)
+                if newer is not None and not _is_there(self.remote, newer):
+                    skipped.append(
+                        Skipped(entry.info, f"the checkpoint that has its step was removed meanwhile: {newer.id}")
+                    )
+                    continue
                 remove_there(self.remote, place_of(entry.info))
                 dropped.append(entry.info)
         elif going:
@@ -120,7 +133,10 @@ class KeepRemote:
             elif newest[info.run] is info:
                 yield info.id, f"it is the newest checkpoint of the run {info.run} here"
 
-    def _candidates(self, remote: Remote, here: dict[str, CheckpointInfo], stays: dict[str, str]) -> list[Candidate]:
+    def _candidates(
+        self, remote: Remote, here: dict[str, CheckpointInfo], stays: dict[str, str]
+    ) -> tuple[list[Candidate], list[PlanEntry]]:
+        """Return the checkpoint that is meant by each step there, and what becomes of the others at these steps."""
         source = ObjectSource(remote.objects, remote.name)
         runs = {*self.context.layout.runs()}
         places = [place for place in source.places() if place.run in runs]
@@ -135,7 +151,7 @@ class KeepRemote:
             pin = read(data, partial(_parse_pin, name), f"the pin {name} at {remote.name}")
             if not pin.expired(now):
                 pins.setdefault(pin.id, []).append(str(pin))
-        found: dict[tuple[str, int], Candidate] = {}
+        found: dict[CheckpointKey, list[Candidate]] = {}
         for place in places:
             info = here.get(place.id)
             candidate = self.known.get(place) if info is None else Candidate(info)
@@ -149,11 +165,15 @@ class KeepRemote:
                 pins=tuple(pins.get(place.id, ())),
                 wanted_by=stays.get(place.id, ""),
             )
-            # Of several ids at one step the newest is meant; the others are left alone.
-            rival = found.get(place.key)
-            if rival is None or candidate.info.order > rival.info.order:
-                found[place.key] = candidate
-        return [*found.values()]
+            found.setdefault(place.key, []).append(candidate)
+        meant, replaced = [], []
+        for several in found.values():
+            # Of several ids at one step the newest is meant.
+            *older, newest = sorted(several, key=lambda candidate: candidate.info.order)
+            meant.append(newest)
+            self._replaced.update((candidate.info.id, place_of(newest.info)) for candidate in older)
+            replaced += [_of_replaced(candidate, newest, is_here=candidate.info.id in here) for candidate in older]
+        return meant, replaced
 
     def _learn(self, source: ObjectSource, places: list[Place]) -> None:
         for place, info in facts_of(source, places, self.context.layout.hash_prefix).items():
@@ -194,6 +214,21 @@ def _parse_pin(name: str, data: bytes, where: str) -> Pin:
 
 def _spared(entry: PlanEntry, why: str) -> PlanEntry:
     return replace(entry, keep=True, reasons=(why,), protected=True) if why and not entry.keep else entry
+
+
+def _of_replaced(candidate: Candidate, newest: Candidate, *, is_here: bool) -> PlanEntry:
+    """Say what becomes of a checkpoint whose step another one has by now."""
+    kept = [f"it has the tag {tag}" for tag in candidate.tags]
+    kept += [f"it is pinned: {pin}" for pin in candidate.pins]
+    kept += [candidate.wanted_by] if candidate.wanted_by else []
+    # This store has not taken the newer one, as where two trainings share a run by mistake.
+    kept += ["it is what this store has at its step"] if is_here else []
+    reasons = tuple(kept) or (f"its step was saved again: {newest.info.id} is meant by it",)
+    return PlanEntry(candidate.info, bool(kept), reasons, protected=bool(kept))
+
+
+def _is_there(remote: Remote, place: Place) -> bool:
+    return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None
 
 
 def remove_there(remote: Remote, place: Place) -> None:

@@ -113,7 +113,8 @@ class Workers:
                 result = call.function()
             except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
                 if not call.done.is_set():
-                    call.error = error
+                    # A panic of the engine is no Exception: it would pass every handler, up to the user.
+                    call.error = error if isinstance(error, Exception) else RemoteError(f"the engine broke: {error}")
             else:
                 if not call.done.is_set():
                     call.result = result

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ckstore.errors import BadInput, RemoteError, RemoteUnavailable
 from ckstore.remote.objects import Listed
 from ckstore.remote.service.calls import Workers, check_process
-from ckstore.remote.service.failures import has_lost_condition, is_missing, translated
+from ckstore.remote.service.failures import has_lost_condition, is_missing, scrubbed, translated
+from ckstore.remote.service.target import check_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +28,7 @@ T = TypeVar("T")
 # The whole request, its body too: a blob of 2 GiB at 4 MB/s. A connection that stands still is given up far sooner.
 _CLIENT_OPTIONS = {"timeout": "10m", "read_timeout": "30s", "connect_timeout": "10s"}
 _RETRIES = 5
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRY_S = 60
 # Creates, updates and removals are sent once by the engine, since its own repetition hides whether an answer was lost.
 _TRIES = 6
@@ -341,7 +343,8 @@ def _stores(target: Target) -> tuple[Any, Any]:
     try:
         return _client(target, _RETRIES), _client(target, 0)
     except Exception as error:  # noqa: BLE001 - the engine's errors have no common base for wrong settings
-        failure = translated(error, "opening", target)
+        hint = "check the address, and what the environment says of this service"
+        failure = RemoteError(f"{target} cannot be used: {scrubbed(str(error))}", hint=hint)
     raise failure  # outside the handler, so that the engine's error is not shown with it
 
 
@@ -351,12 +354,12 @@ def _client(target: Target, retries: int) -> Any:
     from obstore import store as services
 
     options: Any = {**_CLIENT_OPTIONS, "allow_http": target.endpoint.startswith("http://")}
-    if not target.endpoint:
+    if not target.endpoint and target.scheme == "s3":
+        endpoints = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
+        for name, value in endpoints.items():
+            check_endpoint(value, name)
         # An endpoint of the environment may be one on loopback; the user who set it decides about TLS.
-        options["allow_http"] = any(
-            os.environ.get(name, "").startswith("http://")
-            for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
-        )
+        options["allow_http"] = any(value.startswith("http://") for value in endpoints.values())
     common: Any = {
         "client_options": options,
         "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_S)},

@@ -29,9 +29,7 @@ _SECRET_VARIABLE = re.compile(
 _SHORTEST_SECRET = 8
 # Answers that the same request gets again.
 _FINAL = ("400", "404", "405", "411", "413", "414", "416", "501")
-_CREDENTIALS_HINT = (
-    "check the credentials of this process: environment, profile or role; `ckstore remote probe` tries them"
-)
+_CREDENTIALS_HINT = "check the credentials of this process: environment, profile or role"
 
 
 def scrubbed(text: str) -> str:

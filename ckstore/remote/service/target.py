@@ -23,6 +23,7 @@ SCHEMES: Final = ("s3", "gs", "az", "memory")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+-]{1,255}\Z")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
+_ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):", re.IGNORECASE)  # a directory of that name: ./s3:
 _URL_HOW = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
 _NO_SECRETS = "give credentials by the environment, a profile or a role: they are never kept in a store"
 
@@ -48,7 +49,8 @@ class Target:
             _check_directory(self)
         else:
             _check_url(self.address)
-            _check_endpoint(self.endpoint)
+            if self.endpoint:
+                check_endpoint(self.endpoint)
         if self.region and _REGION.match(self.region) is None:
             raise BadInput(f"a region has letters, digits and dashes, got {self.region!r}")
 
@@ -107,10 +109,12 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
         # A slash at the end, and two of them, would make other keys of the same place.
         head, _, rest = text.partition("://")
         bucket, *folders = rest.split("/")
-        address = f"{head}://{'/'.join([bucket, *filter(None, folders)])}"
+        address = f"{head.lower()}://{'/'.join([bucket, *filter(None, folders)])}"
         return Target("url", address, (endpoint or "").rstrip("/"), region or "")
     if endpoint or region:
         raise BadInput("a directory has neither an endpoint nor a region", hint=f"give a URL: {_URL_HOW}")
+    if isinstance(text, str) and _ONE_SLASH.match(text):
+        raise BadInput(f"{text!r} is neither a URL nor a directory", hint=f"write {_URL_HOW}, with two slashes")
     return Target("store", str(expanded(text).absolute()))
 
 
@@ -127,7 +131,9 @@ def _check_url(address: str) -> None:
         raise BadInput("the address of a remote has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(address)
     if parts.scheme not in SCHEMES:
-        raise BadInput(f"a remote is a directory or {_URL_HOW}, got {address!r}")
+        hint = "for another service than that of AWS: s3://BUCKET/PREFIX, and its URL as the endpoint"
+        is_service = parts.scheme in ("http", "https")
+        raise BadInput(f"a remote is a directory or {_URL_HOW}, got {address!r}", hint=hint if is_service else "")
     if _BUCKET.match(parts.netloc) is None:
         raise BadInput(f"{address!r} does not name a bucket", hint=f"for example {_URL_HOW}")
     segments = [part for part in parts.path.strip("/").split("/") if part]
@@ -135,11 +141,14 @@ def _check_url(address: str) -> None:
         raise BadInput(f"a prefix has the characters A-Z a-z 0-9 . _ = + - between slashes, got {address!r}")
 
 
-def _check_endpoint(endpoint: str) -> None:
-    if not endpoint:
-        return
+def check_endpoint(endpoint: str, name: str = "an endpoint") -> None:
+    """Refuse what is no URL of a service; `name`: what has it.
+
+    Raises:
+        BadInput: It is none, or it contains credentials.
+    """
     if "@" in endpoint or "?" in endpoint or "#" in endpoint:
-        raise BadInput("an endpoint has no user, password, query or fragment", hint=_NO_SECRETS)
+        raise BadInput(f"{name} has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise BadInput(f"an endpoint is a URL such as https://s3.example.org, got {endpoint!r}")
+        raise BadInput(f"{name} must be a URL such as https://s3.example.org, got {endpoint!r}")

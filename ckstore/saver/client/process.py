@@ -126,9 +126,14 @@ class SaverProcess:
 
 def reap() -> int:
     """Forget the children that have ended; return how many have not."""
+    return len(children())
+
+
+def children() -> list[int]:
+    """Return which children have not ended, and forget the others."""
     with _children_mutex:
         _children[:] = [child for child in _children if child.poll() is None]
-        return len(_children)
+        return [child.pid for child in _children]
 
 
 def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:

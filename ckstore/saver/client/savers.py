@@ -38,7 +38,7 @@ def savers_of(store: str) -> tuple[SaverStatus, ...]:
     except OSError as error:
         msg = f"the processes of this host cannot be listed: {error}"
         raise CkstoreError(msg, hint="is /proc mounted?") from error
-    found = [_status(folder) for folder in processes if _is_saver(folder)]
+    found = [_status(folder) for folder in processes]
     return tuple(sorted((one for one in found if one is not None and one.store == store), key=lambda one: one.pid))
 
 
@@ -49,7 +49,14 @@ def _is_saver(folder: Path) -> bool:
         return False
 
 
+def status_at(pid: int) -> SaverStatus | None:
+    """Return what a process that this one started says of itself; None: it is gone, or has not begun."""
+    return _status(_PROC / str(pid))
+
+
 def _status(folder: Path) -> SaverStatus | None:
+    if not _is_saver(folder):
+        return None
     try:
         pages = [fd for fd in (folder / "fd").iterdir() if is_memory(f"{_file_of(fd)}", STATUS_NAME)]
         for _ in range(_TRIES if pages else 0):

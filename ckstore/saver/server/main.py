@@ -156,7 +156,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
     )
     captured = replace(order.captured, sources=_sources(context, order, snapshot))
     try:
-        return save_captured(context, captured, request)
+        return save_captured(context, captured, request, lambda error: is_tried_again and isinstance(error, StepExists))
     except StepExists:
         if not is_tried_again:
             raise

@@ -22,7 +22,7 @@ from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
 from ckstore.ops.os_errors import why_of
 from ckstore.remote.mirror.work import Mirror
-from ckstore.saver.mirror import lock_mirror
+from ckstore.saver.mirror import has_successor, lock_mirror
 from ckstore.saver.server.report import Page
 
 # Below the training, whose cores and links it shares.
@@ -38,16 +38,7 @@ def main(about: str) -> None:
     """Mirror the store that `about` names, until nothing is left to do."""
     context = begin(about)
     with Page(str(context.layout.path)) as page:
-        mirror = Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring"))
-        while True:
-            lock = lock_mirror(context)
-            if lock is None:
-                return
-            with lock:
-                serve(context, mirror, page)
-            # A save that came since the last look found the lock taken, and relies on this one.
-            if not _is_there(context) or not mirror.todo():
-                return
+        serve(context, Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring")), page)
 
 
 def begin(about: str) -> Context:
@@ -65,31 +56,44 @@ def begin(about: str) -> Context:
 
 
 def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGER_S) -> None:
-    """Push until nothing is left for a while, or the store has no mirror any more."""
+    """Push until nothing is left for a while, the store has no mirror any more, or another process goes on."""
     pause_s = _FIRST_PAUSE_S
+    while _is_there(context) and (lock := lock_mirror(context)) is not None:
+        with lock:
+            pushed, failed = _push_all(context, mirror, page, linger_s)
+        # A save or a tag that came since the last look found the lock taken, and relies on this one.
+        if not failed and not (_is_there(context) and mirror.has_work()):
+            return
+        if failed:
+            pause_s = _FIRST_PAUSE_S if pushed else pause_s
+            # Without the lock: a training that is started again, with other credentials, starts another process.
+            # Several machines that lost one service do not come back at one moment.
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if has_successor(context):
+                return
+
+
+def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float) -> tuple[bool, bool]:
+    """Push until nothing was left for `linger_s`, or one fails; return whether any was pushed, and if one failed."""
+    pushed = False
     done_at = time.monotonic()
-    while _is_there(context):
+    while _is_there(context) and mirror.name is not None:
         stamp = journal_stamp(context.layout)
         try:
-            name = mirror.name
-            if name is None:
-                return
             if mirror.step():
-                pause_s, done_at = _FIRST_PAUSE_S, time.monotonic()
+                pushed, done_at = True, time.monotonic()
                 continue
             mirror.tidy()
         except (CkstoreError, OSError) as error:
             _tell(context, mirror, error)
             page.at("waiting")
-            # Several machines that lost one service do not come back at one moment.
-            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            done_at = time.monotonic()
-            continue
+            return pushed, True
         page.at("idle")
         if time.monotonic() - done_at >= linger_s:
-            return
+            break
         _wait_for_change(context, stamp, done_at + linger_s)
+    return pushed, False
 
 
 def _wait_for_change(context: Context, stamp: tuple[int, int], until: float) -> None:

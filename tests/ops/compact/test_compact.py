@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +22,15 @@ import ckstore
 from ckstore import InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files, locks
+from ckstore.model.manifest.manifest import Extent
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import trash
 from ckstore.ops.compact import encode, settle
+from ckstore.ops.verify import survey
 from tests.format import reader
 from tests.support.descriptors import open_below
+from tests.support.forging import forge_manifest
+from tests.support.meanwhile import elsewhere
 
 STEPS = 12
 
@@ -92,7 +99,64 @@ def test_every_checkpoint_comes_back_from_less_space(store: Store) -> None:
         assert again.verify().ok
 
 
+def test_a_checkpoint_that_is_compacted_under_the_look_at_the_catalog_agrees_with_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(store, 3)
+    compare = survey.catalog_findings
+
+    def comparing(*given: Any, **options: Any) -> Iterator[Any]:
+        assert len(elsewhere(lambda: Store.open(store.path).compact(keep_newest=1)).compacted) == 2
+        return compare(*given, **options)
+
+    monkeypatch.setattr(survey, "catalog_findings", comparing)
+
+    assert [str(one) for one in store.verify(quick=True).findings] == []
+
+
 # ---------------------------------------------------------------------------------------- how it is read
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_a_process_that_reads_for_long_has_each_checkpoint_whatever_another_compacts(
+    store: Store, readonly: bool
+) -> None:
+    states = saved(store, 3)
+    problems: list[str] = []
+
+    def reading(reader: Store) -> int:
+        looks = 0
+        while not done.is_set():
+            for info in reader.checkpoints():
+                state = states[info.step]
+                target = {name: torch.zeros_like(state[name]) for name in ("master", "copy")}
+                reader.load_into({**target, "step": 0}, info, strict=False)
+                with reader.open_checkpoint(info.step) as opened:
+                    tail = opened.slice("copy")[1_000:]
+                right = same(reader.load(info.step), state) and torch.equal(tail, state["copy"][1_000:])
+                if not right or not all(torch.equal(value, state[name]) for name, value in target.items()):
+                    problems.append(f"{info.name} has other bytes")
+            report = reader.verify(quick=True)
+            problems.extend(str(report) for _ in range(not report.ok))
+            looks += 1
+        return looks
+
+    done = threading.Event()
+    with Store.open(store.path, readonly=readonly) as reader, ThreadPoolExecutor(1) as beside:
+        looking = beside.submit(reading, reader)
+        try:
+            for step, state in zip(range(8), history(), strict=False):
+                if step >= 3:
+                    states.append(state)
+                    store.save(state, step=step)
+                store.compact(keep_newest=1 + step % 2)
+                store.gc(now=True)
+        finally:
+            done.set()
+        assert looking.result() > 0
+
+    assert problems == []
+    assert sum(info.compacted for info in store.checkpoints()) >= 6
 
 
 def test_every_way_of_reading_gives_what_was_saved(store: Store, tmp_path: Path) -> None:
@@ -678,3 +742,26 @@ def test_a_copy_finds_its_master_by_itself_and_takes_nothing(store: Store) -> No
         halves = [blob.digest for blob in manifest.blobs if blob.nbytes == 1_200_000]
         assert [sizes[manifest.encoding.file_of(digest)] < 1000 for digest in halves] == [True, True]
     assert torch.equal(store.load(0)["model"]["a"], store.load(0)["optimizer"][1].to(torch.float16))
+
+
+@pytest.mark.parametrize("name, cut", [("master", 255), ("master", 3), ("copy", 1)])
+def test_elements_that_are_cut_by_the_end_of_a_forged_piece_are_no_sample(store: Store, name: str, cut: int) -> None:
+    states = saved(store, 3)
+    folder = store.path / "checkpoints" / "main" / "1"
+    manifest, _ = parse_manifest((folder / "manifest.json").read_bytes(), where="")
+    (index,) = (leaf.storage for leaf in manifest.leaves if leaf.name == name)
+    first, *others = manifest.storages[index].extents
+    digest = store._context.algorithm.digest
+    data = memoryview((folder / "blobs" / manifest.blobs[first.blob].digest).read_bytes())[first.offset :]
+    cuts = (0, cut, first.length)
+    pieces = [Extent(digest(data[a:b]), first.blob, first.offset + a, b - a) for a, b in itertools.pairwise(cuts)]
+    storages = list(manifest.storages)
+    storages[index] = storages[index]._replace(extents=(*pieces, *others))
+    forge_manifest(folder, storages=tuple(storages))
+    with Store.open(store.path) as other:
+        other.reindex()
+        report = other.compact(keep_newest=1)
+
+        assert not report.skipped
+        for step, state in enumerate(states):
+            assert same(other.load(step), state), step

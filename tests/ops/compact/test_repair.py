@@ -107,6 +107,28 @@ def test_an_encoded_file_comes_from_an_encoded_copy(store: Store, tmp_path: Path
     assert all(torch.equal(store.load(step)["w"], value) for step, value in enumerate(values))
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_process_that_has_read_it_before_reads_what_another_has_repaired(
+    store: Store, tmp_path: Path, plain: bool
+) -> None:
+    values = compacted(store, tmp_path / "backup")
+    if not plain:
+        shutil.rmtree(tmp_path / "backup")
+        shutil.copytree(store.path, tmp_path / "backup")
+    with Store.open(store.path, readonly=True) as reader:
+        assert all(torch.equal(reader.load(step)["w"], value) for step, value in enumerate(values))
+        for path in files_of(store, 0):
+            spoil(path, "flipped")
+        with pytest.raises(DamagedBlob):
+            reader.load(0)
+
+        assert store.verify(repair_from=tmp_path / "backup").ok
+
+        assert all(torch.equal(reader.load(step)["w"], value) for step, value in enumerate(values))
+        assert not any(info.damaged for info in reader.checkpoints())
+        assert reader.verify().ok
+
+
 def test_a_base_comes_from_a_plain_copy(store: Store, tmp_path: Path) -> None:
     values = compacted(store, tmp_path / "backup")
     plain: list[Any] = [path for path in files_of(store, 4) if path.read_bytes()[:5] != b"ckenc"]

@@ -244,6 +244,23 @@ def test_what_an_nfs_client_keeps_for_who_has_it_open_stops_no_gc(
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_time_that_never_comes_ends_no_grace_and_begins_none(one: Store, two: Store, later: Any) -> None:
+    one.delete(1)
+    (entry,) = (one.path / "trash").iterdir()
+    os.utime(entry, (time.time() + 10**9,) * 2)
+    later(-24 * 365)  # the clock of the filesystem was set back by a year
+    dated = entry.stat()
+    time.sleep(0.05)  # longer than a tick of the kernel's clock
+    two.gc()
+    assert entry.stat().st_ctime > dated.st_ctime
+    assert entry.stat().st_mtime_ns == dated.st_mtime_ns
+
+    later(24 * 365 + 1.5)  # relative to what it is set back to
+    two.gc()
+
+    assert not entry.exists()
+
+
 def test_gc_says_that_something_waits_and_what_frees_it(one: Store, later: Any) -> None:
     one.delete(1)
 

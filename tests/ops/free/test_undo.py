@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckstore import BadInput, Budget, CkstoreWarning, NoSuchRef, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, Budget, CkstoreWarning, DamagedBlob, NoSuchRef, RetentionPolicy, StepExists, Store
 from ckstore.fs import files, locks
+from ckstore.model.times import time_of_text
 from ckstore.objects import checkpoints
 from ckstore.ops.check import validity
 from tests.support.crashing import run_and_kill
@@ -205,16 +207,78 @@ def test_a_deleted_run_comes_back(kept: Store) -> None:
     assert kept.undelete("gone@1").name == "gone@1"
 
 
-def test_what_lacks_a_blob_or_is_being_taken_apart_is_refused(kept: Store) -> None:
-    save(kept, 1)
+def lose_a_blob(store: Store, ref: str) -> str:
+    """Take one blob from what was dropped; return its digest."""
+    (entry,) = (path for path in (store.path / "trash").iterdir() if path.name.startswith(f"{ref}."))
+    blob = min((entry / "blobs").iterdir())
+    os.unlink(blob)
+    return blob.name
+
+
+def test_what_lacks_a_blob_is_listed_with_what_it_lacks_and_refused(kept: Store) -> None:
+    rng = np.random.default_rng(1)
+    kept.save({name: rng.integers(0, 255, 2_000_000, dtype=np.uint8) for name in "ab"}, step=1)
     save(kept, 2)
+    save(kept, 3)
     kept.delete(1)
     kept.delete(2)
-    entries = {path.name.partition(".")[0]: path for path in (kept.path / "trash").iterdir()}
-    os.unlink(next((entries["main@1"] / "blobs").iterdir()))
-    assert [one.ref for one in kept.dropped()] == ["main@2"]
+    digest = lose_a_blob(kept, "main@1")
 
-    lock = locks.try_exclusive(kept._context.layout.trash / entries["main@2"].name)
+    whole, broken = kept.dropped()
+    assert (whole.ref, whole.problem) == ("main@2", "")
+    assert broken.ref == "main@1"
+    assert digest in broken.problem
+    assert "missing" in broken.problem
+    assert 0 < broken.nbytes < 4_000_000
+    assert "cannot be brought back" in str(broken)
+    with pytest.raises(DamagedBlob, match=r"main@1 cannot be brought back: .*missing") as refused:
+        kept.undelete("main@1")
+    assert "store.gc(now=True)" in refused.value.hint
+    assert kept.undelete("latest").step == 2
+    with pytest.raises(DamagedBlob, match="main@1 cannot be brought back"):
+        kept.undelete()
+
+
+def test_what_is_left_of_a_broken_one_is_counted_and_goes_by_a_purge(kept: Store) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    kept.annotate(1, {"loss": 2.0})
+    kept.delete(1)
+    manifest = next((kept.path / "trash").glob("main@1.*/manifest.json"))
+    manifest.chmod(0o644)
+    manifest.write_bytes(b"{}")
+
+    (one,) = kept.dropped()
+    assert (one.id, one.nbytes) == ("", 300_000)
+    assert "1 dropped checkpoint with 293.0 KiB cannot be brought back" in str(kept.gc())
+    told = {finding.what: finding for finding in kept.doctor().findings}
+    assert "1 checkpoint with 293.0 KiB cannot be brought back" in told["undo"].found
+    assert "empty" in told["trash"].found
+    assert kept.du().waiting_bytes == 300_000
+    assert kept.gc(now=True).freed_bytes == 300_000
+    assert kept.dropped() == ()
+
+
+def test_what_is_left_of_a_broken_one_goes_when_its_time_is_over(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(3):
+        save(kept, step, seed=step)
+    kept.delete(1)
+    digest = lose_a_blob(kept, "main@1")
+    os.unlink(next((kept.path / "blobs").glob(f"*/{digest}")))
+    assert kept.dropped()[0].problem
+
+    pass_time(monkeypatch, DAY_S + 60)
+    kept.gc()
+
+    assert list((kept.path / "trash").iterdir()) == []
+
+
+def test_what_is_being_taken_apart_is_refused(kept: Store) -> None:
+    save(kept, 2)
+    kept.delete(2)
+    (entry,) = (kept.path / "trash").iterdir()
+
+    lock = locks.try_exclusive(kept._context.layout.trash / entry.name)
     assert lock is not None
     with lock, pytest.raises(NoSuchRef, match="is being freed by gc"):
         kept.undelete("main@2")
@@ -222,6 +286,28 @@ def test_what_lacks_a_blob_or_is_being_taken_apart_is_refused(kept: Store) -> No
     for wrong in ("main@best:loss", "no/ref"):
         with pytest.raises(BadInput):
             kept.undelete(wrong)
+
+
+def test_a_clock_that_was_set_back_makes_no_window_longer(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(kept, 1)
+    save(kept, 2)
+    kept.delete(1)
+    (entry,) = (kept.path / "trash").iterdir()
+    dated = entry.stat()
+    with monkeypatch.context() as earlier:
+        pass_time(earlier, -10 * DAY_S)
+        (one,) = kept.dropped()
+        assert time_of_text(one.until) <= datetime.now(UTC) + timedelta(days=1)  # and not eleven
+        time.sleep(0.05)  # longer than a tick of the kernel's clock
+        assert kept.gc().freed_count == 0
+    renewed = entry.stat()
+    assert renewed.st_ctime > dated.st_ctime
+    assert renewed.st_mtime_ns == dated.st_mtime_ns
+    assert kept.undelete(1).step == 1
+    kept.delete(1)
+
+    pass_time(monkeypatch, DAY_S + 60)
+    assert kept.gc().freed_bytes == 300_000
 
 
 def test_what_waits_is_read_once_however_often_it_is_listed(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,9 +402,13 @@ def test_a_save_that_meets_a_quota_in_the_middle_takes_the_space(kept: Store, mo
         return original(*args, **options)
 
     monkeypatch.setattr(files, "create_blob", create)
+    begun = len(kept.events())
 
     save(kept, 3)
 
+    assert [(one.event, one.step) for one in kept.events()[begun:] if one.event != "freed"] == [("saved", 3)]
+    (saves,) = (metric for metric in kept._context.totals.metrics() if metric.name == "ckstore_saves")
+    assert saves.samples == {"saved": 3, "failed": 0, "skipped": 0}
     assert kept.dropped() == ()
     assert [info.step for info in kept.checkpoints()] == [2, 3]
 
@@ -383,6 +473,8 @@ def test_a_kill_while_it_is_freed_leaves_it_whole_or_for_the_next_gc(kept: Store
         died = run_and_kill(lambda: kept.gc(now=True), at=at, before=before)
         with Store.open(kept.path) as opened:
             for one in opened.dropped():
+                if one.problem:  # it was begun with
+                    continue
                 assert opened.undelete(one.id).metrics == {"loss": 2.0}
                 opened.delete(1, now=True)
             opened.gc()

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,27 @@ def test_a_sound_store_is_read_once_and_nothing_changes(store: Store) -> None:
     assert report.checked_bytes == disk_bytes(store.path)
     assert {i: (len(n), n[0].stat().st_mtime_ns) for i, n in names_by_inode(store.path).items()} == before
     assert store.verify(2).checked_bytes == sum(path.stat().st_size for path in blobs_by_size(store, 2))
+
+
+def test_what_another_process_renames_under_the_look_at_links_is_no_damage(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.config.undo_by_hand_s = 3600
+    for step in range(4):
+        store.save(two_part_state(0), step=step)
+    walk, going = peek.walk, [0, 1]
+
+    def walking(top: Inside, *more: Any) -> Iterator[Any]:
+        if top.name == "trash" and going:  # what was listed in its place is listed here once more
+            elsewhere(lambda: Store.open(store.path).delete(going.pop()))
+        return walk(top, *more)
+
+    monkeypatch.setattr(peek, "walk", walking)
+    report = store.verify(quick=True)
+
+    assert going == []
+    assert report.ok, str(report)
+    store.gc(now=True)
 
 
 def test_an_empty_store_is_sound(store: Store) -> None:

@@ -77,7 +77,7 @@ def delete(
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.name}")
-        if not (dry_run or now) and (waiting := store.dropped()):
+        if not (dry_run or now) and (waiting := [one for one in store.dropped() if not one.problem]):
             until = waiting[0].until[:16].replace("T", " ")
             out.note(f"until {until} UTC ckstore undo brings back what was deleted; ckstore gc --now frees it at once")
     if len(refused) == 1:

@@ -52,10 +52,11 @@ def gc(
 
     \b
     Exit status:
-      0  done, also when there was nothing to free
+      0  done, also when there was nothing to free; with a rule that dropped something
+         a warning says if another gc is running, and so its space is not free yet
       2  wrong usage
       4  there is no such store
-      5  another gc is running
+      5  another gc is running, and nothing was dropped
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
     policy = policy_of(rules)

@@ -49,10 +49,11 @@ def prune(
 
     \b
     Exit status:
-      0  done, also when there was nothing to drop
+      0  done, also when there was nothing to drop; a warning says if another gc is
+         running, and so the space of what was dropped is not free yet
       2  wrong usage, or no rule
       4  there is no such store
-      5  another gc is running: nothing was freed
+      5  another gc is running, and nothing was dropped
       7  done, but a process has some bytes open, or only another user's gc can free them
     """
     policy = policy_of(rules)

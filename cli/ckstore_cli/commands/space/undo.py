@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import BadInput, CkstoreError, NoSuchRef, StepExists
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef, StepExists
 from ckstore.model.digest import short_id
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable, some_of
@@ -17,7 +17,7 @@ from ckstore_cli._frame import Frame, framed
 if TYPE_CHECKING:
     from ckstore.store import Store
 
-_HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL (UTC)", "SIZE")
+_HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL (UTC)", "SIZE", "PROBLEM")
 
 
 @click.command()
@@ -31,7 +31,8 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
 
     A REF is RUN@STEP or an id of the list. SIZE is what it alone keeps on the disk
     until the time UNTIL (UTC); a save that finds no room, and ckstore gc --now,
-    free it earlier. How long what is dropped waits: ckstore config undo.
+    free it earlier. What has a PROBLEM, such as a missing blob, cannot be brought
+    back. How long what is dropped waits: ckstore config undo.
 
     \b
     Example:
@@ -46,6 +47,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
       0  done
       1  another checkpoint has its place by now
       2  wrong usage
+      3  a blob of it is missing; it can only be freed
       4  there is no such store, or nothing of that name can be brought back
     """
     if (last, bool(refs), run is not None, every).count(True) > 1:
@@ -57,7 +59,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
             for ref in _waiting(store, run) if every or run is not None else refs or ("latest",):
                 try:
                     info = store.undelete(ref)
-                except StepExists as error:  # the others need not wait for this one
+                except (StepExists, DamagedBlob) as error:  # the others need not wait for this one
                     taken = taken or error
                     continue
                 out.document({"run": info.run, "step": info.step, "id": info.id})
@@ -81,8 +83,12 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
         how = "; ckstore config undo --on keeps what is dropped for a day" if is_off else ""
         out.note(f"nothing can be brought back{how}")
         return
-    rows = [(one.ref, short_id(one.id), _time(one.dropped), _time(one.until), size_text(one.nbytes)) for one in found]
-    out.table(columns([_HEAD, *rows], "<<<<>"))
+    rows = [
+        (one.ref, short_id(one.id), _time(one.dropped), _time(one.until), size_text(one.nbytes), printable(one.problem))
+        for one in found
+    ]
+    shown = len(_HEAD) - (not any(one.problem for one in found))
+    out.table(columns([row[:shown] for row in (_HEAD, *rows)], "<<<<><"[:shown]))
 
 
 def _doomed(store: Store, back: list[str]) -> list[str]:
