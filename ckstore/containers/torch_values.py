@@ -33,10 +33,7 @@ _PLAIN_CLASSES = {
     Global("torch.nn.parameter", "Parameter"),
     Global("torch.nn.parameter", "Buffer"),
 }
-_LAYOUTS = {
-    "torch.sparse_coo": ("indices", "values"),
-    "torch.sparse_csr": ("crow_indices", "col_indices", "values"),
-}
+_LAYOUTS = {"torch.sparse_coo": ("indices", "values"), "torch.sparse_csr": ("crow_indices", "col_indices", "values")}
 
 
 def _is_size(value: Any) -> bool:

@@ -15,13 +15,11 @@ _WIPE_ON_FORK = 18
 
 
 def aligned_buffer(nbytes: int) -> memoryview:
-    """Return private memory of `nbytes` bytes, a multiple of `GRAIN_BYTES`; in huge pages where it is large.
-
-    The kernel fills fresh memory with zeros page by page, which takes longer than what is done with it later; of huge
-    pages it needs a five-hundredth. Children that are forked find zeros there: a disk that fills the pages of a read
-    would fill those of the child on kernels that copy them on the next write. They must find something, since who frees
-    the buffer in a child would else unmap what the child has mapped there meanwhile (as with MADV_DONTFORK).
-    """
+    """Return private memory of `nbytes` bytes, a multiple of `GRAIN_BYTES`; in huge pages where it is large."""
+    # The kernel fills fresh memory with zeros page by page, which takes longer than what is done with it later; of huge
+    # pages it needs a five-hundredth. Children that are forked find zeros there: a disk that fills the pages of a read
+    # would fill those of the child on kernels that copy them on the next write. They must find something, since who
+    # frees the buffer in a child would else unmap what the child has mapped there meanwhile (as with MADV_DONTFORK).
     # Private, not shared: the kernel gives shared anonymous memory in small pages only (docs/adr/0006).
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # an older kernel: children have a copy

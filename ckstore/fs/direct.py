@@ -30,27 +30,17 @@ def drop_cached(fd: int) -> None:
 
 
 class UncachedFile:
-    """An open file whose bytes come from the disk as far as that is possible.
-
-    Attributes:
-        fd: Its descriptor.
-        direct: Whether reads pass the page cache by.
-    """
+    """An open file whose bytes come from the disk as far as that is possible."""
 
     def __init__(self, fd: int, *, direct: bool) -> None:
         self.fd = fd
-        self.direct = direct
+        self.direct = direct  # whether reads pass the page cache by
         if not direct:
             drop_cached(fd)
 
     def read(self, start: int, stop: int, buffer: memoryview) -> memoryview:
-        """Read bytes from `start`, at most to `stop` and at most one buffer less the alignment; empty at the end.
-
-        Args:
-            start: Any offset.
-            stop: Above `start`.
-            buffer: Of `aligned_buffer`; the bytes are a part of it.
-        """
+        """Read bytes from `start`, at most to `stop` and at most one buffer less the alignment; empty at the end."""
+        # `start`: any offset. `buffer`: of `aligned_buffer`; the bytes are a part of it.
         if self.direct:
             # The kernel refuses a direct read whose offset or length is not a whole block: read the blocks around the
             # range.
@@ -112,10 +102,8 @@ def read_range(path: Where, start: int, stop: int) -> bytearray:
 
 
 def read_past_cache(fd: int, into: memoryview) -> int:
-    """Fill aligned memory with whole blocks from the beginning of an open file; return how many bytes came.
-
-    The caller reads the rest through the cache, and meets there what failed here.
-    """
+    """Fill aligned memory with whole blocks from the beginning of an open file; return how many bytes came."""
+    # The caller reads the rest through the cache, and meets there what failed here.
     done, whole = 0, len(into) - len(into) % GRAIN_BYTES
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
@@ -131,11 +119,8 @@ def read_past_cache(fd: int, into: memoryview) -> int:
 
 
 def check_on_disk(path: Where, data: memoryview) -> None:
-    """Compare the file, which was made durable, with what was written to it: fsync says less.
-
-    Raises:
-        SaveFailed: The disk has other bytes, or cannot read them; the file must not be used.
-    """
+    """Compare the file, which was made durable, with what was written to it: fsync says less."""
+    # Raises SaveFailed: the disk has other bytes, or cannot read them; the file must not be used.
     try:
         with opened_uncached(path) as file:
             wrong = _first_difference(file, data)

@@ -68,11 +68,9 @@ def opened(path: Where, flags: int, mode: int = 0o600, *, dir_fd: int | None = N
 
 
 def open_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
-    """Return a descriptor for reading; a symlink is not followed, a pipe not waited for.
-
-    A lease is waited for: gc asks for one for some microseconds, and another program's ends after the kernel's
-    ``fs.lease-break-time``.
-    """
+    """Return a descriptor for reading; a symlink is not followed, a pipe not waited for."""
+    # A lease is waited for: gc asks for one for some microseconds, and another program's ends after the kernel's
+    # ``fs.lease-break-time``.
     flags |= os.O_RDONLY | os.O_NOFOLLOW
     try:
         # Without O_NONBLOCK a pipe that another user put here would hold the process for ever.
@@ -141,13 +139,9 @@ def renew_ctime(path: Inside) -> None:
 
 
 def append_line(path: Inside, line: bytes, *, mode: int, most_bytes: int, older: Inside) -> None:
-    """Append a line to a log by one write, so that lines of several processes do not mix; it is not made durable.
-
-    A log of more than `most_bytes` becomes `older`, in the place of the one that is there.
-
-    Raises:
-        DamagedBlob: Something other than a regular file is at the path.
-    """
+    """Append a line to a log by one write, so that lines of several processes do not mix; it is not made durable."""
+    # A log of more than `most_bytes` becomes `older`, in the place of the one that is there. Raises DamagedBlob:
+    # something other than a regular file is at the path.
     try:
         fd = open_at(path, _APPEND)
         made = False
@@ -179,11 +173,8 @@ def _turn_over(fd: int, path: Inside, older: Inside) -> None:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write all of `data`, a contiguous buffer of bytes, however short the single writes are.
-
-    Raises:
-        OSError: A write failed; an unknown part of the data was written.
-    """
+    """Write all of `data`, a contiguous buffer of bytes, however short the single writes are."""
+    # Raises OSError: a write failed; an unknown part of the data was written.
     start = 0
     while start < len(data):
         written = os.write(fd, data[start : start + _WRITE_MOST_BYTES])
@@ -205,15 +196,10 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
 
 
 def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
-    """Create the file `path` with these bytes, read-only, with the fixed time, and make its content durable.
-
-    Of several parts each is written before the next one is asked for; an error of asking is raised, too. The name is
-    durable after `sync_directory` of its parent.
-
-    Raises:
-        FileExistsError: There is such a file.
-        OSError: It could not be written or made durable; do not use the file that is there.
-    """
+    """Create the file `path` with these bytes, read-only, with the fixed time, and make its content durable."""
+    # Of several parts each is written before the next one is asked for; an error of asking is raised, too. The name is
+    # durable after `sync_directory` of its parent. Raises FileExistsError: there is such a file. Raises OSError: it
+    # could not be written or made durable; do not use the file that is there.
     with opened(path, _CREATE, BLOB_MODE) as fd:
         for part in (data,) if isinstance(data, memoryview) else data:
             write_all(fd, part[_write_direct(fd, part) :])
@@ -227,12 +213,10 @@ def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
 
 
 def _write_direct(fd: int, data: memoryview) -> int:
-    """Write whole blocks of a large aligned buffer past the page cache; return how many bytes were written.
-
-    So the disk works from the first write on and not from the fsync on, nothing is copied to pages of the cache, and no
-    other file loses its own (docs/adr/0006-direct-io.md). The rest, as after a short write, goes through the cache:
-    on the same descriptor, whose fsync covers both.
-    """
+    """Write whole blocks of a large aligned buffer past the page cache; return how many bytes were written."""
+    # So the disk works from the first write on and not from the fsync on, nothing is copied to pages of the cache, and
+    # no other file loses its own (docs/adr/0006-direct-io.md). The rest, as after a short write, goes through the
+    # cache: on the same descriptor, whose fsync covers both.
     if len(data) < DIRECT_FROM_BYTES or not is_aligned(data):
         return 0
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -257,10 +241,8 @@ def _write_direct(fd: int, data: memoryview) -> int:
 
 
 def create_file(path: Where, data: bytes, *, mode: int, dir_fd: int | None = None) -> None:
-    """Create the file `path` and make its content durable; the name is durable after `sync_directory`.
-
-    Its permissions are `mode`, whatever the umask is.
-    """
+    """Create the file `path` and make its content durable; the name is durable after `sync_directory`."""
+    # Its permissions are `mode`, whatever the umask is.
     with opened(path, _CREATE, mode, dir_fd=dir_fd) as fd:
         write_all(fd, memoryview(data))
         os.fchmod(fd, mode)
@@ -268,11 +250,8 @@ def create_file(path: Where, data: bytes, *, mode: int, dir_fd: int | None = Non
 
 
 def allocate(path: Where, nbytes: int) -> None:
-    """Have the filesystem set aside `nbytes` for the file `path`, which is made if need be; nothing is made durable.
-
-    Raises:
-        OSError: There is no room; a file that was there has its size, one that was not is not.
-    """
+    """Have the filesystem set aside `nbytes` for the file `path`, which is made if need be; nothing is made durable."""
+    # Raises OSError: there is no room; a file that was there has its size, one that was not is not.
     with at(path) as (parent, name):
         try:
             before = os.stat(name, dir_fd=parent, follow_symlinks=False).st_size
@@ -292,11 +271,9 @@ def allocate(path: Where, nbytes: int) -> None:
 
 
 def has_room(directory: Where, nbytes: int) -> bool:
-    """Whether a file of so many bytes, and some more files, can be made in a directory now.
-
-    It is tried, with files that have no name: no number of the filesystem says what a quota leaves. True also where
-    trying says nothing of space.
-    """
+    """Whether a file of so many bytes, and some more files, can be made in a directory now."""
+    # It is tried, with files that have no name: no number of the filesystem says what a quota leaves. True also where
+    # trying says nothing of space.
     with ExitStack() as made:
         try:
             # Inodes can run out before blocks do, so several files are made, each with at least one block.
@@ -358,10 +335,8 @@ def sync_directory(path: Where) -> None:
 
 
 def sync_name(directory: Path) -> None:
-    """Make the name of a directory durable: sync its parent, or the filesystem if this user may not read the parent.
-
-    The root of a filesystem has no name in it, so nothing is done for one.
-    """
+    """Make the name of a directory durable: sync its parent, or the filesystem if this user may not read the parent."""
+    # The root of a filesystem has no name in it, so nothing is done for one.
     parent = directory.parent
     # A mount point: the parent is on another filesystem, whose fsync says nothing of this one.
     if os.stat(parent).st_dev != os.stat(directory).st_dev:
@@ -388,11 +363,9 @@ def sync_open_directory(fd: int) -> None:
 
 
 def _sync_names(fd: int) -> None:
-    """Sync an open directory.
-
-    XFS that shut itself down since it was opened says success although its log is gone (seen in tests/crash); opening
-    the directory again then fails. That other resources have run out does not matter any more.
-    """
+    """Sync an open directory."""
+    # XFS that shut itself down since it was opened says success although its log is gone (seen in tests/crash); opening
+    # the directory again then fails. That other resources have run out does not matter any more.
     os.fsync(fd)
     try:
         # A shut-down XFS refuses to open what it let fsync pass: without this look a lost checkpoint would be
@@ -404,15 +377,10 @@ def _sync_names(fd: int) -> None:
 
 
 def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blob: bool = False) -> bytes:
-    """Return the content of a regular file; neither a symlink is followed nor a pipe waited for.
-
-    A document with holes is not read: what it claims to be takes no room on the disk. Blobs may have holes, since some
-    programs copy zeros as such.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        DamagedBlob: It is not a regular file, or larger than `most_bytes`, or a document with holes.
-    """
+    """Return the content of a regular file; neither a symlink is followed nor a pipe waited for."""
+    # A document with holes is not read: what it claims to be takes no room on the disk. Blobs may have holes, since
+    # some programs copy zeros as such. Raises FileNotFoundError: there is no such file. Raises DamagedBlob: it is not a
+    # regular file, or larger than `most_bytes`, or a document with holes.
     with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size
         if size > most_bytes:
@@ -438,10 +406,8 @@ def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blo
 
 
 def is_cached(fd: int, offset: int) -> bool:
-    """Whether a byte of an open file is in the page cache; False where the filesystem cannot tell.
-
-    If it is not, the kernel may begin to read it; that is not waited for.
-    """
+    """Whether a byte of an open file is in the page cache; False where the filesystem cannot tell."""
+    # If it is not, the kernel may begin to read it; that is not waited for.
     try:
         # One byte is enough: RWF_NOWAIT gives it only if its page is there, and never sleeps on the disk.
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
@@ -456,20 +422,15 @@ def on_block_device(fd: int) -> bool:
 
 
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
-    """Have the kernel begin to read a range of an open file into the page cache, all of it at once, in pages of 4 KiB.
-
-    Unasked it reads some hundred KiB ahead, in larger pages.
-    """
+    """Have the kernel begin to read a range of an open file into the page cache, all at once, in pages of 4 KiB."""
+    # Unasked it reads some hundred KiB ahead, in larger pages.
     with suppress(OSError):  # only time is lost
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def read_into(fd: int, offset: int, out: memoryview, subject: str) -> None:
-    """Fill `out` with the bytes of the file from `offset`.
-
-    Raises:
-        DamagedBlob: The file ends before that, or the disk cannot read it; the message calls it `subject`.
-    """
+    """Fill `out` with the bytes of the file from `offset`."""
+    # Raises DamagedBlob: the file ends before that, or the disk cannot read it; the message calls it `subject`.
     done = 0
     while done < len(out):
         try:

@@ -22,11 +22,7 @@ _T = TypeVar("_T")
 
 
 class Held:
-    """A directory of a store that stays open, for those who go to many places in it; a context manager.
-
-    Attributes:
-        fd: Its descriptor; `CLOSED` when it was closed.
-    """
+    """A directory of a store that stays open, for those who go to many places in it; a context manager."""
 
     __slots__ = ("_device", "_where", "fd")
 
@@ -46,10 +42,8 @@ class Held:
         return Inside(str(self._where), (), self)
 
     def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
-        """Return which of these names a directory in this one has; none also if it is gone, or closed to this user.
-
-        For those who ask it of thousands: one directory is opened for each, and no place is made.
-        """
+        """Return which of these names a directory in this one has; none also if it is gone, or closed to this user."""
+        # For those who ask it of thousands: one directory is opened for each, and no place is made.
         try:
             # O_PATH needs no right to read the directory, as following a path does not.
             below = open_below(self.fd, directory, os.O_PATH, self._device)
@@ -65,12 +59,9 @@ class Held:
     def look_into(
         self, directories: Iterable[str], name: str, others: Sequence[str] = ()
     ) -> dict[str, tuple[os.stat_result | None, frozenset[str]]]:
-        """Return for each of these directories in this one the status of `name` there, and which of `others` it has.
-
-        None: there is no `name`. Left out: no directory, on another filesystem, or closed to this user.
-        A thousand take 2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond
-        more.
-        """
+        """Return for each of these directories in this one the status of `name` there, and which of `others` it has."""
+        # None: there is no `name`. Left out: no directory, on another filesystem, or closed to this user. A thousand
+        # take 2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond more.
         found: dict[str, tuple[os.stat_result | None, frozenset[str]]] = {}
         waiting, done = [*directories], 0
         opened: list[int] = []
@@ -127,12 +118,10 @@ def _has(directory_fd: int, name: str) -> bool:
 
 
 def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, Inside]]:
-    """Give things and their places again, each place through its directory, which stays open while the next is in it.
-
-    For those who go to thousands of places: a directory is opened once for all of its that come one after another. A
-    place counts until the next is asked for. Where there is no such directory, the place is given as it was.
-    For a `for` statement: after an error the traceback of a comprehension would keep the directory open.
-    """
+    """Give things and their places again, each through its directory, which stays open while the next is in it."""
+    # For those who go to thousands of places: a directory is opened once for all of its that come one after another. A
+    # place counts until the next is asked for. Where there is no such directory, the place is given as it was.
+    # For a `for` statement: after an error the traceback of a comprehension would keep the directory open.
     parent: tuple[object, ...] | None = None
     held: Held | None = None
     folder: Inside | None = None

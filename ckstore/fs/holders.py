@@ -42,18 +42,14 @@ _INFO_FILE = re.compile(r"^\s*(\d+): (/.*)$")
 
 @dataclass(slots=True)
 class Scan:
-    """What one look at ``/proc`` showed.
+    """What one look at ``/proc`` showed."""
 
-    Attributes:
-        holders: For each inode that was asked for and is held: who has it.
-        unseen_count: Processes that could not be looked at, or not wholly; None: unknown, since
-            ``/proc`` is not there, or does not list those of other users (its mount option ``hidepid``).
-        blind: Whether no process at all could be looked at.
-    """
-
+    # For each inode that was asked for and is held: who has it.
     holders: dict[Inode, list[Holder]] = field(default_factory=dict)
+    # Processes that could not be looked at, or not wholly; None: unknown, since ``/proc`` is not there, or does not
+    # list those of other users (its mount option ``hidepid``).
     unseen_count: int | None = 0
-    blind: bool = False
+    blind: bool = False  # whether no process at all could be looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +86,8 @@ def find_holders(inodes: Collection[Inode]) -> Scan:
 
 
 def deleted_but_open(device: int) -> list[DeletedFile]:
-    """Return the files of the filesystem `device` that have no name any more and still take space, largest first.
-
-    Every process that can be looked at is, whatever program it runs. `device` is the ``st_dev`` of any file there.
-    """
+    """Return the files of the filesystem `device` that have no name any more and still take space, largest first."""
+    # Every process that can be looked at is, whatever program it runs. `device` is the ``st_dev`` of any file there.
     scan = Scan()
     holders: dict[int, list[Holder]] = {}
     nbytes: dict[int, int] = {}
@@ -258,10 +252,8 @@ class Holding(Enum):
 
 
 def holding_of(path: Where) -> Holding:
-    """Return whether a process has the regular file `path` open or mapped at this moment.
-
-    A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
-    """
+    """Return whether a process has the regular file `path` open or mapped at this moment."""
+    # A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
     try:
         # O_RDONLY: the right to write is not needed for a write lease, and a blob has none.
         fd = open_at(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

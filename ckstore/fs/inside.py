@@ -21,43 +21,31 @@ CLOSED = -2
 
 
 class NotInStore(NotADirectoryError):
-    """The name of a directory of the store leads to something else: a symlink, a file, or of another filesystem.
+    """The name of a directory of the store leads to something else: a symlink, a file, or of another filesystem."""
 
-    ``filename`` is its path, ``strerror`` says what it is instead.
-    """
+    # ``filename`` is its path, ``strerror`` says what it is instead.
 
 
 class OpenDirectory(Protocol):
-    """Has a directory open.
+    """Has a directory open."""
 
-    Attributes:
-        fd: Its descriptor; below 0 when it was closed.
-    """
-
-    fd: int
+    fd: int  # its descriptor; below 0 when it was closed
 
 
 class Inside:
-    """A place in a store: a directory, and the names that lead from it to the place. Immutable.
+    """A place in a store: a directory, and the names that lead from it to the place. Immutable."""
 
-    Deliberately no ``os.PathLike``: a plain function of ``os`` would follow symlinks on the way.
-
-    Attributes:
-        top: Path of the directory: the root of the store, or one that `holder` has open.
-        parts: The names, without slashes.
-        holder: Has the directory open; None: `top` is opened for each use.
-        is_foreign: The directory is no store, but a folder of another program: filesystems may be mounted in it.
-    """
+    # Deliberately no ``os.PathLike``: a plain function of ``os`` would follow symlinks on the way.
 
     __slots__ = ("holder", "is_foreign", "parts", "top")
 
     def __init__(
         self, top: str, parts: tuple[str, ...] = (), holder: OpenDirectory | None = None, *, is_foreign: bool = False
     ) -> None:
-        self.top = top
+        self.top = top  # path of the directory: the root of the store, or one that `holder` has open
         self.parts = parts
-        self.holder = holder
-        self.is_foreign = is_foreign
+        self.holder = holder  # has the directory open; None: `top` is opened for each use
+        self.is_foreign = is_foreign  # a folder of another program, no store: filesystems may be mounted in it
 
     def __truediv__(self, name: str) -> Inside:
         """Return the place `name` in this directory."""

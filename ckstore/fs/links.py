@@ -34,10 +34,8 @@ ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def link(source: Where, target: Where) -> None:
-    """Give the file `source` the further name `target`; again from the root of the store if a handle was stale.
-
-    On a shared filesystem this host's cache of a name may be out of date, since another host replaced it.
-    """
+    """Give the file `source` the further name `target`; again from the root of the store if a handle was stale."""
+    # On a shared filesystem this host's cache of a name may be out of date, since another host replaced it.
     for _ in range(_STALE_TRIES - 1):
         try:
             _link(source, target)
@@ -71,13 +69,8 @@ def try_link(source: Where, target: Where) -> bool:
 
 
 def replace_name(source: Where, name: Where, temporary: Where) -> bool:
-    """Put the inode of `source` under `name`, whatever had that name, in one step; False where it can have no link.
-
-    Args:
-        source: A name of it, which stays.
-        name: Durable after `files.sync_directory` of its parent.
-        temporary: An unused name on the same filesystem.
-    """
+    """Put the inode of `source` under `name`, whatever had that name, in one step; False where it can have no link."""
+    # `source` stays; `name` is durable after `files.sync_directory` of its parent; `temporary` is an unused name.
     # Link and rename, not unlink and link: at no moment is there no file at the name, so a reader never misses it.
     if not try_link(source, temporary):
         return False
@@ -104,11 +97,8 @@ def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:
 
 
 def exchange(one: Where, other: Where) -> None:
-    """Swap two names in one step (``renameat2`` with ``RENAME_EXCHANGE``).
-
-    Raises:
-        UnsafePlace: The C library or the filesystem cannot; nothing was changed.
-    """
+    """Swap two names in one step (``renameat2`` with ``RENAME_EXCHANGE``)."""
+    # Raises UnsafePlace: the C library or the filesystem cannot; nothing was changed.
     import ctypes  # readers do without it, and it takes as long to import as all else here
 
     try:
@@ -141,13 +131,9 @@ def symlink(pointing_to: str, path: Where) -> None:
 
 
 def make_directory(path: Where, *, mode: int | None = None) -> bool:
-    """Create one directory; return False if there is one.
-
-    Args:
-        path: Its parent exists.
-        mode: Its permissions, whatever the umask leaves others; None: those of its parent, so that a store is as
-            private or as shared as its root.
-    """
+    """Create one directory; return False if there is one."""
+    # `mode`: its permissions, whatever the umask leaves others; None: those of its parent, so that a store is as
+    # private or as shared as its root.
     with at(path) as (fd, name):
         if mode is None:
             above = os.stat(os.path.dirname(name) or ".") if fd is None else os.fstat(fd)

@@ -200,10 +200,8 @@ def _make(path: Inside) -> None:
 
 
 def leftovers(folder: Inside) -> list[Inside]:
-    """Return what processes that died, or are about to go on, left of lock files that they made in `folder`.
-
-    None of them is a lock: it has its own name once it is whole, and who makes it begins again where it was unlinked.
-    """
+    """Return what processes that died, or are about to go on, left of lock files that they made in `folder`."""
+    # None of them is a lock: it has its own name once it is whole, and who makes it begins again where it was unlinked.
     try:
         with peek.entries(folder) as entries:
             found = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]

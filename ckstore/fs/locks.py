@@ -40,19 +40,14 @@ _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 class DirectoryLock:
-    """A `flock` on a directory, held until `release`; a context manager.
-
-    Attributes:
-        fd: Descriptor of the directory, for `openat`-like calls; -1 after release.
-        file: The lock that other hosts see and that goes with this one; None: there is none.
-    """
+    """A `flock` on a directory, held until `release`; a context manager."""
 
     __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "_where", "fd", "file")
 
     def __init__(self, where: Where) -> None:
         self.fd = CLOSED
         self._where = where
-        self.file: LockFile | None = None
+        self.file: LockFile | None = None  # the lock that other hosts see and that goes with this one
         self._owner = os.getpid()
         self._thread = get_ident()
         self._inode: tuple[int, int] | None = None
@@ -97,14 +92,9 @@ class DirectoryLock:
 
     @contextlib.contextmanager
     def let_go(self, *, timeout_s: float = 10.0) -> Iterator[None]:
-        """Let others lock the directory during the block; then lock it for use again, waiting as `lock_shared` does.
-
-        After an error of the block, Ctrl-C too, it stays unlocked: a wait, or an `InUse`, would take the error's place.
-
-        Raises:
-            FileNotFoundError: It is gone, or was replaced.
-            InUse: Another process has it by now.
-        """
+        """Let others lock the directory during the block; then lock it for use again, waiting as `lock_shared` does."""
+        # After an error of the block, Ctrl-C too, it stays unlocked: a wait, or an `InUse`, would take the error's
+        # place. Raises FileNotFoundError: it is gone, or was replaced. Raises InUse: another process has it by now.
         fcntl.flock(self.fd, fcntl.LOCK_UN)
         yield
         _wait_for(self.fd, fcntl.LOCK_SH, time.monotonic() + timeout_s, self._where)
@@ -128,11 +118,9 @@ class DirectoryLock:
         return kept
 
     def names(self, path: Where) -> bool:
-        """Whether `path` still gives the directory that is locked.
-
-        Which one that is, is asked once: a filesystem in user space may look up an open directory by its last path, and
-        after a rename whose answer was lost that is another one's.
-        """
+        """Whether `path` still gives the directory that is locked."""
+        # Which one that is, is asked once: a filesystem in user space may look up an open directory by its last path,
+        # and after a rename whose answer was lost that is another one's.
         try:
             with at(path) as (parent, name):
                 current = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -241,11 +229,8 @@ def _wait_for(fd: int, kind: int, deadline: float, path: Where) -> None:
 
 
 def _refuse_own(fd: int, path: Where) -> None:
-    """Raise if the lock that is waited for is held by this same thread, as when a signal handler interrupted it.
-
-    Raises:
-        InUse: It is: waiting would end with the deadline only.
-    """
+    """Raise if the lock that is waited for is held by this same thread, as when a signal handler interrupted it."""
+    # Raises InUse then: waiting would end with the deadline only.
     status = os.fstat(fd)
     inode = (status.st_dev, status.st_ino)
     if any(lock.fd != fd and lock.is_of_this_thread(inode) for lock in list(_held)):

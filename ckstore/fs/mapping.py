@@ -41,11 +41,9 @@ class FilePart:
 
 
 def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
-    """Return `total` bytes of writable memory that begin as the parts, one after another; writes stay private.
-
-    A descriptor may be closed when the next part is asked for. The memory is unmapped when nothing refers to the
-    returned view any more.
-    """
+    """Return `total` bytes of writable memory that begin as the parts, one after another; writes stay private."""
+    # A descriptor may be closed when the next part is asked for. The memory is unmapped when nothing refers to the
+    # returned view any more.
     # Addresses first: the parts then replace pages of our own range, so MAP_FIXED never hits other memory.
     base = _map(None, total, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
     memory = _unmapped_with(base, total)
@@ -63,10 +61,8 @@ def map_file(fd: int, nbytes: int) -> memoryview:
 
 
 def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
-    """Return the first `nbytes` of a file in memory, which all who map it share; it is mapped by huge pages if it can.
-
-    It is unmapped when nothing refers to the view any more.
-    """
+    """Return the first `nbytes` of a file in memory, which all who map it share; by huge pages if it can be."""
+    # It is unmapped when nothing refers to the view any more.
     # Room to move the start to a whole huge page: the kernel maps by huge pages only from there.
     room_bytes = nbytes + HUGE_BYTES
     base = _map(None, room_bytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
@@ -78,10 +74,8 @@ def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
 
 
 def gather_huge_pages(memory: memoryview) -> bool:
-    """Put the pages of some shared memory together in huge ones; False: the kernel cannot, and they stay as they are.
-
-    A huge page is made where at least one of its pages is there.
-    """
+    """Put the pages of some shared memory together in huge ones; False: the kernel cannot, and they stay."""
+    # A huge page is made where at least one of its pages is there.
     first = ctypes.c_ubyte.from_buffer(memory)
     return bool(_libc.madvise(ctypes.addressof(first), len(memory), _MADV_COLLAPSE) == 0)
 

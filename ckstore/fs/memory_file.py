@@ -16,10 +16,8 @@ _FORBIDDEN = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 
 
 def open_memory(name: str) -> int:
-    """Return a descriptor of a new, empty file in memory, which the caller closes; `name` is what /proc shows of it.
-
-    Where a filter of system calls forbids memfd_create it is a file of ``/dev/shm`` that has lost its name.
-    """
+    """Return a descriptor of a new, empty file in memory, which the caller closes; `name` is what /proc shows of it."""
+    # Where a filter of system calls forbids memfd_create it is a file of ``/dev/shm`` that has lost its name.
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:

@@ -35,30 +35,20 @@ _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class NewTree:
-    """A tree in the making; a context manager that removes it unless it was published.
-
-    Attributes:
-        destination: Where it will appear.
-        path: Where it is being built, beside the destination.
-    """
+    """A tree in the making; a context manager that removes it unless it was published."""
 
     def __init__(self, destination: Path, path: Path, lock: locks.DirectoryLock, mode: int) -> None:
         self.destination = destination
-        self.path = path
+        self.path = path  # where it is being built, beside the destination
         self._lock = lock
         self._modes: dict[str, int] = {"": mode}
         self._published = False
 
     @classmethod
     def beside(cls, destination: Path, *, one_file: bool = False) -> NewTree:
-        """Begin a tree for `destination`, which may be an empty directory; its parent must be there.
-
-        With `one_file`, `publish_file` comes at the end, and nothing may be there.
-
-        Raises:
-            BadInput: There is something else, or no parent, or one that this user may not write to, or what is made
-                there does not stay.
-        """
+        """Begin a tree for `destination`, which may be an empty directory; its parent must be there."""
+        # With `one_file`, `publish_file` comes at the end, and nothing may be there. Raises BadInput: there is
+        # something else, or no parent, or one that this user may not write to, or what is made there does not stay.
         destination = Path(os.path.abspath(destination))
         mode = 0o777 & ~_umask()  # which may fail, so before anything is made
         try:
@@ -75,22 +65,16 @@ class NewTree:
         return cls(destination, path, lock, mode)
 
     def make_directory(self, path: str, mode: int | None = None) -> None:
-        """Make the directory `path`, relative to the tree, whose parents were made before; it gets `mode` in the end.
-
-        None: those permissions that the umask leaves of 0o777.
-        """
+        """Make the directory `path`, relative to the tree, whose parents are there; it gets `mode` in the end."""
+        # None: those permissions that the umask leaves of 0o777.
         with self._parent(path) as (parent, name):
             os.mkdir(name, _BUILD_MODE, dir_fd=parent)
         self._modes[path] = self._modes[""] if mode is None else mode
 
     @contextmanager
     def create_file(self, path: str, mode: int | None = None) -> Iterator[int]:
-        """Create the file `path` and give a descriptor to write and read it; at the end of the block it is durable.
-
-        Args:
-            path: Relative to the tree; its directory was made before.
-            mode: Permission bits; None: those that the umask leaves of 0o666.
-        """
+        """Create the file `path` and give a descriptor to write and read it; at the end of the block it is durable."""
+        # Its directory was made before. `mode`: None: those permissions that the umask leaves of 0o666.
         # By the descriptor of the parent: a user who swaps a directory meanwhile cannot lead the write elsewhere.
         with self._parent(path) as (parent, name), files.opened(name, _CREATE, dir_fd=parent) as fd:
             yield fd
@@ -114,12 +98,9 @@ class NewTree:
             os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def publish(self) -> None:
-        """Give the directories their modes, make everything durable, and rename the tree to its destination.
-
-        Raises:
-            BadInput: There is something at the destination now.
-            CkstoreError: All of it is there, and not known to be durable.
-        """
+        """Give the directories their modes, make everything durable, and rename the tree to its destination."""
+        # Raises BadInput: there is something at the destination now. Raises CkstoreError: all of it is there, and not
+        # known to be durable.
         # The innermost first: a parent made durable earlier would name a directory whose own names are not.
         for path in sorted(self._modes, key=lambda path: path.count("/") if path else -1, reverse=True):
             with self._directory(path) as fd:
@@ -136,12 +117,9 @@ class NewTree:
         self._make_durable()
 
     def publish_file(self, name: str) -> None:
-        """Give one file of the tree, made durable before, the name of the destination, and remove the tree.
-
-        Raises:
-            BadInput: There is something at the destination now, or its filesystem has no hardlinks.
-            CkstoreError: All of it is there, and not known to be durable.
-        """
+        """Give one file of the tree, made durable before, the name of the destination, and remove the tree."""
+        # Raises BadInput: there is something at the destination now, or its filesystem has no hardlinks. Raises
+        # CkstoreError: all of it is there, and not known to be durable.
         try:
             # A link, not a rename: rename would overwrite a file that came to the destination meanwhile.
             os.link(name, self.destination, src_dir_fd=self._lock.fd, follow_symlinks=False)
@@ -265,10 +243,8 @@ def _check_free(destination: Path, *, or_empty: bool = True) -> None:
 
 
 def _remove_dead(destination: Path) -> None:
-    """Remove what killed builders of this user left for the same destination.
-
-    A leftover that cannot be removed takes space and is in no one's way: no reason to fail.
-    """
+    """Remove what killed builders of this user left for the same destination."""
+    # A leftover that cannot be removed takes space and is in no one's way: no reason to fail.
     try:
         names = os.listdir(destination.parent)
     except PermissionError:  # a directory where this user may make names and not list them
@@ -287,11 +263,9 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:
-    """Remove the locked tree, in which a directory may have lost its permissions already.
-
-    If another user put something at `path` meanwhile, only an empty directory is removed. A failure is tried once more:
-    on a shared filesystem one call in the middle may find a stale handle.
-    """
+    """Remove the locked tree, in which a directory may have lost its permissions already."""
+    # If another user put something at `path` meanwhile, only an empty directory is removed. A failure is tried once
+    # more: on a shared filesystem one call in the middle may find a stale handle.
     try:
         _empty(lock.fd)
         os.rmdir(path)

@@ -28,10 +28,9 @@ _UNAVAILABLE = (errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EN
 
 
 class Watch:
-    """Watches a directory of this host for new names; a context manager.
+    """Watches a directory of this host for new names; a context manager."""
 
-    It does not see the changes that other hosts make on a shared filesystem.
-    """
+    # It does not see the changes that other hosts make on a shared filesystem.
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -30,10 +30,8 @@ def may_give() -> bool:
 
 
 def give_to_owner_of(parent_fd: int, fd: int) -> None:
-    """As root, give an open file that was just made to the owner and the group of the directory that it is in.
-
-    Where the system does not let root do that it stays as it is: other users' checkpoints do not need it.
-    """
+    """As root, give an open file that was just made to the owner and the group of the directory that it is in."""
+    # Where the system does not let root do that it stays as it is: other users' checkpoints do not need it.
     if os.geteuid() != 0:
         return
     owner, made = os.fstat(parent_fd), os.fstat(fd)

@@ -22,16 +22,10 @@ MOST_LEVELS = 16
 
 
 class at:  # noqa: N801 - a with statement reads as a function
-    """Give ``(dir_fd, name)`` of a place for the time of a ``with`` block: `name` in the directory `dir_fd`.
+    """Give ``(dir_fd, name)`` of a place for the time of a ``with`` block: `name` in the directory `dir_fd`."""
 
-    Of a path elsewhere, and of the root of a store, it is the path as it is. An error of the system in the block gets
-    the whole path as its file name.
-
-    Raises:
-        NotInStore: On the way something is not a directory of this store.
-        FileNotFoundError: On the way something is missing.
-        OSError: The system refused.
-    """
+    # Of a path elsewhere, and of the root of a store, it is the path as it is. An error of the system in the block gets
+    # the whole path as its file name. Raises NotInStore: on the way something is not a directory of this store.
 
     __slots__ = ("_dir_fd", "_fd", "_name", "_where")
 
@@ -73,10 +67,8 @@ class at:  # noqa: N801 - a with statement reads as a function
 
 
 def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost.
-
-    A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
-    """
+    """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost."""
+    # A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
     if not isinstance(where, Inside) and (dir_fd is None or not flags & os.O_CREAT):
         return open_descriptor(where, flags, mode, dir_fd=dir_fd)
     fd = -1
@@ -95,19 +87,14 @@ def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None =
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Return a descriptor as `os.open` does, which no exception of a signal handler loses; it is closed on exec.
-
-    CPython runs signal handlers between two steps of Python code: after a call of C code has returned, when a Python
-    function is entered, and when a loop goes back. One of these places is between ``os.open(…)`` and the assignment of
-    what it returned: a handler that raises there leaves a descriptor, and its lock, that nothing closes until the
-    process ends. Here C code alone moves the number from `os.open` into a list that exists before.
-
-    The caller assigns what this returns to a name or an attribute, and a ``try`` that closes it follows at once. It may
-    be passed to `os.close`, and to nothing else: a Python function or class that is called is such a place.
-
-    Raises:
-        BaseException: What a signal handler raised; nothing is left open.
-    """
+    """Return a descriptor as `os.open` does, which no exception of a signal handler loses; it is closed on exec."""
+    # CPython runs signal handlers between two steps of Python code: after a call of C code has returned, when a Python
+    # function is entered, and when a loop goes back. One of these places is between ``os.open(…)`` and the assignment
+    # of what it returned: a handler that raises there leaves a descriptor, and its lock, that nothing closes until the
+    # process ends. Here C code alone moves the number from `os.open` into a list that exists before. The caller assigns
+    # what this returns to a name or an attribute, and a ``try`` that closes it follows at once. It may be passed to
+    # `os.close`, and to nothing else: a Python function or class that is called is such a place. Raises BaseException:
+    # what a signal handler raised; nothing is left open.
     opened: list[int] = []
     try:
         # C code alone runs between the system call and the list, so no handler of a signal can lose the number.
@@ -121,10 +108,8 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
 
 
 def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
-    """Return a descriptor of a directory: to list it, to lock it, to make its names durable.
-
-    `flags` count for a path elsewhere: in a store no symlink is followed anyway.
-    """
+    """Return a descriptor of a directory: to list it, to lock it, to make its names durable."""
+    # `flags` count for a path elsewhere: in a store no symlink is followed anyway.
     if not isinstance(where, Inside) or not where.parts:
         return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
     fd = -1
@@ -147,10 +132,8 @@ def _held(where: Inside) -> int:
 
 
 def _reach(where: Inside) -> int:
-    """Return a new descriptor of the directory of a place.
-
-    It has ``O_PATH``, as those on the way: that needs no right to read them, as following a path does not.
-    """
+    """Return a new descriptor of the directory of a place."""
+    # It has ``O_PATH``, as those on the way: that needs no right to read them, as following a path does not.
     if where.holder is None:
         # No O_NOFOLLOW for the root: its path is the user's own.
         fd = open_descriptor(where.top, os.O_PATH | os.O_DIRECTORY)
@@ -291,11 +274,9 @@ def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
-    """Yield all but the directories below a directory, with its status, and without what vanishes or is closed to us.
-
-    Nothing recurses, and one directory is open at a time. A store has at most five levels; directories deeper than
-    `MOST_LEVELS` are not looked into, and noted in `too_deep`.
-    """
+    """Yield all but the directories below a directory, with its status; not what vanishes or is closed to us."""
+    # Nothing recurses, and one directory is open at a time. A store has at most five levels; directories deeper than
+    # `MOST_LEVELS` are not looked into, and noted in `too_deep`.
     waiting = [top]
     while waiting:
         folder = waiting.pop()
@@ -341,10 +322,8 @@ def listed(folder: Where) -> list[tuple[str, int, bool]]:
 
 
 def symlink_texts(folder: Inside) -> dict[str, str | None]:
-    """Return what each symlink in a directory holds; None: the entry is something else.
-
-    Names that start with a dot are temporary, and left out.
-    """
+    """Return what each symlink in a directory holds; None: the entry is something else."""
+    # Names that start with a dot are temporary, and left out.
     found: dict[str, str | None] = {}
     fd = open_directory(folder)
     try:
@@ -368,23 +347,14 @@ def symlink_texts(folder: Inside) -> dict[str, str | None]:
 
 
 class FreeSpace(NamedTuple):
-    """A filesystem's room.
+    """A filesystem's room."""
 
-    Attributes:
-        block_bytes: What a file takes is a multiple of this.
-        total_bytes: The size of the filesystem.
-        free_bytes: What this user may take.
-        unused_bytes: What is free, with what is kept for root.
-        free_inodes: What this user may take; None: the filesystem counts no inodes.
-        total_inodes: 0 if it counts none.
-    """
-
-    block_bytes: int
+    block_bytes: int  # what a file takes is a multiple of this
     total_bytes: int
-    free_bytes: int
-    unused_bytes: int
-    free_inodes: int | None
-    total_inodes: int
+    free_bytes: int  # what this user may take
+    unused_bytes: int  # what is free, with what is kept for root
+    free_inodes: int | None  # what this user may take; None: the filesystem counts no inodes
+    total_inodes: int  # 0 if it counts none
 
     def has_inodes(self, count: int) -> bool:
         """Whether so many inodes are free."""

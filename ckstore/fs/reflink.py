@@ -15,15 +15,7 @@ BLOCK_BYTES = 4096
 
 
 def try_share(source: int, source_offset: int, nbytes: int, target: int, target_offset: int) -> bool:
-    """Let a range of the file `target` share the blocks of a range of the file `source`; False if that is not possible.
-
-    Args:
-        source: Descriptor that is open for reading.
-        source_offset: Where the range begins.
-        nbytes: How long it is.
-        target: Descriptor that is open for writing.
-        target_offset: Where it goes.
-    """
+    """Let a range of the open file `target` share the blocks of a range of `source`; False if it cannot."""
     try:
         fcntl.ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, source_offset, nbytes, target_offset))
     except OSError as error:

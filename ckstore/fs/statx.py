@@ -43,11 +43,9 @@ def direct_io_bytes(path: Where) -> int | None:
 
 
 def refresh(path: Where) -> None:
-    """Have the kernel ask the server for the attributes of what is there, so that the next `stat` tells those.
-
-    A host keeps the attributes of files of a network filesystem for some seconds. Where that cannot be done, as on a
-    local disk with an old C library, nothing happens.
-    """
+    """Have the kernel ask the server for the attributes of what is there, so that the next `stat` tells those."""
+    # A host keeps the attributes of files of a network filesystem for some seconds. Where that cannot be done, as on a
+    # local disk with an old C library, nothing happens.
     try:
         call = _libc.statx
     except AttributeError:  # an old C library

@@ -35,35 +35,23 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file, directory or symlink as it was when it was looked at.
+    """A file, directory or symlink as it was when it was looked at."""
 
-    Attributes:
-        path: Relative to where it is kept, with slashes.
-        where: Where it is.
-        kind: ``file``, ``directory`` or ``symlink``.
-        mode: Permission bits.
-        nbytes: Size of a file.
-        mtime_ns, ctime_ns, inode, device: Of its status; a change of any of them says that it was touched.
-        target: What a symlink holds.
-    """
-
-    path: str
+    path: str  # relative to where it is kept, with slashes
     where: Inside
     kind: Kind
-    mode: int
+    mode: int  # permission bits
     nbytes: int
+    # A change of one of these says that it was touched.
     mtime_ns: int
     ctime_ns: int
     inode: int
     device: int
-    target: str = ""
+    target: str = ""  # what a symlink holds
 
     def read_into(self, offset: int, out: memoryview) -> None:
-        """Read bytes of the file.
-
-        Raises:
-            StateChanged: It is not the file any more that was looked at.
-        """
+        """Read bytes of the file."""
+        # Raises StateChanged: it is not the file any more that was looked at.
         was = (self.inode, self.device, self.nbytes, self.mtime_ns, self.ctime_ns)
         try:
             fd = open_at(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -144,12 +132,8 @@ def kind_of(mode: int) -> str:
 
 
 def walk(where: Inside, path: str = "") -> Iterator[Entry]:
-    """Return everything below the directory `where`, each directory before what is in it, in the order of names.
-
-    Raises:
-        CannotStore: There is something that is neither a file, nor a directory, nor a symlink; or directories are
-            nested too deep.
-    """
+    """Return everything below the directory `where`, each directory before what is in it, in the order of names."""
+    # Raises CannotStore: something else than a file, directory or symlink, or directories that are nested too deep.
     # A stack, not recursion: a folder of another program may be nested deeper than Python's limit.
     waiting = _entries_of(where, path)
     while waiting:
@@ -171,10 +155,8 @@ def _entries_of(where: Inside, path: str) -> list[Entry]:
 
 
 def files_below(top: Path) -> Iterator[Path]:
-    """Yield all but the directories below a directory; skip directories that cannot be listed, and follow no symlink.
-
-    Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
-    """
+    """Yield all but the directories below a directory; skip those that cannot be listed, and follow no symlink."""
+    # Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
     waiting = [os.fspath(top)]
     while waiting:
         folder = waiting.pop()

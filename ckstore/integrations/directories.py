@@ -50,11 +50,7 @@ def commit_directory(
     Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message.
     One that a tag or a pin names is not: then this returns None with a `CkstoreWarning`, and the directory stays.
     """
-    options: SaveOptions = {
-        "metrics": metrics,
-        "metadata": {CONDITIONS: conditions.to_json()},
-        "if_exists": "replace",
-    }
+    options: SaveOptions = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}, "if_exists": "replace"}
     if step is None:
         options["message"] = os.path.basename(directory)
     return unless_protected(lambda: store.commit(directory, step, run, **options), os.fspath(directory))

@@ -46,11 +46,8 @@ class Best:
 
 
 def best_of(text: str) -> Best:
-    """Return the rule that ``METRIC[:min|max[:N]]`` says; a colon in a metric's name needs the mode behind it.
-
-    Raises:
-        BadInput: It cannot be read. A misspelt mode is never taken for a part of the name.
-    """
+    """Return the rule that ``METRIC[:min|max[:N]]`` says; a colon in a metric's name needs the mode behind it."""
+    # A misspelt mode is never taken for a part of the name.
     # From the right: names of metrics have colons, modes and counts have none.
     metric, *rest = text.rsplit(":", 2)
     if len(rest) == 2 and rest[0] not in _MODES:

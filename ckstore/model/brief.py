@@ -31,11 +31,7 @@ _SHORT = _make_short()
 
 
 def brief(*shown: str) -> Callable[[type[T]], type[T]]:
-    """Give a dataclass a short `repr`; it stands above ``@dataclass``.
-
-    Args:
-        shown: The fields in it; none given: all.
-    """
+    """Give a dataclass a short `repr` of the fields `shown`, or of all; it stands above ``@dataclass``."""
 
     def with_brief_repr(cls: type[T]) -> type[T]:
         def text(self: T) -> str:

@@ -51,10 +51,8 @@ def encode_metric(value: float) -> int | float | str:
 
 
 def fits_json(text: str) -> bool:
-    r"""Whether `text` comes back from JSON as it was.
-
-    Two surrogates that would be a pair do not: ``"\ud83d" + "\ude00"`` comes back as one character.
-    """
+    """Whether `text` comes back from JSON as it was."""
+    # Two surrogates that would be a pair do not: ``"\ud83d" + "\ude00"`` comes back as one character.
     return text.isascii() or _PAIR.search(text) is None
 
 

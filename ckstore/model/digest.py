@@ -28,18 +28,12 @@ class RunningDigest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A hash algorithm that a store can be made with.
+    """A hash algorithm that a store can be made with."""
 
-    Attributes:
-        name: As in ``store.json``: ``xxh3_128`` or ``blake3``.
-        prefix: First part of its digests: ``xxh3`` or ``blake3``.
-        collision_resistant: Whether equal digests mean equal bytes even when an adversary chose them.
-        start: Begins a running digest. One-shot and running digests of more than 64 KiB release the GIL.
-    """
-
-    name: str
-    prefix: str
-    collision_resistant: bool
+    name: str  # as in ``store.json``: ``xxh3_128`` or ``blake3``
+    prefix: str  # first part of its digests: ``xxh3`` or ``blake3``
+    collision_resistant: bool  # whether equal digests mean equal bytes even when an adversary chose them
+    # Begins a running digest. One-shot and running digests of more than 64 KiB release the GIL.
     start: Callable[[], RunningDigest]
 
     def digest(self, data: Buffer) -> str:
@@ -90,11 +84,8 @@ def is_digest(text: object) -> bool:
 
 
 def fan_out(digest: str) -> str:
-    """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits.
-
-    Every path of a blob is made with it, so only a digest becomes a path.
-    """
-    # A digest from a manifest becomes a path here: "../.." must not.
+    """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits."""
+    # Every path of a blob is made with it, so a digest from a manifest becomes a path here: "../.." must not.
     if not is_digest(digest):
         msg = f"the name of a blob must be a digest such as xxh3-0123…, got {digest!r}"
         raise BadInput(msg)

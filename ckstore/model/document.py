@@ -19,7 +19,7 @@ from ckstore.errors import BadInput, NewerFormat
 from ckstore.model.canonical import MAX_NUMBER_DIGITS, PART_DIGITS, SAFE_INT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS
@@ -64,15 +64,8 @@ def shown(value: object) -> str:
 
 
 def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = False) -> NoReturn:
-    """Raise the error for content that is not as the format says.
-
-    Args:
-        where: What is read: a path, usually.
-        what: The part of it.
-        wanted: What the format says.
-        found: The value that is there; with `words`, what to say of it.
-        words: See `found`.
-    """
+    """Raise the error for content that is not as the format says."""
+    # `found`: the value that is there; with `words`, what to say of it.
     raise BadInput(f"{where}: {what}: wanted {wanted}, found {found if words else shown(found)}")
 
 
@@ -91,19 +84,6 @@ def int_of_decimal(text: str) -> int:
         part = digits[i : i + PART_DIGITS]
         value = value * 10 ** len(part) + int(part)
     return -value if text.startswith("-") else value
-
-
-def check_version(version: object, newest: int, where: str) -> None:
-    """Check the version of a document."""
-    # `type`, since True is an `int`, and `1 == True`.
-    if type(version) is not int or version < 1:
-        refuse(where, "version", "an integer from 1", version)
-    # A newer writer may have given members another meaning: reading on would be guessing.
-    if version > newest:
-        raise NewerFormat(
-            f"{where}: this ckstore reads versions up to {newest}, found version {version}",
-            hint="install a newer ckstore",
-        )
 
 
 def check_requires(requires: object, known: Collection[str], where: str) -> None:
@@ -129,15 +109,8 @@ def check_created(created: object, where: str) -> str:
 
 
 def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
-    """Return the JSON object in `data`: all integers are within ±2^53, all floats finite.
-
-    Args:
-        data: The whole document.
-        where: What is read, for messages: a path, usually.
-
-    Raises:
-        BadInput: It is not such an object, or nested deeper than `MAX_LEVELS` or than the interpreter can follow.
-    """
+    """Return the JSON object in `data`: all integers are within ±2^53, all floats finite."""
+    # Raises BadInput: it is not such an object, or nested deeper than `MAX_LEVELS` or than the interpreter can follow.
     # `translate` and `replace` below are of bytes, not of a view.
     data = bytes(data)
     # Before the parser: beyond the end of its stack the process dies, and no exception says so.
@@ -166,6 +139,29 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
     return value
 
 
+def parse_document(data: bytes, format: str, newest: int, where: str) -> dict[str, Any]:  # noqa: A002 - the member
+    """Return the JSON object in `data`, which says that it is of that format, in a version up to `newest`."""
+    members = parse_object(data, where=where)
+    check_format(members, format, newest, where)
+    return members
+
+
+def check_format(members: Mapping[str, Any], format: str, newest: int, where: str) -> None:  # noqa: A002 - the member
+    """Check what a document says that it is."""
+    if members.get("format") != format:
+        refuse(where, "format", repr(format), members.get("format"))
+    version = members.get("version")
+    # `type`, since True is an `int`, and `1 == True`.
+    if type(version) is not int or version < 1:
+        refuse(where, "version", "an integer from 1", version)
+    # A newer writer may have given members another meaning: reading on would be guessing.
+    if version > newest:
+        raise NewerFormat(
+            f"{where}: this ckstore reads versions up to {newest}, found version {version}",
+            hint="install a newer ckstore",
+        )
+
+
 def parse_foreign(data: bytes) -> Any:
     """Return the JSON that another program wrote, with Python's own rules but for the length of its numbers."""
     # Only a document with long digits takes the slower hook. Python's own limit can be switched off.
@@ -185,12 +181,9 @@ def _has_long_numbers(data: bytes) -> bool:
 
 
 def _is_deep(data: bytes) -> bool:
-    """Whether JSON is nested deeper than `MAX_LEVELS`.
-
-    The parser is recursive: how deep it may go is up to the interpreter and to the program that raised its limit, and
-        beyond the
-    end of the stack the process dies.
-    """
+    """Whether JSON is nested deeper than `MAX_LEVELS`."""
+    # The parser is recursive: how deep it may go is up to the interpreter and to the program that raised its limit, and
+    # beyond the end of the stack the process dies.
     if rb"\"" in data:
         data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs from the left; what is odd escapes what follows
     left = _outside_strings(data.translate(_ONE_KIND, _REST))
@@ -201,10 +194,8 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _outside_strings(marks: bytes) -> bytes:
-    """Return the brackets of `marks`, which holds brackets and quotes alone, that no two quotes enclose.
-
-    By pieces: Python needs a hundred bytes for each that it splits off or joins, and an attacker may send millions.
-    """
+    """Return the brackets of `marks`, which holds brackets and quotes alone, that no two quotes enclose."""
+    # By pieces: Python needs a hundred bytes for each that it splits off or joins, and an attacker may send millions.
     found, inside = [], False
     for at in range(0, len(marks), _PIECE_BYTES):
         parts = marks[at : at + _PIECE_BYTES].split(b'"')

@@ -52,10 +52,8 @@ def plain(name: str) -> str:
 
 
 def spellings(names: Iterable[str]) -> dict[str, str]:
-    r"""Return for each name how people write it: without backslashes, unless two would then be the same.
-
-    ``a\.b`` is ``a.b``, but stays where there is an ``a.b``, too. No two names have one spelling.
-    """
+    """Return for each name how people write it: without backslashes, unless two would then be the same."""
+    # ``a\.b`` is ``a.b``, but stays where there is an ``a.b``, too. No two names have one spelling.
     names = tuple(names)
     if not any("\\" in name for name in names):
         return dict(zip(names, names, strict=True))
@@ -146,11 +144,8 @@ _FIRST_PRINTABLE = 0x20
 
 
 def check_path(path: object, what: str = "a path") -> str:
-    """Return `path`, which is relative, goes down only, and can be made on any Linux filesystem.
-
-    Raises:
-        BadInput: It breaks one of these rules; the message calls it `what`.
-    """
+    """Return `path`, which is relative, goes down only, and can be made on any Linux filesystem."""
+    # Raises BadInput: it breaks one of these rules; the message calls it `what`.
     if not isinstance(path, str) or not path:
         raise BadInput(f"{what} must be a text that is not empty, got {shown(path)}")
     try:
@@ -196,8 +191,6 @@ def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return `path` with a leading ``~`` or ``~user`` replaced by that home, as a shell does it.
-
-    For a directory that is really called so give an absolute path.
-    """
+    """Return `path` with a leading ``~`` or ``~user`` replaced by that home, as a shell does it."""
+    # For a directory that is really called so give an absolute path.
     return Path(os.path.expanduser(path))  # noqa: PTH111 - that of a Path raises for a user who is unknown

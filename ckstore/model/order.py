@@ -20,11 +20,7 @@ WIDEST_GAP = 2**32
 
 
 def greatest_in_order(sequences: Iterable[int]) -> int:
-    """Return the greatest sequence number that counts, 0 if there is none: those beyond it do not.
-
-    Args:
-        sequences: Of all checkpoints of a store, in any order.
-    """
+    """Return the greatest sequence number that counts, 0 if there is none: those beyond it do not."""
     last = 0
     for sequence in sorted(sequences):
         # Sorted, so one forged number does not carry others with it.

@@ -35,14 +35,8 @@ D = TypeVar("D", bound=Document)
 
 
 def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, where: str) -> bytes:
-    """Return the bytes of a small file with the digest of themselves, after its reader has read them.
-
-    Args:
-        document: What it is to say.
-        parse: Its reader.
-        most_bytes: What its reader takes at most.
-        where: Its path, for messages.
-    """
+    """Return the bytes of a small file with the digest of themselves, after its reader has read them."""
+    # `most_bytes`: what its reader takes at most.
     plain = document.render()
     data = seal(plain)
     # Readers refuse it then: a pin or an annotation too many would make all of them unreadable.
@@ -77,12 +71,7 @@ def seal(data: bytes) -> bytes:
 
 
 def check_seal(data: bytes, where: str) -> bool:
-    """Compare a file with the digest that it carries; False if it carries none.
-
-    Args:
-        data: Its whole content, a JSON object.
-        where: Its path, for messages.
-    """
+    """Compare a file with the digest that it carries; False if it carries none."""
     members = parse_object(data, where=where)
     wanted = members.pop(MEMBER, None)
     if wanted is None:

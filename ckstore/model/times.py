@@ -16,12 +16,8 @@ _WANTED = "seconds, or a number with s, m, h, d or w such as '36h' or '7d'"
 
 
 def duration_s(value: object, what: str) -> float:
-    """Return a duration in seconds.
-
-    Args:
-        value: Seconds, a timedelta, or text: a number and one of s, m (minutes), h, d, w.
-        what: What it is for, for messages.
-    """
+    """Return a duration in seconds."""
+    # `value`: seconds, a timedelta, or text: a number and one of s, m (minutes), h, d, w.
     if isinstance(value, str):
         match = _DURATION.match(value)
         seconds = float(match[1]) * _UNIT_S[match[2]] if match else math.nan
@@ -52,12 +48,8 @@ def time_of_text(text: str) -> datetime:
 
 
 def expiry(value: object, now: datetime) -> datetime | None:
-    """Return when something that begins `now` expires.
-
-    Args:
-        value: A duration as for `duration_s`, a datetime with a zone, or None: never.
-        now: With a zone.
-    """
+    """Return when something that begins `now` expires."""
+    # `value`: a duration as for `duration_s`, a datetime with a zone, or None: never.
     if value is None:
         return None
     if not isinstance(value, datetime):
@@ -70,13 +62,8 @@ def expiry(value: object, now: datetime) -> datetime | None:
 
 
 def start_of(value: object, now: datetime, what: str) -> datetime | None:
-    """Return the time since which something is asked for.
-
-    Args:
-        value: A duration before now as for `duration_s`, a datetime with a zone, or None: from the beginning.
-        now: With a zone.
-        what: The name of the argument, for messages.
-    """
+    """Return the time since which something is asked for."""
+    # `value`: a duration before now as for `duration_s`, a datetime with a zone, or None: from the beginning.
     if value is None:
         return None
     if not isinstance(value, datetime):

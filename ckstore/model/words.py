@@ -14,14 +14,8 @@ PUSH_AGAIN = "push that checkpoint again from where it is whole"
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:
-    """Return `text` with control characters and lone surrogates as escapes.
-
-    Names and messages come from the user who saved: they must not move the cursor of the user who reads.
-
-    Args:
-        text: Anything.
-        keep_lines: Leave line feeds and tabs as they are.
-    """
+    """Return `text` with control characters and lone surrogates as escapes."""
+    # Names and messages come from the user who saved: they must not move the cursor of the user who reads.
     if text.isprintable():
         return text
     return "".join(
@@ -88,10 +82,8 @@ def share_text(part: int, whole: int) -> str:
 
 
 def new_text(whole_bytes: int, new_bytes: int) -> str:
-    """Return a size and how much of it is new: ``2.9 MiB, 2.0 MiB new (66.9 %)``; ``2.9 MiB, all of it new``.
-
-    What a save writes may be a little more than all: small tensors are aligned in the blob that they share.
-    """
+    """Return a size and how much of it is new: ``2.9 MiB, 2.0 MiB new (66.9 %)``; ``2.9 MiB, all of it new``."""
+    # What a save writes may be a little more than all: small tensors are aligned in the blob that they share.
     if new_bytes >= whole_bytes > 0:
         return f"{size_text(whole_bytes)}, all of it new"
     share = f" ({share_text(new_bytes, whole_bytes)})" if whole_bytes else ""

@@ -16,7 +16,7 @@ from ckstore.fs import files, links
 from ckstore.fs.inside import Inside
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.document import parse_document, refuse
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.seal import read, to_write
@@ -60,10 +60,7 @@ class Mirrored:
 
 
 def _parse(data: bytes, where: str) -> Mirrored:
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    members = parse_document(data, _FORMAT, _VERSION, where)
     remote, ids, problem = (members.get(name) for name in ("remote", "checkpoints", "problem"))
     uuid = members.get("uuid", "")
     if not isinstance(remote, str) or not isinstance(uuid, str) or not isinstance(problem, str):

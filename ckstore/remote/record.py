@@ -15,7 +15,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.document import parse_document, refuse
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
 
@@ -82,10 +82,7 @@ class Record:
 
 
 def _parse(data: bytes, where: str) -> Record:
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    members = parse_document(data, _FORMAT, _VERSION, where)
     blobs, documents, checkpoints = (members.get(name, {}) for name in ("blobs", "documents", "checkpoints"))
     for name, value in (("blobs", blobs), ("documents", documents), ("checkpoints", checkpoints)):
         if not isinstance(value, dict):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, CkstoreError, RemoteError
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.document import parse_document, refuse
 from ckstore.model.names import check_run, check_step
 from ckstore.model.seal import read, seal
 from ckstore.remote import keys
@@ -43,10 +43,7 @@ class RemoteTag:
 
 def parse_tag(data: bytes, where: str) -> RemoteTag:
     """Return what the object of a tag says."""
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    members = parse_document(data, _FORMAT, _VERSION, where)
     try:
         run, step = check_run(members.get("run")), check_step(members.get("step"))
     except BadInput as error:

@@ -343,8 +343,7 @@ class Walk:
 
         parts = numpy_leaves.take_apart(value, path)
         return self._alone(
-            LeafRecord(path, "numpy", parts.dtype, parts.shape, self.storage_count, 0, parts.strides),
-            parts.source,
+            LeafRecord(path, "numpy", parts.dtype, parts.shape, self.storage_count, 0, parts.strides), parts.source
         )
 
     def _text(self, kind: LeafKind, path: str, data: bytes) -> Node:

@@ -36,10 +36,7 @@ _HINTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((dt.date, dt.time), "store value.isoformat()"),
     (fractions.Fraction, "store str(value)"),
     (random.Random, "store value.getstate()"),
-    (
-        (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type),
-        "leave it out, or store its name",
-    ),
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, type), "leave it out, or store its name"),
     ((types.ModuleType, types.GeneratorType), "leave it out"),
 )
 _HINTS_BY_NAME = {

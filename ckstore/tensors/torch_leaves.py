@@ -194,11 +194,8 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
 
 
 def empty_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
-    """Return memory where `device` says, as `to_device` reads it, if that is a device that is filled by transfers.
-
-    Raises:
-        BadInput: There is no room on it.
-    """
+    """Return memory where `device` says, as `to_device` reads it, if that is a device that is filled by transfers."""
+    # Raises BadInput: there is no room on it.
     target: Any = device.get("cpu", "cpu") if isinstance(device, Mapping) else device
     # A function of the user gets storages on the CPU, and says where each goes.
     if target is None or (callable(target) and not isinstance(target, torch.device)):

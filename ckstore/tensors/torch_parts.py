@@ -36,11 +36,7 @@ def take_apart(tensor: Any) -> Parts | None:
         return Parts("sparse_coo", parts, (found.shape, found.is_coalesced()))
     if plain and tensor.layout is torch.sparse_csr and tensor.device.type != "meta":
         found = tensor.detach()
-        parts = {
-            "crow_indices": found.crow_indices(),
-            "col_indices": found.col_indices(),
-            "values": found.values(),
-        }
+        parts = {"crow_indices": found.crow_indices(), "col_indices": found.col_indices(), "values": found.values()}
         return Parts("sparse_csr", parts, found.shape)
     kind = type(tensor)
     # The protocol runs code of the class, at the save and at the load: only for classes that the user allowed.
@@ -100,9 +96,7 @@ _BY_CLASS = {
     "NestedTensor": "store list(value.unbind())",
     "MaskedTensor": "store value.get_data() and value.get_mask()",
 }
-_BY_LAYOUT = {
-    torch.sparse_csc: "store value.to_dense(), or value.ccol_indices(), .row_indices() and .values()",
-}
+_BY_LAYOUT = {torch.sparse_csc: "store value.to_dense(), or value.ccol_indices(), .row_indices() and .values()"}
 
 
 def is_named_refused(kind: type) -> bool:

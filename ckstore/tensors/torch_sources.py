@@ -26,12 +26,7 @@ class TorchSource:
     __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "on_device", "watched")
 
     def __init__(
-        self,
-        name: str,
-        storage: torch.UntypedStorage,
-        start: int,
-        nbytes: int,
-        watched: tuple[Watched, ...],
+        self, name: str, storage: torch.UntypedStorage, start: int, nbytes: int, watched: tuple[Watched, ...]
     ) -> None:
         self.name = name
         self.nbytes = nbytes

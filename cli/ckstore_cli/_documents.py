@@ -67,12 +67,8 @@ where `other` is empty; ``key:spec`` formats it. Types stand here by name, so th
 
 
 def to_json(value: object, **given: object) -> Any:
-    """Return `value` as JSON has it: integers beyond 2^53 and what is not finite as strings.
-
-    Args:
-        value: A report, or plain values, mappings and sequences of them.
-        given: Key -> what stands there instead of the attribute.
-    """
+    """Return `value` as JSON has it: integers beyond 2^53 and what is not finite as strings."""
+    # `given`: key -> what stands there instead of the attribute.
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float):

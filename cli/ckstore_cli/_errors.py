@@ -63,12 +63,7 @@ _COMMANDS = {
 
 
 def report(error: Exception, *, as_json: bool) -> int | None:
-    """Tell the user on stderr about `error`.
-
-    Returns:
-        What to exit with, or None if `error` is nothing that is raised on purpose; then nothing
-        was written.
-    """
+    """Tell the user on stderr about `error`, and return what to exit with; None: it is not one raised on purpose."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return USAGE
@@ -77,15 +72,7 @@ def report(error: Exception, *, as_json: bool) -> int | None:
         return None
     name, message, hint, status = described
     if as_json:
-        text = json.dumps(
-            {
-                "v": JSON_VERSION,
-                "error": name,
-                "message": message,
-                "hint": hint,
-                "exit_status": status,
-            }
-        )
+        text = json.dumps({"v": JSON_VERSION, "error": name, "message": message, "hint": hint, "exit_status": status})
     else:
         on = colored(sys.stderr)
         text = f"{style('error:', 'red', on=on)} {printable(message, keep_lines=True)}"

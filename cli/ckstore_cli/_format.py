@@ -27,12 +27,8 @@ def age_text(created: str, now: datetime) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Return the rows as lines with two spaces between columns.
-
-    Args:
-        rows: Each with one cell for each letter of `align`.
-        align: ``<`` or ``>`` for each column; the last one is not padded when it is ``<``.
-    """
+    """Return the rows as lines with two spaces between columns."""
+    # `align`: ``<`` or ``>`` for each column; the last one is not padded when it is ``<``.
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     if align.endswith("<"):
         widths[-1] = 0

@@ -26,12 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass
 class Frame:
-    """The options that stand before or after the name of a command.
-
-    Attributes:
-        store: ``--store``, or None.
-        as_json: ``--json``.
-    """
+    """The options ``--store`` and ``--json``, which stand before or after the name of a command."""
 
     store: Path | None = None
     as_json: bool = False
@@ -56,11 +51,7 @@ class Frame:
 
     @contextmanager
     def writing(self, *, recover: bool = True) -> Iterator[Store]:
-        """Open the store for writing, and close it afterwards; for reading where this user cannot write.
-
-        Args:
-            recover: False: leave everything as it is found.
-        """
+        """Open the store for writing, and close it afterwards; for reading where this user cannot write."""
         path = self.find_store()
         from ckstore.store import Store
 

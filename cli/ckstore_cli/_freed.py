@@ -31,8 +31,7 @@ def print_freed(out: Output, report: GcReport) -> int:
         print_outcome(out, report.retention, dry_run=dry_run)
     measured = None if dry_run else report.filesystem_freed_bytes
     out.document({**document, **to_json(report, filesystem_freed_bytes=measured)})
-    for line in lines(report, table=lambda held: [cut(row, out.width) for row in _holder_lines(held)]):
-        out.line(line)
+    out.lines(lines(report, table=lambda held: [cut(row, out.width) for row in _holder_lines(held)]))
     return HELD if report.held else 0
 
 
@@ -41,5 +40,4 @@ def _holder_lines(held: Sequence[HeldBlob]) -> list[str]:
         ("  " + (_UNSEEN if pid is None else str(pid)), held_size(blobs), how, printable(command))
         for (pid, command), (how, blobs) in by_holder(held).items()
     ]
-    head, *lines = columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")
-    return [head, *lines]
+    return columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from ckstore.model.words import headed
@@ -41,16 +41,11 @@ def _columns() -> int:
 
 
 class Output:
-    """Prints for one command.
-
-    Attributes:
-        as_json: Whether the user asked for JSON; then `line` prints nothing.
-        width: Columns of the terminal; None when stdout is not a terminal, so that nothing is cut or wrapped.
-    """
+    """Prints for one command; with JSON, which the user may have asked for, `line` prints nothing."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        # A pipe gets whole lines: a program that parses them must not depend on the width of a window.
+        # None in a pipe, where nothing is cut: a program that parses lines must not depend on the width of a window.
         on_terminal = sys.stdout.isatty() and not as_json
         self.width = _columns() if on_terminal else None
         self._color = colored(sys.stdout) and not as_json
@@ -60,15 +55,18 @@ class Output:
         if not self.as_json:
             sys.stdout.write(text + "\n")
 
+    def lines(self, texts: Iterable[str]) -> None:
+        """Print lines for people."""
+        for text in texts:
+            self.line(text)
+
     def headed(self, word: str, text: str, look: str) -> None:
         """Print a line that begins with a word in that look, if there is one."""
         self.line(headed(self.style(word, look), text))
 
     def table(self, lines: Sequence[str]) -> None:
         """Print the lines of a table, of which the first names the columns."""
-        self.line(self.style(lines[0], "dim"))
-        for line in lines[1:]:
-            self.line(line)
+        self.lines([self.style(lines[0], "dim"), *lines[1:]])
 
     def document(self, document: object, **given: object) -> None:
         """Print a report or a mapping as one line of JSON, with ``v`` before its own keys; see `to_json`."""

@@ -25,17 +25,8 @@ MARK = "store.json"
 
 
 def find_store(option: Path | None, environ: Mapping[str, str], here: Path) -> Path:
-    """Return the path of the store that is meant.
-
-    Args:
-        option: The value of ``--store``; None: not given.
-        environ: The environment; an empty CKSTORE_PATH counts as none.
-        here: An absolute directory; it and its parents are looked through.
-
-    Raises:
-        StoreNotFound: There is none; the message says where was looked, and why there.
-        UnsafePlace: The nearest one belongs to another user, and nothing says that it is safe.
-    """
+    """Return the path of the store that is meant: of ``--store``, the environment, or the nearest from `here` up."""
+    # Raises StoreNotFound: there is none; UnsafePlace: the nearest is another user's, and nothing says that it is safe.
     named = option or (Path(environ[VARIABLE]) if environ.get(VARIABLE) else None)
     named = None if named is None else expanded(named)
     if named is not None:
@@ -68,10 +59,7 @@ def _may_be_store(found: Path) -> bool:
 
 
 def _check_owner(found: Path, environ: Mapping[str, str]) -> None:
-    """Raise unless a store that was only found is this user's, or listed as safe.
-
-    Both who put the name there and who owns what it leads to must be this user.
-    """
+    """Raise unless a store that was only found is this user's, or listed as safe."""
     me = os.geteuid()
     # Settings in a prepared store could drop checkpoints, and its blobs be chosen by its owner.
     trusted = {me}

@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self, TextIO
 
 from ckstore.model.sizes import size_text
@@ -27,25 +26,15 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Shows how far a work of known or unknown size is; a context manager.
-
-    Only the thread that made it may call it.
-
-    Args:
-        what: A word for the work, ``"verifying"``.
-        total_bytes: None: not known; then only what is done is shown.
-        quiet: Show nothing, whatever stderr is (``--json``).
-        stream: None: stderr.
-        clock: Seconds that only grow.
-    """
+    """Shows how far a work of known or unknown size is; a context manager, for the thread that made it."""
 
     def __init__(
         self,
-        what: str,
-        total_bytes: int | None = None,
+        what: str,  # a word for the work, ``"verifying"``
+        total_bytes: int | None = None,  # None: not known; then only what is done is shown
         *,
-        quiet: bool = False,
-        stream: TextIO | None = None,
+        quiet: bool = False,  # show nothing, whatever stderr is (``--json``)
+        stream: TextIO | None = None,  # None: stderr
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.what = what
@@ -60,12 +49,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._shown:
             self._stream.write(_CLEAR_LINE)
             self._stream.flush()
@@ -88,15 +72,11 @@ class Progress:
 
     def text(self, now_s: float) -> str:
         """Return the line as it is at `now_s`."""
-        parts = [printable(self.what)]
+        done = [size_text(self.done_bytes)]
         if self.total_bytes:
             share = min(self.done_bytes / self.total_bytes, 1.0)
-            parts.append(f"{int(share * 100)} %")
-            parts.append(f"{size_text(self.done_bytes)} of {size_text(self.total_bytes)}")
-            parts.extend(self._left(now_s))
-        else:
-            parts.append(size_text(self.done_bytes))
-        return "  ".join(parts)
+            done = [f"{int(share * 100)} %", f"{done[0]} of {size_text(self.total_bytes)}", *self._left(now_s)]
+        return "  ".join([printable(self.what), *done])
 
     def _left(self, now_s: float) -> list[str]:
         """Return the time left, once there is something to judge it by."""

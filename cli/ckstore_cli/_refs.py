@@ -75,11 +75,8 @@ def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_several(store: Path, known: list[str], incomplete: str) -> Iterator[str]:
-    """Give what begins with a run, where there are several.
-
-    Once a name has been begun that is every ref of the run: a shell would put a space behind a
-    lone ``RUN@``.
-    """
+    """Give what begins with a run, where there are several."""
+    # Once a name has been begun that is every ref of the run: a shell would put a space behind a lone ``RUN@``.
     for name in known if len(known) > 1 else ():
         if not incomplete:
             yield f"{name}@"

@@ -75,11 +75,7 @@ def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
 
 
 def _best_of(text: str) -> Best:
-    """Return the rule that a ``--keep-best`` says.
-
-    Raises:
-        BadParameter: It cannot be read.
-    """
+    """Return the rule that a ``--keep-best`` says."""
     from ckstore.errors import BadInput
     from ckstore.model.best import best_of
 
@@ -102,9 +98,7 @@ def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:
         words = _because(entry).split(" ")
         room = None if out.width is None else max(out.width - len(line), _LEAST_COLUMNS)
         first, *rest = [" ".join(words)] if room is None else wrap(words, room)
-        out.line(line + first)
-        for text in rest:
-            out.line(" " * len(line) + text)
+        out.lines([line + first, *(" " * len(line) + text for text in rest)])
 
 
 def _because(entry: PlanEntry) -> str:

@@ -131,25 +131,8 @@ class App(click.Group):
         return result
 
     @override
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,  # noqa: FBT001, FBT002 - click's own signature
-        windows_expand_args: bool = True,  # noqa: FBT001, FBT002 - the same
-        **extra: Any,
-    ) -> NoReturn:
-        """Run the command line and exit with its status.
-
-        Args:
-            args: Without the name of the program; None: those of the process.
-            prog_name: Ignored: help, errors and completion always say ``ckstore``.
-            complete_var: Ignored, for the same reason.
-            standalone_mode: Ignored: this always exits.
-            windows_expand_args: Ignored: ckstore runs on Linux.
-            extra: For click's context.
-        """
+    def main(self, args: Sequence[str] | None = None, *_ignored: Any, **extra: Any) -> NoReturn:
+        """Run the command line and exit with its status; without `args` those of the process."""
         given = list(sys.argv[1:] if args is None else args)
         if COMPLETE_VARIABLE in os.environ:
             from ckstore_cli import _completion
@@ -158,9 +141,10 @@ class App(click.Group):
         for stream in (sys.stdout, sys.stderr):
             _never_fail_to_encode(stream)
         frame = Frame()
-        extra["obj"] = frame
+        # Help, errors and completion always say ``ckstore``, and this always exits.
+        extra |= {"obj": frame, "prog_name": "ckstore", "complete_var": COMPLETE_VARIABLE, "standalone_mode": False}
         try:
-            result = super().main(given, "ckstore", COMPLETE_VARIABLE, standalone_mode=False, **extra)
+            result = super().main(given, **extra)
         except Exception as error:
             # A usage error comes before click has read the options behind it.
             as_json = frame.as_json or "--json" in given

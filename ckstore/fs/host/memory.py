@@ -26,25 +26,18 @@ _VERSION_2 = _Files("memory.max", "memory.current", ("inactive_file", "active_fi
 
 
 class Left(NamedTuple):
-    """What is left under one limit.
-
-    Attributes:
-        nbytes: That much.
-        where: Which limit it is, as the end of a sentence.
-    """
+    """What is left under one limit."""
 
     nbytes: int
-    where: str
+    where: str  # which limit it is, as the end of a sentence
 
     def __str__(self) -> str:
         return f"{self.nbytes} are available {self.where}"
 
 
 def left() -> Left | None:
-    """Return what is available before the kernel has to kill a process, under the tightest limit; None: it says none.
-
-    Page cache and swap count as free, of the machine and of each control group that has a limit.
-    """
+    """Return what is left before the kernel has to kill a process, under the tightest limit; None: it says none."""
+    # Page cache and swap count as free, of the machine and of each control group that has a limit.
     return min((*_of_machine(), *_of_groups(), *_of_limit()), default=None)
 
 

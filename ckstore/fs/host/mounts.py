@@ -94,10 +94,8 @@ def _unescaped(text: str) -> str:
 
 
 def _device(mount: _Mount) -> str:
-    """Return the kernel's name of a block device; empty: none, or ``/sys`` does not show it.
-
-    By its number first: ``/dev/root`` is a name that need not exist. btrfs has a number that is no device's.
-    """
+    """Return the kernel's name of a block device; empty: none, or ``/sys`` does not show it."""
+    # By its number first: ``/dev/root`` is a name that need not exist. btrfs has a number that is no device's.
     for where in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{os.path.basename(mount.source)}"):
         # The entry is a symlink into /sys/devices, and its last name is what the kernel calls the device.
         found = os.path.realpath(where)
@@ -129,11 +127,9 @@ def _below(mount: _Mount, device: str, layers: int) -> PlaceFacts | None:
 
 
 def _upper_layer(mount: _Mount) -> Path | None:
-    """Return the upper layer of an overlay, if the paths that it was mounted with lead to it from here.
-
-    They are those of the one who mounted it. Beside an upper layer is what overlayfs itself makes in its working
-    directory, on the same filesystem, which tells it from a directory that happens to have that name.
-    """
+    """Return the upper layer of an overlay, if the paths that it was mounted with lead to it from here."""
+    # They are those of the one who mounted it. Beside an upper layer is what overlayfs itself makes in its working
+    # directory, on the same filesystem, which tells it from a directory that happens to have that name.
     paths = {}
     for option in mount.options:
         name, _, value = option.partition("=")

@@ -16,11 +16,9 @@ _PRIVATE = 0o700
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for what ckstore keeps on this host, in the user's cache; None if there is none.
-
-    It need not exist. A home on a shared filesystem is passed over, since all hosts have it, and so is one of another
-    user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
-    """
+    """Return the folder for what ckstore keeps on this host, in the user's cache; None if there is none."""
+    # It need not exist. A home on a shared filesystem is passed over, since all hosts have it, and so is one of another
+    # user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
     for folder in _candidates():
         existing = _nearest(folder)
         if existing is None or examine(existing).shared:
@@ -31,10 +29,8 @@ def cache_folder() -> Path | None:
 
 
 def note_once(folder: str, name: str) -> bool:
-    """Make an empty file `name` in a folder of the user's cache; return False if it is there already.
-
-    Where there is no cache, or it cannot be written, nothing is noted and this returns True: it is a convenience.
-    """
+    """Make an empty file `name` in a folder of the user's cache; return False if it is there already."""
+    # Where there is no cache, or it cannot be written, nothing is noted and this returns True: it is a convenience.
     cache = cache_folder()
     if cache is None:
         return True

@@ -22,15 +22,7 @@ TRY_PREFIX = ".try-"
 _OWN_PREFIX = "try-"
 # Each try loses only if another process opens the store in the same moment and sweeps the directory as dead.
 _TRIES = 20
-_UNABLE = (
-    errno.EXDEV,
-    errno.EPERM,
-    errno.EOPNOTSUPP,
-    errno.EMLINK,
-    errno.ENOSYS,
-    errno.EINVAL,
-    errno.ENOTTY,
-)
+_UNABLE = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EINVAL, errno.ENOTTY)
 """Errors that say what a filesystem cannot do at all; others say what went wrong this time."""
 
 # Of inode and mount: a bind mount of the same directory can refuse links across it, so it is tried for itself.
@@ -56,14 +48,8 @@ def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
 
 
 def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, linked: Sequence[Inside]) -> None:
-    """Raise unless the store can work here; links are tried once for each store and mount in the life of this process.
-
-    Args:
-        root: Of the store.
-        directories: All directories of it, see `misplaced`.
-        staging: Where saves begin.
-        linked: What is linked and renamed to from there; see `try_links`.
-    """
+    """Raise unless the store can work here; links are tried once for each store and mount in a process."""
+    # `directories`: all of the store, see `misplaced`. `linked`: those that files in `staging` are linked or moved to.
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
         raise UnsafePlace(
@@ -78,13 +64,10 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
 
 
 def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
-    """Try what a store needs between its directories: hardlinks and renames; return whether names can be exchanged.
-
-    And that names that differ in case are two: else runs and tags would be one that are not.
-
-    It is done in a directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers
-    of a killed process differ from the trial of a living one (`remove_leftovers`).
-    """
+    """Try what a store needs between its directories: hardlinks and renames; return whether names can be exchanged."""
+    # And that names that differ in case are two: else runs and tags would be one that are not. It is done in a
+    # directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers of a killed
+    # process differ from the trial of a living one (`remove_leftovers`).
     name, lock = _own_directory(staging)
     own = lock.inside
     made: list[Inside] = []

@@ -46,10 +46,8 @@ def magic_number(path: Path) -> int:
 
 
 def kind_by_number(path: Path) -> str:
-    """Return what kind of filesystem holds `path`, where the table of mounts is not there to say it.
-
-    Empty for one of this machine, whose options and layers only the table tells; of one whose number is not known here
-    the number, as ``0x1234``.
-    """
+    """Return what kind of filesystem holds `path`, where the table of mounts is not there to say it."""
+    # Empty for one of this machine, whose options and layers only the table tells; of one whose number is not known
+    # here the number, as ``0x1234``.
     number = magic_number(path)
     return "" if number in _OF_THIS_MACHINE else _SHARED.get(number, f"{number:#x}")

@@ -107,13 +107,7 @@ class CkstoreReader(StorageReader):
         ids = StorageMeta(checkpoint_id=self.info.name, save_id=self.info.id, load_id=self.load_id)
         return replace(_metadata(self.store, self.info), storage_meta=ids)
 
-    def set_up_storage_reader(
-        self,
-        metadata: Metadata,
-        is_coordinator: bool,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `read_metadata` has found the checkpoint."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:

@@ -73,11 +73,7 @@ class CkstoreWriter(StorageWriter):
     """
 
     def __init__(
-        self,
-        store: Store | str | os.PathLike[str],
-        step: int,
-        run: str = "main",
-        **options: Unpack[SaveOptions],
+        self, store: Store | str | os.PathLike[str], step: int, run: str = "main", **options: Unpack[SaveOptions]
     ) -> None:
         super().__init__()
         check_options(CkstoreWriter, options, SaveOptions)
@@ -125,12 +121,7 @@ class CkstoreWriter(StorageWriter):
                 msg, hint="leave checkpoint_id out; CkstoreWriter(store, step=…, run=…) names the checkpoint"
             )
 
-    def set_up_storage_writer(
-        self,
-        is_coordinator: bool,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save."""
         del is_coordinator, args
         if not kwargs.get("use_collectives", True):

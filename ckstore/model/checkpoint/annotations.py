@@ -8,7 +8,7 @@ from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import canonical_json, encode_metric, fits_json
-from ckstore.model.document import check_created, check_version, parse_object, refuse, shown
+from ckstore.model.document import check_created, parse_document, refuse, shown
 from ckstore.model.manifest.describe import describe
 from ckstore.model.manifest.info import Note
 from ckstore.model.manifest.parse import read_metrics
@@ -19,15 +19,11 @@ _FORMAT = "ckstore-annotations"
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """What was added to a checkpoint after it was saved.
+    """What was added to a checkpoint after it was saved."""
 
-    Attributes:
-        metrics: Name -> number; they come before those of the manifest.
-        notes: In the order in which they were written.
-    """
-
+    # Name -> number; they come before those of the manifest.
     metrics: dict[str, int | float] = field(default_factory=dict)
-    notes: tuple[Note, ...] = ()
+    notes: tuple[Note, ...] = ()  # in the order in which they were written
 
     def render(self) -> bytes:
         """Return the content of ``annotations.json``."""
@@ -62,10 +58,7 @@ def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Ann
 
 def parse_annotations(data: bytes, where: str) -> Annotations:
     """Return what ``annotations.json`` says."""
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), ANNOTATIONS_VERSION, where)
+    members = parse_document(data, _FORMAT, ANNOTATIONS_VERSION, where)
     notes = members.get("notes")
     if not isinstance(notes, list):
         refuse(where, "notes", "an array", notes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import canonical_json
-from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.document import check_created, parse_document, refuse
 
 _FORMAT = "ckstore-elsewhere"
 _VERSION = 1
@@ -18,28 +18,18 @@ _NAME_CHARS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A remote that has every blob of a checkpoint.
+    """A remote that has every blob of a checkpoint."""
 
-    Attributes:
-        uuid: The remote's own: what has the name by now may be another.
-        name: What the store called it, or the directory of another store.
-    """
-
-    uuid: str
-    name: str
+    uuid: str  # the remote's own: what has the name by now may be another
+    name: str  # what the store called it, or the directory of another store
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Where the blobs of a checkpoint are that its directory lacks.
+    """Where the blobs of a checkpoint are that its directory lacks."""
 
-    Attributes:
-        since: When they were let go; UTC, as in a manifest.
-        remotes: Each has all of them.
-    """
-
-    since: str
-    remotes: tuple[Holder, ...]
+    since: str  # when they were let go; UTC, as in a manifest
+    remotes: tuple[Holder, ...]  # each has all of them
 
     def render(self) -> bytes:
         """Return the content of the file."""
@@ -48,16 +38,8 @@ class Elsewhere:
 
 
 def parse_elsewhere(data: bytes, where: str) -> Elsewhere:
-    """Return what ``elsewhere.json`` says.
-
-    Args:
-        data: Its whole content.
-        where: Its path, for messages.
-    """
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    """Return what ``elsewhere.json`` says."""
+    members = parse_document(data, _FORMAT, _VERSION, where)
     remotes = members.get("remotes")
     if not isinstance(remotes, list) or not remotes:
         refuse(where, "remotes", "an array that is not empty", remotes)

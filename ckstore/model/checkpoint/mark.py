@@ -23,17 +23,11 @@ _NAMES_MAX_BYTES = _WHAT_MAX_BYTES = 1900
 
 @dataclass(frozen=True, slots=True)
 class MarkEntry:
-    """One thing that was found damaged; of names and words it keeps as many as a mark has room for.
+    """One thing that was found damaged; of names and words it keeps as many as a mark has room for."""
 
-    Attributes:
-        blob: Digest of the blob; empty for the manifest or the directory itself.
-        names: Values of the checkpoint that need the damaged bytes, at most 100.
-        what: One sentence for people.
-    """
-
-    blob: str
-    names: tuple[str, ...]
-    what: str
+    blob: str  # digest of the blob; empty for the manifest or the directory itself
+    names: tuple[str, ...]  # values of the checkpoint that need the damaged bytes, at most 100
+    what: str  # one sentence for people
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", _first_names(self.names))
@@ -62,15 +56,10 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What reads and verifications found damaged in a checkpoint, and when they found it last.
+    """What reads and verifications found damaged in a checkpoint, and when they found it last."""
 
-    Attributes:
-        found: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-        entries: At most 1000. Empty only when the file that was read is not readable as a mark, which marks too.
-    """
-
-    found: str
-    entries: tuple[MarkEntry, ...]
+    found: str  # UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``
+    entries: tuple[MarkEntry, ...]  # empty only where the file cannot be read as a mark, which marks too
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", self.entries[:_ENTRIES_MOST])

@@ -10,7 +10,7 @@ from ckstore.errors import BadInput
 from ckstore.model.brief import brief
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.document import check_created, parse_document, refuse
 from ckstore.model.names import RUN_PATTERN, check_run, check_step
 from ckstore.model.times import time_of_text
 from ckstore.model.words import printable
@@ -83,10 +83,7 @@ def file_name(name: str) -> str:
 
 def parse_pin(data: bytes, name: str, where: str) -> Pin:
     """Return what the file of the pin `name` says."""
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), PIN_VERSION, where)
+    members = parse_document(data, _FORMAT, PIN_VERSION, where)
     reason, expires, digest = members.get("reason"), members.get("expires"), members.get("id")
     if not isinstance(reason, str):
         refuse(where, "reason", "a string", reason)

@@ -38,17 +38,13 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A parsed ref.
-
-    Attributes:
-        run: The run it asks for, or None.
-        kind: What `value` is. A step of six or more digits may be an id, too; `resolve` tries both.
-        value: The step in decimal, the tag, or the first digits of the id in lower case, with the
-            prefix of the algorithm if it was given; the kind itself for ``latest*``; all of it for ``best:``.
-    """
+    """A parsed ref."""
 
     run: str | None
+    # What `value` is. A step of six or more digits may be an id, too; `resolve` tries both.
     kind: RefKind
+    # The step in decimal, the tag, or the first digits of the id in lower case, with the prefix of the algorithm if it
+    # was given; the kind itself for ``latest*``; all of it for ``best:``.
     value: str
 
     def __str__(self) -> str:
@@ -97,26 +93,17 @@ def _classify(value: str) -> tuple[RefKind, str]:
 
 
 def newest_first(candidates: Iterable[CheckpointInfo], run: str | None = None) -> list[CheckpointInfo]:
-    """Return the checkpoints of `run` (None: of all runs), the latest commit first.
-
-    ``latest-valid`` is the first of them that verifies.
-    """
+    """Return the checkpoints of `run` (None: of all runs), the latest commit first."""
+    # ``latest-valid`` is the first of them that verifies.
     chosen = (c for c in candidates if run is None or c.run == run)
     return sorted(chosen, key=lambda c: c.order, reverse=True)
 
 
 def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey]) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names.
-
-    Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at
-    all runs.
-
-    Args:
-        ref: Any kind but ``latest-valid``, which needs to read: take `newest_first`.
-        candidates: The complete checkpoints of the store, in any order.
-        tags: Tag -> (run, step).
-    """
-    # It needs the bytes, and here are values only.
+    """Return the checkpoint that `ref` names."""
+    # Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at all runs.
+    # `candidates`: the complete checkpoints of the store, in any order.
+    # It needs the bytes, and here are values only: take `newest_first`.
     if ref.kind == "latest-valid":
         raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first")
     runs = {c.run for c in candidates}
@@ -220,11 +207,7 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
 
 
 def _no_step(
-    ref: Ref,
-    run: str | None,
-    step: int,
-    candidates: Sequence[CheckpointInfo],
-    elsewhere: Sequence[CheckpointInfo],
+    ref: Ref, run: str | None, step: int, candidates: Sequence[CheckpointInfo], elsewhere: Sequence[CheckpointInfo]
 ) -> NoReturn:
     own = [c for c in candidates if run in (None, c.run)]
     nearest = sorted(own, key=lambda c: (abs(c.step - step), c.name))[:_SHOWN]

@@ -15,16 +15,11 @@ _TEXT_TWICE = re.compile(r"\.\./checkpoints/([^/]+)/\.\./\1/([^/]+)/\.\./\2\Z")
 
 
 class TagTarget(NamedTuple):
-    """What the text of a tag names.
-
-    Attributes:
-        run, step: The place of the checkpoint.
-        twice: Whether both names of it agree; False: an earlier ckstore wrote one name only, which may have rotted.
-    """
+    """What the text of a tag names."""
 
     run: str
     step: int
-    twice: bool
+    twice: bool  # whether both names of it agree; False: an earlier ckstore wrote one name only, which may have rotted
 
 
 def tag_text(run: str, step: int) -> str:

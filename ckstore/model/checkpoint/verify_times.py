@@ -19,13 +19,9 @@ Copy = tuple[str, int]
 
 @dataclass(slots=True)
 class CheckedTimes:
-    """For each copy of a blob, when a verification read it.
+    """For each copy of a blob, when a verification read it."""
 
-    Attributes:
-        times: Copy -> seconds since 1970.
-    """
-
-    times: dict[Copy, int] = field(default_factory=dict)
+    times: dict[Copy, int] = field(default_factory=dict)  # copy -> seconds since 1970
 
     def when(self, copy: Copy, now_s: float) -> int:
         """Return when a copy was read; 0: never. A time in the future is that of a wrong clock, and no time."""

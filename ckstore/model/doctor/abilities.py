@@ -16,33 +16,23 @@ _SQLITE_BACKPORTS = {(3, 50): 7, (3, 44): 6}
 
 @dataclass(frozen=True, slots=True)
 class AbilityFacts:
-    """What was tried or asked.
+    """What was tried or asked."""
 
-    Attributes:
-        links: Empty if hardlinks and renames between the directories of the store work; else what does not. None:
-            nothing may be written there, so it was not tried.
-        exchange: Whether two names can be exchanged in one step; None: not tried.
-        lease: ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be
-            at work, of which a lease does not know; ``foreign``: the store is another user's, whose files were not
-            tried.
-        reflink: Whether files can share blocks; None: not tried.
-        link_limit, link_most: Most names that a file may have, 0 if not known; and that a blob here has.
-        direct_io_bytes: Alignment of direct reads and writes; 0: there are none; None: the kernel does not tell.
-        read_ahead_kib: Of the device; None: there is no device, or it cannot be seen.
-        open_files: How many files this process may have open.
-        sqlite: Version of the library.
-    """
-
+    # Empty if hardlinks and renames between the directories of the store work; else what does not. None: nothing may be
+    # written there, so it was not tried.
     links: str | None = ""
-    exchange: bool | None = True
+    exchange: bool | None = True  # whether two names can be exchanged in one step; None: not tried
+    # ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be at work,
+    # of which a lease does not know; ``foreign``: the store is another user's, whose files were not tried.
     lease: str = "yes"
-    reflink: bool | None = None
-    link_limit: int = 0
-    link_most: int = 0
+    reflink: bool | None = None  # whether files can share blocks; None: not tried
+    link_limit: int = 0  # most names that a file may have; 0: not known
+    link_most: int = 0  # most names that a blob here has
+    # Alignment of direct reads and writes; 0: there are none; None: the kernel does not tell.
     direct_io_bytes: int | None = None
-    read_ahead_kib: int | None = None
-    open_files: int = _LEAST_FILES
-    sqlite: tuple[int, int, int] = _SQLITE_MENDED
+    read_ahead_kib: int | None = None  # of the device; None: there is no device, or it cannot be seen
+    open_files: int = _LEAST_FILES  # how many files this process may have open
+    sqlite: tuple[int, int, int] = _SQLITE_MENDED  # version of the library
 
 
 def check_links(facts: AbilityFacts) -> DoctorFinding:
@@ -80,24 +70,16 @@ def check_headroom(facts: AbilityFacts) -> DoctorFinding:
 def check_lease(facts: AbilityFacts) -> DoctorFinding:
     """Return whether the kernel can be asked who has a file open."""
     if facts.lease == "shared":
-        return DoctorFinding(
-            "note",
-            "leases",
-            "the kernel cannot see whether another host has a blob open, so what is dropped is freed after a while",
-            "nothing; when no other host uses the store, ckstore gc --exclusive frees at once",
-        )
+        told = "the kernel cannot see whether another host has a blob open, so what is dropped is freed after a while"
+        do = "nothing; when no other host uses the store, ckstore gc --exclusive frees at once"
+        return DoctorFinding("note", "leases", told, do)
     if facts.lease == "foreign":
-        return ok(
-            "leases",
-            "each user's gc asks the kernel about that user's blobs, and leaves the blobs of other users alone",
-        )
+        told = "each user's gc asks the kernel about that user's blobs, and leaves the blobs of other users alone"
+        return ok("leases", told)
     if facts.lease == "no":
-        return DoctorFinding(
-            "warning",
-            "leases",
-            "the kernel does not say which process has a blob open, so gc frees only what it is sure of",
-            "run gc as the owner of the files, or as root; if the filesystem has no leases, see docs/how-to/shared.md",
-        )
+        told = "the kernel does not say which process has a blob open, so gc frees only what it is sure of"
+        do = "run gc as the owner of the files, or as root; if the filesystem has no leases, see docs/how-to/shared.md"
+        return DoctorFinding("warning", "leases", told, do)
     return ok("leases", "the kernel tells gc whether a process has a blob open")
 
 
@@ -118,9 +100,8 @@ def check_direct_io(facts: AbilityFacts) -> DoctorFinding:
     if facts.direct_io_bytes is None:
         return ok("direct I/O", "the kernel does not report the alignment (Linux 6.1 and later do, if the device can)")
     if facts.direct_io_bytes == 0:
-        return DoctorFinding(
-            "note", "direct I/O", "not possible on this filesystem", "nothing: everything goes through the page cache"
-        )
+        do = "nothing: everything goes through the page cache"
+        return DoctorFinding("note", "direct I/O", "not possible on this filesystem", do)
     return ok("direct I/O", f"aligned to {facts.direct_io_bytes} bytes")
 
 
@@ -151,13 +132,12 @@ def check_sqlite(facts: AbilityFacts) -> DoctorFinding:
         do = f"use a Python whose SQLite is {wanted} or later; saves still work, without a catalog"
         return DoctorFinding("error", "SQLite", f"{version} is too old for the catalog", do)
     if has_wal_reset_bug(facts.sqlite):
-        return DoctorFinding(
-            "note",
-            "SQLite",
+        told = (
             f"{version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6); it cannot strike, since ckstore "
-            "never writes to the catalog from two connections at once",
-            "let no other program write to catalog.db; it is an index, and ckstore reindex rebuilds it",
+            "never writes to the catalog from two connections at once"
         )
+        do = "let no other program write to catalog.db; it is an index, and ckstore reindex rebuilds it"
+        return DoctorFinding("note", "SQLite", told, do)
     return ok("SQLite", version)
 
 

@@ -10,7 +10,7 @@ from ckstore.model.reports.gc_report import Waiting, amount_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted
+from ckstore.model.words import counted, some_of
 
 _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0
@@ -20,30 +20,17 @@ _GC_LATER = "ckstore gc frees it an hour after it was last touched (config.grace
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A directory or file in ``staging/`` or ``trash/``.
-
-    Attributes:
-        name: Its name.
-        age_s: Since something was last made or removed in it.
-        nbytes: What its files have; of those that are nowhere else.
-        owner: User who made it.
-        alive: A process holds it.
-    """
+    """A directory or file in ``staging/`` or ``trash/``."""
 
     name: str
-    age_s: float
-    nbytes: int = 0
-    owner: str = ""
-    alive: bool = False
+    age_s: float  # since something was last made or removed in it
+    nbytes: int = 0  # what its files have; of those that are nowhere else
+    owner: str = ""  # user who made it
+    alive: bool = False  # a process holds it
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    return some_of(names, _NAMED)
 
 
 def _told(found: Leftover) -> str:
@@ -57,18 +44,15 @@ def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Doct
     if dead:
         kept_bytes = sum(found.nbytes for found in dead)
         died = "died, or are running on another host," if shared else "died"
-        told = (
-            f"{_count(len(dead), 'save')} {died} and left {size_text(kept_bytes)}: {_listed([_told(d) for d in dead])}"
-        )
-        do = "ckstore gc frees it, and so does any save by that user; no checkpoint needs it"
-        if shared:
-            do = f"{_GC_LATER}; no checkpoint needs it"
-        return DoctorFinding("note", "staging", told, do)
+        which = _listed([_told(found) for found in dead])
+        told = f"{counted(len(dead), 'save')} {died} and left {size_text(kept_bytes)}: {which}"
+        frees = _GC_LATER if shared else "ckstore gc frees it, and so does any save by that user"
+        return DoctorFinding("note", "staging", told, f"{frees}; no checkpoint needs it")
     if stuck:
-        told = f"{_count(len(stuck), 'save')} running for a long time: {_listed([_told(found) for found in stuck])}"
+        told = f"{counted(len(stuck), 'save')} running for a long time: {_listed([_told(found) for found in stuck])}"
         do = "check whether its process is still working or hangs on the disk; the save keeps its space until it ends"
         return DoctorFinding("warning", "staging", told, do)
-    return ok("staging", f"{_count(len(stagings), 'save')} running" if stagings else "no save is running")
+    return ok("staging", f"{counted(len(stagings), 'save')} running" if stagings else "no save is running")
 
 
 def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
@@ -77,7 +61,8 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
         return ok("trash", "empty")
     kept_bytes = sum(found.nbytes for found in trash)
     oldest = max(trash, key=lambda found: found.age_s)
-    told = f"{_count(len(trash), 'entry', 'entries')} with {size_text(kept_bytes)}; the oldest: {_told(oldest)}"
+    count = f"{len(trash)} {'entry' if len(trash) == 1 else 'entries'}"
+    told = f"{count} with {size_text(kept_bytes)}; the oldest: {_told(oldest)}"
     if shared:
         return DoctorFinding("note", "trash", told, _GC_LATER)
     if oldest.age_s > _OLD_S:
@@ -99,34 +84,22 @@ def check_undo(window_s: float, waiting: Sequence[Waiting]) -> DoctorFinding:
 
 
 def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
-    """Return what is to be said of the tags.
-
-    Args:
-        count: How many there are.
-        doubtful: What is wrong with each of which it is unknown what it protects.
-        do: What to do about the first of those.
-    """
+    """Return what is to be said of the tags."""
+    # `doubtful`: what is wrong with each of which it is unknown what it protects; `do`: what to do about the first.
     if doubtful:
         told = f"nothing is dropped, since it is unknown what is protected: {_listed(doubtful)}"
         return DoctorFinding("warning", "tags", told, do)
-    return ok("tags", _count(count, "tag"))
+    return ok("tags", counted(count, "tag"))
 
 
 @dataclass(frozen=True, slots=True)
 class PinFacts:
-    """What the pins are.
+    """What the pins are."""
 
-    Attributes:
-        count: All of them.
-        expired: Names of those whose time is over.
-        dangling: Names of those whose checkpoint is gone or was replaced.
-        problem: Why one cannot be read; empty if all can.
-    """
-
-    count: int = 0
-    expired: tuple[str, ...] = ()
-    dangling: tuple[str, ...] = ()
-    problem: str = ""
+    count: int = 0  # all of them
+    expired: tuple[str, ...] = ()  # names of those whose time is over
+    dangling: tuple[str, ...] = ()  # names of those whose checkpoint is gone or was replaced
+    problem: str = ""  # why one cannot be read; empty if all can
 
 
 def check_pins(facts: PinFacts) -> DoctorFinding:
@@ -140,31 +113,25 @@ def check_pins(facts: PinFacts) -> DoctorFinding:
     if facts.dangling:
         told = f"for a checkpoint that is gone or was replaced: {_listed(facts.dangling)}"
         return DoctorFinding("note", "pins", told, f"ckstore pin -d {facts.dangling[0]}")
-    return ok("pins", _count(facts.count, "pin"))
+    return ok("pins", counted(facts.count, "pin"))
 
 
 def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> DoctorFinding:
     """Return what is to be said of checkpoints that were found damaged, and of blobs that were put aside."""
     if marked:
-        told = f"{_count(len(marked), 'checkpoint')} marked as damaged: {_listed(marked)}"
+        told = f"{counted(len(marked), 'checkpoint')} marked as damaged: {_listed(marked)}"
         do = "ckstore verify says what is damaged; saving the same content again heals it"
         return DoctorFinding("warning", "damage", told, do)
     if quarantined:
-        told = f"{_count(len(quarantined), 'damaged blob')} in quarantine: {_listed(quarantined)}"
-        return DoctorFinding(
-            "note", "damage", told, "once every checkpoint verifies, you may remove them from quarantine/"
-        )
+        told = f"{counted(len(quarantined), 'damaged blob')} in quarantine: {_listed(quarantined)}"
+        do = "once every checkpoint verifies, you may remove them from quarantine/"
+        return DoctorFinding("note", "damage", told, do)
     return ok("damage", "no checkpoint is marked as damaged")
 
 
 def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
-    """Return what is to be said of the last readings of blobs.
-
-    Args:
-        count: Blobs that checkpoints use.
-        unread: Those of which no reading is known.
-        oldest_s: How long ago the oldest one was of the others.
-    """
+    """Return what is to be said of the last readings of blobs."""
+    # `unread`: of so many of the `count` blobs no reading is known; of the others the oldest was `oldest_s` ago.
     if not count:
         return ok("last readings", "no checkpoint has a blob")
     do = (
@@ -172,16 +139,16 @@ def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
         "share of the blobs that it reuses"
     )
     if unread:
-        told = f"it is not known when {unread} of {_count(count, 'blob')} were last read"
+        told = f"it is not known when {unread} of {counted(count, 'blob')} were last read"
         return DoctorFinding("note", "last readings", told, do)
-    told = f"each of {_count(count, 'blob')} was read or written within the last {age_words(oldest_s)}"
+    told = f"each of {counted(count, 'blob')} was read or written within the last {age_words(oldest_s)}"
     return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else DoctorFinding("note", "last readings", told, do)
 
 
 def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
     """Return what is to be said of checkpoints whose digests are by another hash than those of the store."""
     if strangers:
-        count = _count(len(strangers), "checkpoint")
+        count = counted(len(strangers), "checkpoint")
         told = f"{count} from a store whose hash is not {hash_name}: {_listed(strangers)}"
         do = "move them away: this store ignores them; ckstore.open_checkpoint(DIRECTORY) reads them where they are"
         return DoctorFinding("warning", "hash", told, do)
@@ -192,29 +159,21 @@ def check_order(problems: Sequence[str]) -> DoctorFinding:
     """Return what is to be said of checkpoints whose sequence numbers do not count."""
     if problems:
         do = "save their content again under another step, or delete them: ckstore delete RUN@STEP"
-        return DoctorFinding("warning", "order of commits", _listed(list(problems)), do)
+        return DoctorFinding("warning", "order of commits", _listed(problems), do)
     return ok("order of commits", "every sequence number counts")
 
 
 def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[str] = ()) -> DoctorFinding:
-    """Return what is to be said of the catalog.
-
-    Args:
-        problems: What is wrong with it.
-        where: It lies, if that is not in the store.
-        damaged: Files of catalogs that were set aside as damaged before.
-    """
+    """Return what is to be said of the catalog."""
+    # `where` it lies, if that is not in the store; `damaged`: files of catalogs that were set aside before.
     if problems:
         do = "rebuild it from the checkpoints with ckstore reindex; nothing is lost"
-        return DoctorFinding("warning", "catalog", _listed(list(problems)), do)
+        return DoctorFinding("warning", "catalog", _listed(problems), do)
     whole = f"whole; it is {where}, since other hosts or users have their own" if where else "whole"
     if damaged:
-        told = (
-            f"{whole}; earlier ones were damaged, or not as ckstore leaves them, and were set aside: {_listed(damaged)}"
-        )
-        return DoctorFinding(
-            "note", "catalog", told, "check the disk if you did not expect that; you may remove these files"
-        )
+        were = "earlier ones were damaged, or not as ckstore leaves them, and were set aside"
+        do = "check the disk if you did not expect that; you may remove these files"
+        return DoctorFinding("note", "catalog", f"{whole}; {were}: {_listed(damaged)}", do)
     return ok("catalog", whole)
 
 
@@ -230,7 +189,7 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
     most = sorted(by_process.items(), key=lambda item: (-item[1], item[0]))
     who = [f"{size_text(nbytes)} by PID {pid} ({command})" for (pid, command), nbytes in most]
     total_bytes = sum(leak.nbytes for leak in leaks)
-    told = f"{_count(len(leaks), 'deleted file')} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
+    told = f"{counted(len(leaks), 'deleted file')} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
     do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
     return DoctorFinding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)
 

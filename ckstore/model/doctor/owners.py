@@ -7,36 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, ok
+from ckstore.model.words import some_of
 
 _GROUP_WRITES = 0o020
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerFacts:
-    """Owner and permissions of a store.
-
-    Attributes:
-        path: Its root.
-        mode: Permission bits of the root.
-        owner: Name of the root's owner.
-        owner_id, process_id: User ids of the owner of the root, and of this process.
-        may_give: Whether this process may give files to other users, as root usually may.
-        misplaced: Directories of the store that are symlinks, no directories, or on another filesystem.
-        open_to_all: Directories or files in it, other than the root, that any user may change.
-        foreign_count: Files in it that belong to another user than the root.
-        writable_blobs: Blobs that have write permission.
-    """
+    """Owner and permissions of a store."""
 
     path: str
-    mode: int = 0o700
-    owner: str = ""
+    mode: int = 0o700  # permission bits of the root
+    owner: str = ""  # name of the root's owner
+    # `owner_id` and `process_id`: User ids of the owner of the root, and of this process.
     owner_id: int = 0
     process_id: int = 0
-    may_give: bool = True
+    may_give: bool = True  # whether this process may give files to other users, as root usually may
+    # Directories of the store that are symlinks, no directories, or on another filesystem.
     misplaced: tuple[str, ...] = ()
-    open_to_all: tuple[str, ...] = ()
-    foreign_count: int = 0
-    writable_blobs: int = 0
+    open_to_all: tuple[str, ...] = ()  # directories or files in it, other than the root, that any user may change
+    foreign_count: int = 0  # files in it that belong to another user than the root
+    writable_blobs: int = 0  # blobs that have write permission
 
 
 def check_owner(facts: OwnerFacts) -> DoctorFinding:
@@ -61,12 +52,8 @@ def check_owner(facts: OwnerFacts) -> DoctorFinding:
         told += (
             ": the kernel may refuse it links to that user's blobs, and does not show it which processes have them open"
         )
-    return DoctorFinding(
-        "warning",
-        "owner",
-        told,
-        f"use the store as its owner, or give it to this user: chown -R (as root) {facts.path}",
-    )
+    do = f"use the store as its owner, or give it to this user: chown -R (as root) {facts.path}"
+    return DoctorFinding("warning", "owner", told, do)
 
 
 def check_permissions(facts: OwnerFacts) -> DoctorFinding:
@@ -74,14 +61,12 @@ def check_permissions(facts: OwnerFacts) -> DoctorFinding:
     open_ = [facts.path] if facts.mode & 0o002 else []
     open_ += facts.open_to_all
     if open_:
-        more = f" and {len(open_) - 3} more" if len(open_) > 3 else ""
-        told = f"any user of this machine may change {', '.join(open_[:3])}{more}"
+        told = f"any user of this machine may change {some_of(open_, 3)}"
         return DoctorFinding("error", "permissions", told, f"chmod -R o-w {facts.path}")
     if facts.writable_blobs:
         told = f"blobs with write permission, which a program may change by mistake: {facts.writable_blobs}"
-        return DoctorFinding(
-            "warning", "permissions", told, f"chmod -R a-w {facts.path}/blobs/*/*; then ckstore verify"
-        )
+        do = f"chmod -R a-w {facts.path}/blobs/*/*; then ckstore verify"
+        return DoctorFinding("warning", "permissions", told, do)
     if facts.mode & _GROUP_WRITES:
         return _of_a_group(facts)
     if facts.foreign_count:
@@ -89,9 +74,8 @@ def check_permissions(facts: OwnerFacts) -> DoctorFinding:
         return DoctorFinding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
     if facts.mode & 0o077:
         told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: other users may {_may(facts.mode)} it"
-        return DoctorFinding(
-            "note", "permissions", told, f"nothing, if that is intended; otherwise: chmod -R go-rwx {facts.path}"
-        )
+        do = f"nothing, if that is intended; otherwise: chmod -R go-rwx {facts.path}"
+        return DoctorFinding("note", "permissions", told, do)
     return ok("permissions", f"only {facts.owner} may use {facts.path}")
 
 

@@ -27,29 +27,20 @@ _LOCAL = "put the store on ext4 or XFS on a disk of this machine: move it with c
 
 @dataclass(frozen=True, slots=True)
 class PlaceFacts:
-    """The filesystem of a directory.
-
-    Attributes:
-        path: The directory.
-        kind: As in ``/proc/self/mountinfo``: ext4, xfs, tmpfs …; empty if it is not known beyond being of this machine,
-            ``0x…`` if only its number is.
-        mount: Where it is mounted.
-        source: What is mounted there: a device, usually.
-        options: Of the mount and of the filesystem.
-        journal: Whether an ext4 has a journal; None: not known, or it is not an ext4.
-        below: The filesystem that this one keeps its files in: that of the upper layer of an overlay, or of the file
-            behind a loop device. None: there is none, or it cannot be seen.
-        told: Whether other machines use it, as someone has said; None: its kind says so.
-    """
+    """The filesystem of a directory."""
 
     path: str
+    # As in ``/proc/self/mountinfo``: ext4, xfs, tmpfs …; empty if it is not known beyond being of this machine, ``0x…``
+    # if only its number is.
     kind: str = ""
-    mount: str = ""
-    source: str = ""
-    options: frozenset[str] = frozenset()
-    journal: bool | None = None
+    mount: str = ""  # where it is mounted
+    source: str = ""  # what is mounted there: a device, usually
+    options: frozenset[str] = frozenset()  # of the mount and of the filesystem
+    journal: bool | None = None  # whether an ext4 has a journal; None: not known, or it is not an ext4
+    # The filesystem that this one keeps its files in: that of the upper layer of an overlay, or of the file behind a
+    # loop device. None: there is none, or it cannot be seen.
     below: PlaceFacts | None = None
-    told: bool | None = None
+    told: bool | None = None  # whether other machines use it, as someone has said; None: its kind says so
 
     @property
     def shared(self) -> bool:
@@ -141,26 +132,20 @@ def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
 def _filesystem(facts: PlaceFacts) -> DoctorFinding:
     path, kind = facts.path, facts.kind
     if not kind:
+        told = f"the filesystem of {path} is not known: /proc/self/mountinfo does not list it"
         do = "check it with df -T; ckstore is tested on ext4 and XFS"
-        return DoctorFinding(
-            "note", "filesystem", f"the filesystem of {path} is not known: /proc/self/mountinfo does not list it", do
-        )
+        return DoctorFinding("note", "filesystem", told, do)
     if facts.shared:
-        return DoctorFinding(
-            "warning",
-            "filesystem",
+        told = (
             f"{why_of_several_hosts(facts, path)}: hosts do not see what another one has open, so the space of "
-            "what is dropped comes back after a while",
-            "when no other host uses the store, ckstore gc --exclusive frees at once; "
-            "or keep the store on a local disk",
+            "what is dropped comes back after a while"
         )
+        do = "when no other host uses the store, ckstore gc --exclusive frees at once"
+        return DoctorFinding("warning", "filesystem", told, f"{do}; or keep the store on a local disk")
     if kind == "overlay":
-        return DoctorFinding(
-            "warning",
-            "filesystem",
-            f"{path} is on overlayfs: open files are not always visible; use a volume for the store",
-            "in a container mount a volume or a directory of the host, and put the store there",
-        )
+        told = f"{path} is on overlayfs: open files are not always visible; use a volume for the store"
+        do = "in a container mount a volume or a directory of the host, and put the store there"
+        return DoctorFinding("warning", "filesystem", told, do)
     where = f"{kind} on {facts.source}, mounted at {facts.mount}"
     if kind in TRIED:
         return ok("filesystem", where)
@@ -200,9 +185,8 @@ def durability(facts: PlaceFacts) -> DoctorFinding:
     if facts.below is not None and not facts.below.durable:
         why = why_not_durable(facts.below) or f"is of unknown kind: {why_unknown(facts.below)}"
         told = f"{facts.mount} keeps what is written to it, but its files are in {facts.below.path}, which {why}"
-        return DoctorFinding(
-            "note", "durability", told, "nothing, if that is intended; otherwise put the store directly on a disk"
-        )
+        do = "nothing, if that is intended; otherwise put the store directly on a disk"
+        return DoctorFinding("note", "durability", told, do)
     return ok("durability", f"{facts.kind} keeps what was made durable through a power cut")
 
 
@@ -223,9 +207,6 @@ def _mended(facts: PlaceFacts) -> str:
 
 
 def _striping(facts: PlaceFacts) -> DoctorFinding:
-    return DoctorFinding(
-        "note",
-        "striping",
-        "on Lustre a file is on one server unless its directory says otherwise",
-        f"before the first save: lfs setstripe -E 1M -c 1 -E -1 -c 4 -S 4M {facts.path}/blobs {facts.path}/staging",
-    )
+    told = "on Lustre a file is on one server unless its directory says otherwise"
+    do = f"before the first save: lfs setstripe -E 1M -c 1 -E -1 -c 4 -S 4M {facts.path}/blobs {facts.path}/staging"
+    return DoctorFinding("note", "striping", told, do)

@@ -25,17 +25,11 @@ _ONE_HOST = "save to a run, and prune it, on one host"
 
 
 class Reach(NamedTuple):
-    """How far locks on files reach.
+    """How far locks on files reach."""
 
-    Attributes:
-        hosts: Whether they reach other hosts; None: not known.
-        why: By which option of the mount, or for lack of which, they do not; empty else.
-        mended: How it is mounted so that they do.
-    """
-
-    hosts: bool | None
-    why: str = ""
-    mended: str = ""
+    hosts: bool | None  # whether they reach other hosts; None: not known
+    why: str = ""  # by which option of the mount, or for lack of which, they do not; empty else
+    mended: str = ""  # how it is mounted so that they do
 
 
 def reach_of_locks(kind: str, options: AbstractSet[str]) -> Reach:

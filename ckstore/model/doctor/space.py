@@ -14,37 +14,24 @@ _MAKE_ROOM = "free space: ckstore prune --keep-last N, then ckstore gc; ckstore 
 
 @dataclass(frozen=True, slots=True)
 class SpaceFacts:
-    """Room on a filesystem, in bytes and inodes that this user may take.
-
-    Attributes:
-        total_bytes, free_bytes: Of the filesystem.
-        total_inodes: 0: it makes them as it needs them.
-        free_inodes: Meaningless without a total.
-        newest_bytes: Size of the newest checkpoint; 0 if there is none.
-        reserve_bytes, reserve_wanted_bytes: Space that the store keeps back for gc on a full disk, and should.
-    """
+    """Room on a filesystem, in bytes and inodes that this user may take."""
 
     total_bytes: int
     free_bytes: int
-    total_inodes: int
-    free_inodes: int
-    newest_bytes: int
-    reserve_bytes: int
-    reserve_wanted_bytes: int
+    total_inodes: int  # 0: it makes them as it needs them
+    free_inodes: int  # meaningless without a total
+    newest_bytes: int  # size of the newest checkpoint; 0 if there is none
+    reserve_bytes: int  # what the store keeps back for gc on a full disk
+    reserve_wanted_bytes: int  # what it should keep back
 
 
 @dataclass(frozen=True, slots=True)
 class DirtyFacts:
-    """What the kernel has not written yet, of all programs, and from where on it makes writers wait.
+    """What the kernel has not written yet, of all programs, and from where on it makes writers wait."""
 
-    Attributes:
-        dirty_bytes, writeback_bytes: Waiting to be written, and being written.
-        limit_bytes: Where writers are made to wait; 0 if not known.
-    """
-
-    dirty_bytes: int
-    writeback_bytes: int
-    limit_bytes: int
+    dirty_bytes: int  # waiting to be written
+    writeback_bytes: int  # being written
+    limit_bytes: int  # where writers are made to wait; 0 if not known
 
 
 def check_bytes(facts: SpaceFacts) -> DoctorFinding:
@@ -77,12 +64,8 @@ def check_reserve(facts: SpaceFacts) -> DoctorFinding:
     if facts.reserve_bytes >= facts.reserve_wanted_bytes:
         return ok("reserve", f"{size_text(facts.reserve_bytes)} are reserved for gc on a full disk")
     part = f"{size_text(facts.reserve_bytes)} of {size_text(facts.reserve_wanted_bytes)}"
-    return DoctorFinding(
-        "note",
-        "reserve",
-        f"{part} are reserved for gc on a full disk",
-        "free space, then open the store for writing (ckstore gc does): with enough free space it is made again",
-    )
+    do = "free space, then open the store for writing (ckstore gc does): with enough free space it is made again"
+    return DoctorFinding("note", "reserve", f"{part} are reserved for gc on a full disk", do)
 
 
 def check_dirty(facts: DirtyFacts) -> DoctorFinding:

@@ -11,13 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
-from ckstore.model.canonical import (
-    SAFE_INT,
-    TOO_LONG_INT,
-    decimal_of_int,
-    fits_json,
-    is_storable_int,
-)
+from ckstore.model.canonical import SAFE_INT, TOO_LONG_INT, decimal_of_int, fits_json, is_storable_int
 from ckstore.model.digest import is_digest
 from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
 
@@ -46,8 +40,7 @@ def describe(
         raise BadInput(f"message: wanted a str, got {_kind(message)} {shown(message)}")
     if parent is not None and not is_digest(parent):
         raise BadInput(
-            f"parent: wanted the id of a checkpoint or None, got {shown(parent)}",
-            hint="CheckpointInfo.id is one",
+            f"parent: wanted the id of a checkpoint or None, got {shown(parent)}", hint="CheckpointInfo.id is one"
         )
     from ckstore.model.manifest.manifest import Description
 

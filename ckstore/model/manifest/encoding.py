@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ckstore.errors import DamagedBlob
 from ckstore.model.canonical import SAFE_INT, canonical_text
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_requires, check_version, refuse
-from ckstore.model.manifest.manifest import MANIFEST_VERSION
+from ckstore.model.document import check_format, check_requires, refuse
+from ckstore.model.manifest.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, EncodedBlob, Encoding
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def render(encoding: Encoding, algorithm: Algorithm) -> bytes:
         "checkpoint": encoding.checkpoint,
         "encoded": _items(encoding.encoded),
         "files": [list(file) for file in encoding.files],
-        "format": "ckstore-manifest",
+        "format": MANIFEST_FORMAT,
         "place": encoding.place,
         "requires": [ENCODED],
         "version": MANIFEST_VERSION,
@@ -56,14 +56,8 @@ def is_encoding(members: Mapping[str, Any]) -> bool:
 
 
 def parse(members: Mapping[str, Any], where: str) -> Encoding:
-    """Return what an encoding says, checked but for the manifest that it belongs to.
-
-    Raises:
-        BadInput, NewerFormat: It is not as the format says.
-    """
-    if members.get("format") != "ckstore-manifest":
-        refuse(where, "format", "'ckstore-manifest'", members.get("format"))
-    check_version(members.get("version"), MANIFEST_VERSION, where)
+    """Return what an encoding says, checked but for the manifest that it belongs to."""
+    check_format(members, MANIFEST_FORMAT, MANIFEST_VERSION, where)
     check_requires(members.get("requires"), (ENCODED,), where)
     checkpoint, place = members.get("checkpoint"), members.get("place", 0)
     if not isinstance(checkpoint, str) or not is_digest(checkpoint):
@@ -145,11 +139,7 @@ def _check_paths(encoding: Encoding, plain: set[str], where: str) -> None:
 
 
 def check_fits(encoding: Encoding, blobs: Iterable[BlobRecord], manifest_id: str, where: str) -> None:
-    """Raise if an encoding is not one of this manifest.
-
-    Raises:
-        DamagedBlob: It is not.
-    """
+    """Raise `DamagedBlob` if an encoding is not one of this manifest."""
     if manifest_id != encoding.checkpoint:
         _unfit(where, f"it is of the checkpoint {encoding.checkpoint}, and the manifest beside it is {manifest_id}")
     sizes = dict(encoding.files)

@@ -66,19 +66,9 @@ class _Leaves:
             refuse(self.where, f"name of leaves[{i}]", "a string", name)
         kind = _LEAF_KINDS.get(get("kind")) if type(get("kind")) is str else None
         if kind is None:
-            refuse(
-                self.where,
-                f"kind of leaf {shown(name)}",
-                ", ".join(_LEAF_KINDS.values()),
-                get("kind"),
-            )
+            refuse(self.where, f"kind of leaf {shown(name)}", ", ".join(_LEAF_KINDS.values()), get("kind"))
         if type(storage) is not int or not 0 <= storage < len(self.sizes):
-            refuse(
-                self.where,
-                f"storage of leaf {shown(name)}",
-                f"an index below {len(self.sizes)}",
-                storage,
-            )
+            refuse(self.where, f"storage of leaf {shown(name)}", f"an index below {len(self.sizes)}", storage)
         if type(offset) is not int or offset < 0:
             refuse(self.where, f"offset of leaf {shown(name)}", "an integer from 0", offset)
         if kind not in _ARRAYS:

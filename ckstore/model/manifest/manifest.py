@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.digest import Algorithm
 
-MANIFEST_VERSION = 1
+MANIFEST_FORMAT, MANIFEST_VERSION = "ckstore-manifest", 1
 SHARDS = "shards"
 KNOWN_REQUIRES = (SHARDS,)
 """What a manifest may ask of its readers. ``shards``: extents of any length, and storages that are put together of
@@ -128,10 +128,9 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of ``manifest.json``; see docs/format/v1.md for each member.
+    """The content of ``manifest.json``; see docs/format/v1.md for each member."""
 
-    `encoding` is not in it: it says how the blobs are stored where the checkpoint was compacted.
-    """
+    # `encoding` is not in it: it says how the blobs are stored where the checkpoint was compacted.
 
     run: str
     step: int
@@ -271,7 +270,7 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
     texts = texts or StateTexts.of(manifest.leaves, manifest.state)
     about = manifest.description
     plain: dict[str, Any] = {
-        "format": "ckstore-manifest",
+        "format": MANIFEST_FORMAT,
         "version": MANIFEST_VERSION,
         "run": manifest.run,
         "step": manifest.step,

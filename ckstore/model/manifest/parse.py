@@ -13,14 +13,7 @@ from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.digest import algorithm_of, is_digest
-from ckstore.model.document import (
-    check_created,
-    check_requires,
-    check_version,
-    parse_object,
-    refuse,
-    shown,
-)
+from ckstore.model.document import check_created, check_format, check_requires, parse_object, refuse, shown
 from ckstore.model.manifest import encoding
 from ckstore.model.manifest.describe import check_metadata
 from ckstore.model.manifest.info import CheckpointInfo
@@ -29,6 +22,7 @@ from ckstore.model.manifest.manifest import (
     BLOB_MAX_BYTES,
     EXTENT_GRAIN_BYTES,
     KNOWN_REQUIRES,
+    MANIFEST_FORMAT,
     MANIFEST_MAX_BYTES,
     MANIFEST_VERSION,
     NAMES_MOST_CHARS,
@@ -185,9 +179,7 @@ class _Reader:
         )
 
     def check_head(self) -> None:
-        if self.members.get("format") != "ckstore-manifest":
-            refuse(self.where, "format", "'ckstore-manifest'", self.members.get("format"))
-        check_version(self.members.get("version"), MANIFEST_VERSION, self.where)
+        check_format(self.members, MANIFEST_FORMAT, MANIFEST_VERSION, self.where)
         check_requires(self.members.get("requires", []), KNOWN_REQUIRES, self.where)
 
     def facts(self) -> Manifest:
@@ -291,24 +283,14 @@ class _Reader:
                 total += extents[-1].length
             # Memory is allocated by the size and filled by the extents: any difference leaves bytes undefined.
             if total != nbytes:
-                refuse(
-                    self.where,
-                    f"extents of storages[{i}]",
-                    f"lengths that add up to {nbytes}",
-                    total,
-                )
+                refuse(self.where, f"extents of storages[{i}]", f"lengths that add up to {nbytes}", total)
             tiling = read_tiling(item[2], nbytes, extents, f"storages[{i}]", self.where) if len(item) > 2 else None
             storages.append(StorageRecord(nbytes, tuple(extents), tiling))
         return tuple(storages)
 
     def extent(self, item: Any, sizes: list[int], storage: int) -> Extent:
         if type(item) is not list or len(item) != 4:
-            refuse(
-                self.where,
-                f"an extent of storages[{storage}]",
-                "[digest, blob, offset, length]",
-                item,
-            )
+            refuse(self.where, f"an extent of storages[{storage}]", "[digest, blob, offset, length]", item)
         piece, blob, offset, length = item
         self.own_digest(piece, f"piece of storages[{storage}]")
         if type(blob) is not int or not 0 <= blob < len(sizes):

@@ -17,49 +17,31 @@ class BlobRecord(NamedTuple):
 
 
 class EncodedBlob(NamedTuple):
-    """A blob that is there in encoded form.
+    """A blob that is there in encoded form."""
 
-    Attributes:
-        nbytes: Size of the plain blob.
-        file: Index into the files of the directory.
-        bases: Digests of the plain blobs that it is decoded with.
-    """
-
-    nbytes: int
-    file: int
-    bases: tuple[str, ...]
+    nbytes: int  # size of the plain blob
+    file: int  # index into the files of the directory
+    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
 
 
 class OldPiece(NamedTuple):
-    """What is in memory where a piece of a newer checkpoint is to be: one as long, of an older one.
+    """What is in memory where a piece of a newer checkpoint is to be: one as long, of an older one."""
 
-    Attributes:
-        piece: Its digest, by which it is checked.
-        blob: Digest of the blob in which it lies.
-        offset: Where in it.
-    """
-
-    piece: str
-    blob: str
-    offset: int
+    piece: str  # its digest, by which it is checked
+    blob: str  # digest of the blob in which it lies
+    offset: int  # where in it
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How the blobs of a checkpoint are stored.
+    """How the blobs of a checkpoint are stored."""
 
-    Attributes:
-        checkpoint: Id of the checkpoint.
-        files: Every blob in the directory, plain or an encoded form, by the digest of its own bytes.
-        encoded: Digest of a plain blob -> its encoded form.
-        place: Of the checkpoint in the chain of its run.
-        links: As `encoded`, with bases that need not be there; at a remote alone.
-    """
-
-    checkpoint: str
+    checkpoint: str  # its id
+    # Every blob in the directory, plain or an encoded form, by the digest of its own bytes.
     files: tuple[BlobRecord, ...]
-    encoded: Mapping[str, EncodedBlob]
-    place: int = 0
+    encoded: Mapping[str, EncodedBlob]  # digest of a plain blob -> its encoded form
+    place: int = 0  # of the checkpoint in the chain of its run
+    # As `encoded`, with bases that need not be there; at a remote alone.
     links: Mapping[str, EncodedBlob] = field(default_factory=dict)
 
     def path(self, digest: str) -> list[str]:

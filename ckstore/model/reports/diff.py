@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from ckstore.model.brief import brief
 from ckstore.model.manifest.files import FileChange
@@ -33,7 +33,7 @@ class DiffLeaf:
     nbytes: int
 
     def __str__(self) -> str:
-        return f"{named(self.name)}: {type_text(self)}, {size_text(self.nbytes)}"
+        return f"{named(self.name)}: {type_text(self.kind, self.dtype, self.shape)}, {size_text(self.nbytes)}"
 
 
 @brief()
@@ -141,25 +141,6 @@ class Diff:
         return in_lines(details(self), [summary(self)])
 
 
-class Leaf(Protocol):
-    """What a leaf says of its type."""
-
-    @property
-    def kind(self) -> str:
-        """``torch``, ``numpy``, ``bytes`` or ``str``."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Empty for bytes and strings."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes, outermost first."""
-        ...
-
-
 def details(found: Diff) -> Iterator[str]:
     """Give a line for each difference: files, tensors, other values."""
     yield from map(with_kind, found.files)
@@ -173,14 +154,14 @@ def with_kind(change: FileChange | PlainChange) -> str:
     return f"{change.kind:9}{change}"
 
 
-def type_text(leaf: Leaf) -> str:
-    """Return ``float32 [1000, 8]``; for bytes and strings their kind."""
-    return printable(f"{leaf.dtype} [{', '.join(map(str, leaf.shape))}]" if leaf.dtype else leaf.kind)
+def type_text(kind: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """Return ``float32 [1000, 8]``; for bytes and strings, which have no dtype, their kind."""
+    return printable(f"{dtype} [{', '.join(map(str, shape))}]" if dtype else kind)
 
 
 def types_text(change: LeafChange) -> str:
     """Return the type, or both where it changed."""
-    old, new = type_text(change.before), type_text(change.after)
+    old, new = (type_text(leaf.kind, leaf.dtype, leaf.shape) for leaf in (change.before, change.after))
     return new if old == new else f"{old} -> {new}"
 
 

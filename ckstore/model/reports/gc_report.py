@@ -252,12 +252,8 @@ def _left(count: int) -> str:
 
 
 def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]] | None = None) -> Iterator[str]:
-    """Say what gc freed and what it did not.
-
-    Args:
-        report: What it did, without its retention.
-        table: Says which process has what; None: some lines, one for each process, and no list is longer than that.
-    """
+    """Say what gc freed and what it did not."""
+    # The retention is left out. `table`: says which process has what; None: some lines, and no list is longer.
     if report.freed_count:
         what = f"{size_text(report.freed_bytes)} in {counted(report.freed_count, 'blob')}"
         grown = 0 if report.dry_run else report.filesystem_freed_bytes

@@ -16,21 +16,13 @@ _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family of samples.
+    """One family of samples."""
 
-    Attributes:
-        name: Without the ``_total`` that samples of a counter have.
-        kind: ``counter`` or ``gauge``.
-        about: One sentence.
-        label: What tells its samples apart.
-        samples: Value of that label -> number.
-    """
-
-    name: str
+    name: str  # without the ``_total`` that samples of a counter have
     kind: Literal["counter", "gauge"]
-    about: str
-    label: str
-    samples: Mapping[str, float]
+    about: str  # one sentence
+    label: str  # what tells its samples apart
+    samples: Mapping[str, float]  # value of that label -> number
 
 
 def openmetrics(metrics: Iterable[Metric], store: str, labels: Mapping[Any, Any]) -> str:

@@ -145,15 +145,10 @@ def parts_of(nbytes: int, count: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class BlobUse:
-    """How much of a blob one checkpoint uses.
+    """How much of a blob one checkpoint uses."""
 
-    Attributes:
-        used_bytes: Bytes of it in pieces of the checkpoint, with the alignment of pieces in packs.
-        is_pack: Whether it holds other pieces than itself.
-    """
-
-    used_bytes: int
-    is_pack: bool
+    used_bytes: int  # bytes of it in pieces of the checkpoint, with the alignment of pieces in packs
+    is_pack: bool  # whether it holds other pieces than itself
 
 
 def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:

@@ -61,66 +61,46 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Bytes of a storage that is kept, which lie in the snapshot so that they can be compared.
+    """Bytes of a storage that is kept, which lie in the snapshot so that they can be compared."""
 
-    Attributes:
-        storage: Index of the storage in the state.
-        start: Where in it they start.
-        offset, nbytes: Where they lie in the snapshot.
-    """
-
-    storage: int
-    start: int
-    offset: int
+    storage: int  # index of the storage in the state
+    start: int  # where in it they start
+    offset: int  # where they lie in the snapshot
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What an order takes from an earlier checkpoint of its run, since it was said to be unchanged.
-
-    Attributes:
-        step, id: That checkpoint.
-        storages: Index of a storage in the state -> its index there, and the step for which it was last copied whole.
-        samples: What is to be compared.
-        unnamed: Those of `storages` that the caller did not name: the device's fingerprints say that they are the same.
-    """
+    """What an order takes from an earlier checkpoint of its run, since it was said to be unchanged."""
 
     step: int
     id: str
+    # Index of a storage in the state -> its index there, and the step for which it was last copied whole.
     storages: dict[int, tuple[int, int]]
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...]  # what is to be compared
+    # Those of `storages` that the caller did not name: the device's fingerprints say that they are the same.
     unnamed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Save what lies in a snapshot; its descriptor comes with it.
+    """Save what lies in a snapshot; its descriptor comes with it."""
 
-    Attributes:
-        number: Grows with each order of a trainer.
-        about: Its parent is None or an id.
-        parent: A ref of the parent, which the saver resolves; empty: none was named.
-        last_parents: What changed of `Known.last_parents` in the trainer since the last order.
-        captured: The state; it has no sources.
-        places: Where the bytes of the storages are.
-        kept: What is not in the snapshot; None: all is.
-        tried_step: The step at which an earlier saver may have published this order before it ended; None: at none.
-    """
-
-    number: int
+    number: int  # grows with each order of a trainer
     run: str
     step: int | None
-    about: Description
+    about: Description  # its parent is None or an id
     tags: tuple[str, ...]
     if_exists: str
     force: bool
-    parent: str = ""
+    parent: str = ""  # a ref of the parent, which the saver resolves; empty: none was named
+    # What changed of `Known.last_parents` in the trainer since the last order.
     last_parents: dict[str, str] = field(default_factory=dict)
-    captured: Captured = field(default_factory=lambda: Captured(None, (), ()))
-    places: tuple[Place, ...] = ()
+    captured: Captured = field(default_factory=lambda: Captured(None, (), ()))  # the state; it has no sources
+    places: tuple[Place, ...] = ()  # where the bytes of the storages are
+    # The step at which an earlier saver may have published this order before it ended; None: at none.
     tried_step: int | None = None
-    kept: Kept | None = None
+    kept: Kept | None = None  # what is not in the snapshot; None: all is
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,10 @@ from ckstore.model.sizes import size_text
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Bytes and inodes; they are added and compared together.
-
-    Attributes:
-        nbytes: Bytes.
-        inodes: Files and directories.
-    """
+    """Bytes and inodes; they are added and compared together."""
 
     nbytes: int = 0
-    inodes: int = 0
+    inodes: int = 0  # files and directories
 
     def __add__(self, other: Amount) -> Amount:
         return Amount(self.nbytes + other.nbytes, self.inodes + other.inodes)
@@ -30,17 +25,11 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a save takes beyond what the store has, and what is free.
-
-    Attributes:
-        new: What it takes.
-        free_bytes: What is free.
-        free_inodes: What is free; None: the filesystem counts no inodes.
-    """
+    """What a save takes beyond what the store has, and what is free."""
 
     new: Amount
     free_bytes: int
-    free_inodes: int | None
+    free_inodes: int | None  # None: the filesystem counts no inodes
 
     @property
     def missing(self) -> Amount:
@@ -65,15 +54,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Something that would free space.
+    """Something that would free space."""
 
-    Attributes:
-        action: A command.
-        frees: How much it would free.
-    """
-
-    action: str
-    frees: Amount
+    action: str  # a command
+    frees: Amount  # how much it would free
 
 
 def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:

@@ -22,20 +22,13 @@ _RANDOM = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is known about the last reading of a blob.
-
-    Attributes:
-        digest, nbytes: The blob.
-        read_ns: When it was last read to its end, or written: nanoseconds since 1970; 0: not known.
-        read_to: Bytes from its start that a reading under way, of several saves, has behind it.
-        whole: It is read whole or not at all: what is to be compared with is its digest, not bytes in hand.
-    """
+    """What is known about the last reading of a blob."""
 
     digest: str
     nbytes: int
-    read_ns: int = 0
-    read_to: int = 0
-    whole: bool = False
+    read_ns: int = 0  # when it was last read to its end, or written: nanoseconds since 1970; 0: not known
+    read_to: int = 0  # bytes from its start that a reading under way, of several saves, has behind it
+    whole: bool = False  # it is read whole or not at all: what is to be compared with is its digest, not bytes in hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +46,11 @@ def recheck_bytes(state_bytes: int, share: float) -> int:
 
 
 def due(readings: Iterable[Reading], budget_bytes: int, now_ns: int) -> list[DueBytes]:
-    """Return what is to be read: of the blobs that were read longest ago, in all `budget_bytes` bytes.
-
-    A blob whose reading is under way comes before others of its age. A blob that is read whole is not cut, so the sum
-    may be larger by most of one. Repeated with what it read taken note of, it comes round to every byte:
-    of blobs of n bytes together within n / `budget_bytes` + 2 times.
-
-    Args:
-        readings: Blobs, each once. A time after `now_ns` is that of a wrong clock, or forged, and no time.
-        budget_bytes: How much to read; nothing at 0.
-        now_ns: Nanoseconds since 1970.
-    """
+    """Return what is to be read: of the blobs that were read longest ago, in all `budget_bytes` bytes."""
+    # A blob whose reading is under way comes before others of its age. A blob that is read whole is not cut, so the sum
+    # may be larger by most of one. Repeated with what it read taken note of, it comes round to every byte: of blobs of
+    # n bytes together within n / `budget_bytes` + 2 times.
+    # `readings`: blobs, each once. A time after `now_ns` is that of a wrong clock, or forged, and no time.
     # One under way first among its age: begun readings must end, or a frozen base would never be compared whole.
     # A draw between the others: where nothing can be remembered, each time others have their turn.
     ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), _RANDOM.random()))

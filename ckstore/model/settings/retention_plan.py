@@ -34,26 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint and what counts for its fate.
+    """A checkpoint and what counts for its fate."""
 
-    Attributes:
-        info: What the store says about it; its `order` and its metrics count.
-        tags: Tags that name it.
-        pins: What to say of each unexpired pin that names it.
-        in_use: Whether a process has it open.
-        damage: What is wrong with it (a missing or touched blob, a mark of a read or a verify); empty: it is valid.
-        doubt: Why its metrics cannot be known; then it is kept.
-        wanted_by: Why the mirror of the store needs it; then it is kept.
-        blobs: Digest -> size of each blob in its directory; looked at where there is a budget.
-    """
-
-    info: CheckpointInfo
+    info: CheckpointInfo  # what the store says about it; its `order` and its metrics count
     tags: tuple[str, ...] = ()
-    pins: tuple[str, ...] = ()
-    in_use: bool = False
+    pins: tuple[str, ...] = ()  # what to say of each unexpired pin that names it
+    in_use: bool = False  # whether a process has it open
+    # What is wrong with it (a missing or touched blob, a mark of a read or a verify); empty: it is valid.
     damage: str = ""
-    doubt: str = ""
-    wanted_by: str = ""
+    doubt: str = ""  # why its metrics cannot be known; then it is kept
+    wanted_by: str = ""  # why the mirror of the store needs it; then it is kept
+    # Digest -> size of each blob in its directory; looked at where there is a budget.
     blobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -140,16 +131,10 @@ def plan(
     now: datetime,
     budget: Budget | None = None,
 ) -> RetentionPlan:
-    """Say for each checkpoint whether it is kept or dropped, and why.
-
-    The order of `history` does not matter; the same arguments give the same plan.
-
-    Args:
-        policy: The rules; or those of each run, and then a run without some is kept.
-        history: All checkpoints of each run that is to be looked at; a run that is left out is left alone.
-        now: With a time zone; only `keep_within` looks at it.
-        budget: Of all runs together; their blobs must be in the history.
-    """
+    """Say for each checkpoint whether it is kept or dropped, and why."""
+    # `policy`: the rules; or those of each run, and then a run without some is kept. `history`: all checkpoints of each
+    # run that is to be looked at, in any order; a run that is left out is left alone. `now` has a time zone. `budget`:
+    # of all runs together; their blobs must be in the history.
     entries: list[PlanEntry] = []
     notes: list[str] = []
     for run in sorted({candidate.info.run for candidate in history}):
@@ -169,28 +154,18 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """What a budget makes of a plan.
+    """What a budget makes of a plan."""
 
-    Attributes:
-        entries: In the same order; some of those that were kept are dropped.
-        notes: That it cannot be held, if so.
-    """
-
-    entries: list[PlanEntry]
-    notes: list[str]
+    entries: list[PlanEntry]  # in the same order; some of those that were kept are dropped
+    notes: list[str]  # that it cannot be held, if so
 
 
 def over_budget(
     entries: Sequence[PlanEntry], blobs: Mapping[str, Mapping[str, int]], budget: Budget, whose: str
 ) -> Budgeted:
-    """Drop the oldest until the others are within a budget, those that are the best by a metric last.
-
-    Args:
-        entries: Of a plan; those that are protected stay.
-        blobs: Digest -> size of each blob, by the names of the checkpoints.
-        budget: How much the blobs of those that stay may take, each counted once.
-        whose: Of what it is the budget, for the reason.
-    """
+    """Drop the oldest until the others are within a budget, those that are the best by a metric last."""
+    # Those that are protected stay. `blobs`: digest -> size of each blob, by the names of the checkpoints; each counts
+    # once. `whose`: of what it is the budget, for the reason.
     uses: Counter[str] = Counter()
     nbytes: dict[str, int] = {}
     for entry in entries:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import BadInput
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import ALGORITHMS, Algorithm, algorithm_named
-from ckstore.model.document import check_created, check_requires, check_version, parse_object, refuse
+from ckstore.model.document import check_created, check_requires, parse_document, refuse
 from ckstore.model.manifest.describe import check_metadata, decoded_metadata, encode_metadata
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ class StoreSettings:
 
 
 def check_uuid(uuid: object) -> None:
-    """Raise unless it has the form of a uuid.
-
-    Raises:
-        BadInput: It has another one.
-    """
+    """Raise unless it has the form of a uuid."""
     if not isinstance(uuid, str) or _UUID_PATTERN.match(uuid) is None:
         raise BadInput(f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r:.80}")
 
@@ -97,13 +93,8 @@ def check_chunk_bytes(chunk_bytes: object) -> int:
 
 
 def parse_settings(data: bytes, where: str) -> StoreSettings:
-    """Return what ``store.json`` says.
-
-    Args:
-        data: Its whole content.
-        where: Its path, for messages.
-    """
-    members = _members(data, where, _STORE_FORMAT)
+    """Return what ``store.json`` says."""
+    members = parse_document(data, _STORE_FORMAT, STORE_VERSION, where)
     requires = members.get("requires", [])
     check_requires(requires, _KNOWN, where)
     wanted = ("uuid", "hash", "chunk_bytes", "created")
@@ -124,14 +115,6 @@ def render_config(config: Mapping[str, Any]) -> bytes:
 
 def parse_config(data: bytes, where: str) -> dict[str, Any]:
     """Return the settings in ``config.json``, without `format` and `version`; all members are kept."""
-    members = _members(data, where, _CONFIG_FORMAT)
+    members = parse_document(data, _CONFIG_FORMAT, STORE_VERSION, where)
     del members["format"], members["version"]
     return decoded_metadata(check_metadata(members, where, "the settings"))
-
-
-def _members(data: bytes, where: str, wanted_format: str) -> dict[str, Any]:
-    members = parse_object(data, where=where)
-    if members.get("format") != wanted_format:
-        refuse(where, "format", repr(wanted_format), members.get("format"))
-    check_version(members.get("version"), STORE_VERSION, where)
-    return members

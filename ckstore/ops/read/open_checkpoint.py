@@ -63,7 +63,7 @@ class LeafSummary:
     nbytes: int
 
     def __str__(self) -> str:
-        return f"{named(self.name)}: {type_text(self)}, {size_text(self.nbytes)}"
+        return f"{named(self.name)}: {type_text(self.kind, self.dtype, self.shape)}, {size_text(self.nbytes)}"
 
 
 class OpenCheckpoint:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckstore.errors import RemoteUnavailable
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_created, check_version, parse_object, refuse
+from ckstore.model.document import check_created, parse_document, refuse
 from ckstore.model.seal import to_write
 from ckstore.remote import keys
 from ckstore.remote.documents.reading import read_document
@@ -85,10 +85,7 @@ class Condemned:
 
 
 def _parse(data: bytes, where: str) -> Condemned:
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    members = parse_document(data, _FORMAT, _VERSION, where)
     condemned, deleting, burnt = (members.get(name) for name in ("condemned", "deleting", "burnt"))
     if not isinstance(condemned, dict) or not all(_is_name(name) for name in condemned):
         refuse(where, "condemned", "names with times", condemned)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import BadInput, RemoteError
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import algorithm_named
-from ckstore.model.document import check_created, check_requires, check_version, parse_object, refuse
+from ckstore.model.document import check_created, check_requires, parse_document
 from ckstore.model.seal import seal
 from ckstore.model.settings.settings import check_chunk_bytes, check_uuid
 from ckstore.remote import keys
@@ -59,10 +59,7 @@ class RemoteInfo:
 
 
 def _parse(data: bytes, where: str) -> RemoteInfo:
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    members = parse_document(data, _FORMAT, _VERSION, where)
     check_requires(members.get("requires", []), (), where)
     wanted = ("uuid", "store", "hash", "chunk_bytes", "created")
     for name in ("uuid", "store"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import CkstoreError, RemoteError
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import check_version, parse_object, refuse
+from ckstore.model.document import parse_document, refuse
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.parse import parse_manifest
@@ -79,10 +79,7 @@ def read_intent(objects: Objects, listed: Listed) -> IntentRecord | None:
 
 
 def _parse(data: bytes, where: str) -> IntentRecord:
-    members = parse_object(data, where=where)
-    if members.get("format") != _FORMAT:
-        refuse(where, "format", repr(_FORMAT), members.get("format"))
-    check_version(members.get("version"), _VERSION, where)
+    members = parse_document(data, _FORMAT, _VERSION, where)
     blobs, state, life_s = members.get("blobs"), members.get("state"), members.get("life_s")
     if not isinstance(blobs, list) or not all(is_digest(blob) for blob in blobs):
         refuse(where, "blobs", "digests", blobs)

@@ -142,11 +142,7 @@ def _check_url(address: str) -> None:
 
 
 def check_endpoint(endpoint: str, name: str = "an endpoint") -> None:
-    """Refuse what is no URL of a service; `name`: what has it.
-
-    Raises:
-        BadInput: It is none, or it contains credentials.
-    """
+    """Refuse what is no URL of a service, or contains credentials; `name`: what has it."""
     if "@" in endpoint or "?" in endpoint or "#" in endpoint:
         raise BadInput(f"{name} has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(endpoint)

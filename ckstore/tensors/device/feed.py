@@ -39,10 +39,8 @@ class Feed:
         streams.system.synchronize(self._device)
 
     def windows(self, flat: torch.Tensor) -> Iterator[memoryview]:
-        """Give memory for each part of `flat` in turn; what was put into a slot goes to the device once that is full.
-
-        Not for two threads at once with one `flat`.
-        """
+        """Give memory for each part of `flat` in turn; what was put into a slot goes to the device once it is full."""
+        # Not for two threads at once with one `flat`.
         slots = self._slots()
         for at in range(0, flat.numel(), SLOT_BYTES):
             slot = next(slots)
@@ -55,11 +53,8 @@ class Feed:
                 slot.mark = self._lane.mark()
 
     def finish(self) -> None:
-        """Wait until the device has all of it.
-
-        Raises:
-            RuntimeError: The device failed.
-        """
+        """Wait until the device has all of it."""
+        # Raises RuntimeError: the device failed.
         mark = self._lane.mark()
         try:
             mark.synchronize()
@@ -93,18 +88,13 @@ class _Slot:
 
 
 class DeviceMemory:
-    """Bytes on a device that are to be filled, or a part of them: it is sliced as a memoryview is.
-
-    Attributes:
-        flat: They.
-        feed: What fills them; `begin` sets it.
-    """
+    """Bytes on a device that are to be filled, or a part of them: it is sliced as a memoryview is."""
 
     __slots__ = ("feed", "flat")
 
     def __init__(self, flat: torch.Tensor, feed: Feed | None = None) -> None:
         self.flat = flat
-        self.feed = feed
+        self.feed = feed  # what fills them; `begin` sets it
 
     def __len__(self) -> int:
         return self.flat.numel()
@@ -140,9 +130,6 @@ def begin(memories: Iterable[object]) -> list[Feed]:
 
 
 def fresh(sizes: Mapping[int, int], device: torch.device) -> dict[int, DeviceMemory]:
-    """Return new memory on a device for storages of these sizes.
-
-    Raises:
-        torch.OutOfMemoryError: There is not so much.
-    """
+    """Return new memory on a device for storages of these sizes."""
+    # Raises torch.OutOfMemoryError: there is not so much.
     return {index: DeviceMemory(torch.empty(size, dtype=torch.uint8, device=device)) for index, size in sizes.items()}

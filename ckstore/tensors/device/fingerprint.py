@@ -34,10 +34,8 @@ _LARGE_BYTES = 2**20
 
 
 def fingerprints(chunks: Sequence[tuple[DeviceSource, int, int]]) -> list[bytes]:
-    """Return the fingerprint of each range of bytes of a source, on the current streams; it waits for them.
-
-    It has 16 bytes for each part that lies in one row. Empty: the devices have no memory left for that.
-    """
+    """Return the fingerprint of each range of bytes of a source, on the current streams; it waits for them."""
+    # It has 16 bytes for each part that lies in one row. Empty: the devices have no memory left for that.
     numbered: dict[torch.device, list[int]] = defaultdict(list)
     places: dict[torch.device, list[tuple[int, int]]] = defaultdict(list)
     for index, (source, start, stop) in enumerate(chunks):

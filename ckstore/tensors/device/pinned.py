@@ -17,18 +17,14 @@ _KEPT_BYTES = 512 * 2**20
 
 
 class Pinned:
-    """Memory that is pinned as long as this is open.
-
-    Attributes:
-        flat: All of it, as bytes.
-        why_not: Why it could not be pinned; copies are right then, and slower.
-    """
+    """Memory that is pinned as long as this is open."""
 
     def __init__(self, memory: memoryview) -> None:
         # Not through torch's own pinned memory: the saver maps this, and disks write from it (O_DIRECT).
         self._address = ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
         self.flat = torch.frombuffer(memory, dtype=torch.uint8)
         self._system = streams.system
+        # Where it could not be pinned, copies are right, and slower.
         self.why_not = self._system.register(self._address, len(memory))
         if self.why_not:
             _say_once(self.why_not)

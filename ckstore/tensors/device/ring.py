@@ -19,20 +19,14 @@ _ALIGNMENT = 64
 
 
 class DeviceReader:
-    """Reads ranges of sources on devices, one after another. Not for several threads.
-
-    Args:
-        nbytes: The largest range.
-    """
+    """Reads ranges of at most `nbytes` of sources on devices, one after another. Not for several threads."""
 
     def __init__(self, nbytes: int) -> None:
         self._buffer: Buffer = pinned.pool.take(nbytes)
 
     def parts(self, source: DeviceSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
-        """Give the bytes part by part as they arrive; all of them are on their way when the first is given.
-
-        They lie one behind another, and stay until the next call.
-        """
+        """Give the bytes part by part as they arrive; all of them are on their way when the first is given."""
+        # They lie one behind another, and stay until the next call.
         flat, view = self._buffer.flat, self._buffer.view
         marks: list[list[Mark]] = []
         try:

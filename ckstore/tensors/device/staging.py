@@ -54,25 +54,18 @@ class Copying:
         self._kept += other._kept
 
     def wait(self) -> None:
-        """Wait until all of them are done; again, it returns at once.
-
-        Raises:
-            RuntimeError: The device failed.
-        """
+        """Wait until all of them are done; again, it returns at once."""
+        # Raises RuntimeError: the device failed.
         for mark in self._marks:
             mark.synchronize()
         self._kept = []
 
 
 def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behind_current: bool) -> Copying:
-    """Begin to copy each source to its offset in `flat`; return before that is done, if the memory is pinned.
-
-    Args:
-        pairs: Sources, and where they go, by rising offset as far as they are small.
-        flat: The memory.
-        behind_current: Begin behind what the current stream has been given, and let what it is given next wait; else
-            the caller has waited for the devices, and waits for the copies.
-    """
+    """Begin to copy each source to its offset in `flat`; return before that is done, if the memory is pinned."""
+    # `pairs`: sources, and where they go, by rising offset as far as they are small.
+    # `behind_current`: begin behind what the current stream has been given, and let what it is given next wait; else
+    # the caller has waited for the devices, and waits for the copies.
     copying = Copying()
     queues: dict[torch.device, _Queue] = {}
     try:

@@ -24,10 +24,9 @@ class Mark(Protocol):
 
 
 class Lane(Protocol):
-    """Copies between a device and memory, one after another, beside what the device computes.
+    """Copies between a device and memory, one after another, beside what the device computes."""
 
-    Any thread may call its methods.
-    """
+    # Any thread may call its methods.
 
     def active(self) -> AbstractContextManager[object]:
         """Give a context for the calls below; work of torch in it goes to this lane."""

@@ -17,13 +17,7 @@ from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
 from ckstore.model.names import plain
 from ckstore.tensors.named import tensordicts
-from ckstore.tensors.named.safe_classes import (
-    find,
-    find_enum,
-    is_allowed,
-    is_findable_enum,
-    name_of,
-)
+from ckstore.tensors.named.safe_classes import find, find_enum, is_allowed, is_findable_enum, name_of
 from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import is_made_of_fields, type_name
 

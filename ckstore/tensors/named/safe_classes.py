@@ -19,11 +19,7 @@ from ckstore.model.names import plain
 from ckstore.tensors.named import tensordicts
 
 _NAMED = "__module__", "__qualname__"
-_BUILT_IN = {
-    "argparse.Namespace": "argparse",
-    "collections.UserDict": "collections",
-    "types.SimpleNamespace": "types",
-}
+_BUILT_IN = {"argparse.Namespace": "argparse", "collections.UserDict": "collections", "types.SimpleNamespace": "types"}
 """Containers of Python itself, which are what is set on them: name -> the module that has it."""
 
 _lock = threading.Lock()

@@ -164,10 +164,8 @@ class _Optimizer:
             self._places.add(place)
 
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
-        """Whether a tensor has the shape of its parameter, as far as that is known; say if not, or if it is converted.
-
-        An optimizer that is not torch's judges the shapes and dtypes of its state by itself.
-        """
+        """Whether a tensor has the shape of its parameter, as far as that is known; say if not, or if converted."""
+        # An optimizer that is not torch's judges the shapes and dtypes of its state by itself.
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]
         if leaf.kind != "torch" or parameter is None or is_lazy(parameter):  # a lazy one gets its shape as it is loaded

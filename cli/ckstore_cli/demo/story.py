@@ -33,10 +33,8 @@ class DemoFailed(CkstoreError):
 
 
 def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: FBT001 - click's
-    """Run the demo in a new or empty directory, or a temporary one, and return 0, the exit status.
-
-    A failure is raised. No process is left, and no file unless it is to be kept.
-    """
+    """Run the demo in a new or empty directory, or a temporary one; return 0, the exit status, or raise."""
+    # No process is left, and no file unless it is to be kept.
     begun_s = time.monotonic()
     with _place(directory, keep=keep) as place:
         say("ckstore demo: train, be killed in the middle of a save, resume, lose nothing\n")
@@ -177,11 +175,9 @@ class Demo:
 
 
 def kill_in_a_save(program: subprocess.Popen[bytes], store: Path, run: str, *, after_saves: int) -> bool:
-    """Kill -9 `program`, and before it its saver, while a blob is written, once `run` has `after_saves` checkpoints.
-
-    If only the program were killed, its saver would finish the save. False: the program ended before it was killed.
-    Whether the kill came before that save was published is looked at afterwards (`saves_in_flight`).
-    """
+    """Kill -9 `program`, and before it its saver, while a blob is written, once `run` has `after_saves` checkpoints."""
+    # If only the program were killed, its saver would finish the save. False: the program ended before it was killed.
+    # Whether the kill came before that save was published is looked at afterwards (`saves_in_flight`).
     deadline_s = time.monotonic() + DEADLINE_S
     savers: list[int] = []
     while program.poll() is None:

@@ -107,5 +107,4 @@ def export(
             progress=shown.at,
         )
     out.document(report)
-    for line in export_report.lines(report, destination):
-        out.line(line)
+    out.lines(export_report.lines(report, destination))

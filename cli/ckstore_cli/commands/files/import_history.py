@@ -46,18 +46,9 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     out = frame.output()
     with frame.saving() as store, Progress("importing", quiet=out.as_json) as shown:
         report = do(store, folder, run, delete_sources=delete_sources, progress=shown.at)
-    out.document(
-        {
-            "imported": [info.name for info in report.imported],
-            "present": [info.name for info in report.present],
-            "skipped": report.skipped,
-            "deleted": report.deleted,
-            "source_bytes": report.source_bytes,
-            "new_bytes": report.new_bytes,
-        }
-    )
-    for line in lines(report):
-        out.line(line)
+    imported, present = ([info.name for info in infos] for infos in (report.imported, report.present))
+    out.document(report, imported=imported, present=present)
+    out.lines(lines(report))
     incomplete = [name for name, reason in report.skipped.items() if reason.startswith("incomplete")]
     if incomplete:
         msg = f"{', '.join(map(printable, incomplete))}: incomplete, not imported"

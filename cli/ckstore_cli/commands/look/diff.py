@@ -57,8 +57,7 @@ def diff(frame: Frame, before: str, after: str, values: bool, files: tuple[str, 
     with frame.reading() as store:
         found = store.diff(before, after, values=values, file=_files_given(files))
     out.document(found)
-    for line in _lines(found, out, values=values):
-        out.line(line)
+    out.lines(_lines(found, out, values=values))
 
 
 def _files_given(paths: tuple[str, ...]) -> str | tuple[str | None, str | None] | None:
@@ -91,7 +90,8 @@ def _rows(found: Diff, *, values: bool) -> Iterator[tuple[str, ...]]:
         yield file.kind, file_type(file.before, file.after), size, changed, *blank, printable(file.path)
     for word, leaves in (("added", found.added), ("removed", found.removed)):
         for leaf in leaves:
-            yield word, type_text(leaf), size_text(leaf.nbytes), "", *blank, named(leaf.name)
+            kind = type_text(leaf.kind, leaf.dtype, leaf.shape)
+            yield word, kind, size_text(leaf.nbytes), "", *blank, named(leaf.name)
     for change in found.changed:
         changed = size_text(change.changed_bytes)
         apart = _apart(change.difference) if values else ()

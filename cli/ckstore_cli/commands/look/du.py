@@ -65,8 +65,7 @@ def du(frame: Frame, run: str | None) -> None:
     if run is None:
         if chosen:
             out.line()
-        for line in summary(usage):
-            out.line(line)
+        out.lines(summary(usage))
 
 
 def _print_checkpoints(out: Output, run: RunUsage) -> None:

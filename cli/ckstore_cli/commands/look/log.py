@@ -84,8 +84,7 @@ def log(  # noqa: PLR0917 - one for each option
         for info in shown:
             out.document(info)
         return
-    for line in _short(shown, out) if oneline else _table(shown, out):
-        out.line(line)
+    out.lines(_short(shown, out) if oneline else _table(shown, out))
     if not found:
         out.note("no checkpoint yet")
     elif not shown:
@@ -107,11 +106,9 @@ def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 
 
 def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
-    """Give a table of what every checkpoint has, with what only some have beside or below it.
-
-    Where all metrics have room beside the table they stand there, with the tags and the message
-    that fit; else those of every checkpoint stand below it, so that the rows can be compared.
-    """
+    """Give a table of what every checkpoint has, with what only some have beside or below it."""
+    # Where all metrics have room beside the table they stand there, with the tags and the message that fit; else those
+    # of every checkpoint stand below it, so that the rows can be compared.
     if not infos:
         return
     now = datetime.now(UTC)
@@ -132,14 +129,8 @@ def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 
 
 def _row(info: CheckpointInfo, now: datetime) -> tuple[str, ...]:
-    return (
-        str(info.step),
-        short_id(info.id),
-        info.run,
-        age_text(info.created, now),
-        size_text(info.logical_bytes),
-        size_text(info.new_bytes),
-    )
+    sizes = size_text(info.logical_bytes), size_text(info.new_bytes)
+    return (str(info.step), short_id(info.id), info.run, age_text(info.created, now), *sizes)
 
 
 def _lit(line: str, info: CheckpointInfo, out: Output) -> str:

@@ -53,10 +53,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         rows = [*map(_of_file, checkpoint.files()), *map(_of_leaf, checkpoint.leaves())]
     shown = rows if glob is None else _fitting(rows, glob) or _fitting(rows, plain(glob)) or _below(rows, glob)
     if glob is not None and not shown:
-        raise NoSuchRef(
-            f"no name in {info.name} matches {glob!r}",
-            hint=f"see them all: ckstore ls {info.name}",
-        )
+        raise NoSuchRef(f"no name in {info.name} matches {glob!r}", hint=f"see them all: ckstore ls {info.name}")
     if out.as_json:
         for row in shown:
             out.document(row)

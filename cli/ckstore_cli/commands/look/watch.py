@@ -30,23 +30,14 @@ _LEAST_S = 0.1  # more often only takes the disk's time
 
 
 class _Row(NamedTuple):
-    """What a run is doing.
-
-    Attributes:
-        newest: Its newest checkpoint.
-        saved_count: How many checkpoints it has.
-        added_bytes: What their saves wrote together.
-        damaged: How many are marked as damaged.
-        saver: What the process is doing that saves to it in the background; empty: there is none.
-        behind: The checkpoints that the mirror lacks, the newest first; None: there is no mirror.
-    """
+    """What a run is doing."""
 
     newest: CheckpointInfo
     saved_count: int
-    added_bytes: int
-    damaged: int
-    saver: str
-    behind: tuple[CheckpointInfo, ...] | None
+    added_bytes: int  # what its saves wrote together
+    damaged: int  # how many are marked as damaged
+    saver: str  # what the process is doing that saves to it in the background; empty: there is none
+    behind: tuple[CheckpointInfo, ...] | None  # what the mirror lacks, the newest first; None: there is no mirror
 
     @property
     def health(self) -> str:

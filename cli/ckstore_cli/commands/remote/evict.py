@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from ckstore.model.reports.evict_report import details, summary
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref
 from ckstore_cli._transfer import choice_options
 
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
 @choice_options
 @click.option("--rule", is_flag=True, help="Those that ckstore config keep-local does not keep here.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def evict(
     frame: Frame,
     refs: tuple[str, ...],
@@ -53,5 +51,4 @@ def evict(
     with frame.reading() if dry_run else frame.writing() as store:
         report = store.evict(refs or None, remote, rule=rule, dry_run=dry_run, **options)
     out.document(report)
-    for line in (*details(report), summary(report)):
-        out.line(line)
+    out.lines([*details(report), summary(report)])

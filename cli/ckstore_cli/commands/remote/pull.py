@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._transfer import print_plan, print_report, transfer_options
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to do if the store has another checkpoint of that run and step.",
 )
-@store_option
-@json_option
-@pass_frame
+@framed
 def pull(
     frame: Frame,
     refs: tuple[str, ...],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 from ckstore_cli._transfer import print_plan, print_report, transfer_options
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
 @transfer_options
-@store_option
-@json_option
-@pass_frame
+@framed
 def push(
     frame: Frame,
     refs: tuple[str, ...],

@@ -8,7 +8,7 @@ import click
 
 from ckstore.model.words import printable
 from ckstore_cli._format import columns
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed, json_option, store_option
 from ckstore_cli._retention import print_plan
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def remote() -> None:
 @click.argument("target")
 @click.option("--endpoint", metavar="URL", help="An S3-compatible service, such as https://s3.example.org.")
 @click.option("--region", help="Region of the bucket; that of the environment by default.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def add(frame: Frame, name: str, target: str, endpoint: str | None, region: str | None) -> None:
     """Give the place TARGET a NAME, after trying what it does.
 
@@ -74,9 +72,7 @@ def add(frame: Frame, name: str, target: str, endpoint: str | None, region: str 
 
 
 @remote.command("list")
-@store_option
-@json_option
-@pass_frame
+@framed
 def list_(frame: Frame) -> None:
     """List the remotes of the store.
 
@@ -104,9 +100,7 @@ def list_(frame: Frame) -> None:
 
 @remote.command("probe")
 @click.argument("name")
-@store_option
-@json_option
-@pass_frame
+@framed
 def probe(frame: Frame, name: str) -> None:
     """Try again what the remote NAME does, and remember it.
 
@@ -131,9 +125,7 @@ def probe(frame: Frame, name: str) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--exclusive", is_flag=True, help="No other process writes to the remote.")
 @click.option("--grace", metavar="TIME", default="24h", help="How long what nothing names stays; 24h by default.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -> None:  # noqa: FBT001
     """Remove from the remote NAME the blobs that nothing names.
 
@@ -169,9 +161,7 @@ def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -
 
 @remote.command("rm")
 @click.argument("name")
-@store_option
-@json_option
-@pass_frame
+@framed
 def rm(frame: Frame, name: str) -> None:
     """Forget the remote NAME; nothing at its place is touched.
 
@@ -196,8 +186,5 @@ def rm(frame: Frame, name: str) -> None:
 def _print(out: Output, entry: RemoteEntry) -> None:
     out.document(entry)
     out.line(f"{entry.name} is {entry.target}")
-    if entry.abilities is None:
-        out.line("  a store in a directory: pushes save there as any process does")
-        return
-    for line in entry.abilities.lines():
-        out.line(f"  {line}")
+    plain = ["a store in a directory: pushes save there as any process does"]
+    out.lines(f"  {line}" for line in (plain if entry.abilities is None else entry.abilities.lines()))

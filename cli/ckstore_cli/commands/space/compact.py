@@ -6,8 +6,7 @@ import click
 
 from ckstore.errors import BadInput
 from ckstore.model.words import printable
-from ckstore_cli._documents import to_json
-from ckstore_cli._frame import Frame, json_option, pass_frame, store_option
+from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref, complete_run
 
 
@@ -23,16 +22,14 @@ from ckstore_cli._refs import complete_ref, complete_run
     help="Leave the newest N of each run as they are.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be encoded against what.")
-@store_option
-@json_option
-@pass_frame
+@framed
 def compact(
     frame: Frame,
     refs: tuple[str, ...],
     run: str | None,
     keep_newest: int,
     dry_run: bool,  # noqa: FBT001 - click's
-) -> int:
+) -> None:
     """Keep older checkpoints in less space, without loss.
 
     Most of their bytes become differences to newer ones; ids and what is loaded
@@ -56,7 +53,5 @@ def compact(
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:
         report = store.compact(refs, run, keep_newest=keep_newest, dry_run=dry_run)
-    out.document(to_json(report))
-    for line in str(report).splitlines():
-        out.line(printable(line))
-    return 0
+    out.document(report)
+    out.lines(map(printable, str(report).splitlines()))

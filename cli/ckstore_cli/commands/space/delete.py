@@ -125,11 +125,7 @@ def _refuse_several(store: Store, ref: str) -> None:
 
 
 def _run_of(ref: str, infos: list[CheckpointInfo], run: str | None) -> str:
-    """Return the run of a range: the only one where none is named.
-
-    Raises:
-        AmbiguousRef: None is named, and the store has several: what is deleted is not guessed.
-    """
+    """Return the run of a range: the only one where none is named; of several none is guessed."""
     runs = sorted({info.run for info in infos})
     some = ", ".join(runs[:5])
     if run is None and len(runs) > 1:

@@ -275,13 +275,12 @@ def _mirror_of(  # noqa: PLR0917
         if name is not None or bwlimit is not None:
             raise BadInput("only mirror has a NAME and --bwlimit", hint=_MIRROR_HOW)
         return None
-    given: dict[str, object] = {
-        "mirror": name,
-        "mirror_age_s": None if wait is None else duration_s(wait, "--time"),
-        "mirror_bytes_s": None if bwlimit is None else parse_size(bwlimit),
-        "mirror_keep": count,
-    }
-    given = {attribute: value for attribute, value in given.items() if value is not None}
+    given = _given(
+        mirror=name,
+        mirror_age_s=None if wait is None else duration_s(wait, "--time"),
+        mirror_bytes_s=None if bwlimit is None else parse_size(bwlimit),
+        mirror_keep=count,
+    )
     if wanted or bool(given) == (wanted is False):
         raise BadInput(f"{MIRROR} has the NAME of a remote, options, or --off", hint=_MIRROR_HOW)
     return given or {"mirror": None}
@@ -297,11 +296,14 @@ def _compact_of(
     """Return what is to be set of the compaction that goes on by itself; None: another setting was named."""
     if setting != COMPACT:
         return None
-    given: dict[str, object] = {"compact_after": wait, "compact_share": share, "compact_keep": count}
-    given = {attribute: value for attribute, value in given.items() if value is not None}
+    given = _given(compact_after=wait, compact_share=share, compact_keep=count)
     if wanted or bool(given) == (wanted is False):
         raise BadInput(f"{COMPACT} has options, or --off", hint=_COMPACT_HOW)
     return given or {"compact_after": None}
+
+
+def _given(**values: object) -> dict[str, object]:
+    return {attribute: value for attribute, value in values.items() if value is not None}
 
 
 def _time(seconds: float) -> str:

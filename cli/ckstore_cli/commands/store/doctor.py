@@ -80,9 +80,7 @@ def _tell(out: Output, report: DoctorReport) -> None:
 def _tell_words(out: Output, head: str, text: str, margin: str) -> None:
     words = printable(text).split(" ")
     lines = [" ".join(words)] if out.width is None else wrap(words, max(out.width - len(margin), 20))
-    out.line(f"{head}{lines[0]}")
-    for line in lines[1:]:
-        out.line(f"{margin}{line}")
+    out.lines([f"{head}{lines[0]}", *(f"{margin}{line}" for line in lines[1:])])
 
 
 def _tell_leaks(out: Output, found: list[DeletedFile]) -> None:
@@ -98,7 +96,5 @@ def _tell_leaks(out: Output, found: list[DeletedFile]) -> None:
         for who in {who.pid: who for who in reversed(one.holders)}.values()  # a line for each process will do
     ]
     head, *lines = columns([("SIZE", "PID", "HOW", "COMMAND", "FILE"), *rows], ">><<<")
-    out.line(out.style(head, "dim"))
-    for line in lines:
-        out.line(cut(line, out.width))
+    out.table([head, *(cut(line, out.width) for line in lines)])
     out.line(f"{size_text(sum(one.nbytes for one in found))} will be free when these processes close them or end")

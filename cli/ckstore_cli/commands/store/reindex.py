@@ -44,8 +44,7 @@ def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
     out.document(report)
     for word, finding in details(report):
         out.headed(word, finding, "red")
-    for line in summary(report):
-        out.line(line)
+    out.lines(summary(report))
     for problem in report.problems:
         out.warning(printable(problem))
     return 0 if report.ok else DamagedBlob.exit_status

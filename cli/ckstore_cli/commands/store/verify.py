@@ -123,6 +123,5 @@ def verify(
     out.document(report)
     for word, finding in details(report):
         out.headed(word, finding, _LOOKS.get(word, "red"))
-    for line in summary(report):
-        out.line(line)
+    out.lines(summary(report))
     return 0 if report.ok else DamagedBlob.exit_status
