@@ -26,7 +26,7 @@ from ckstore.model.manifest.manifest import Extent
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import trash
 from ckstore.ops.compact import encode, settle
-from ckstore.ops.verify import survey
+from ckstore.ops.verify import survey, survey_files
 from tests.format import reader
 from tests.support.descriptors import open_below
 from tests.support.forging import forge_manifest
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_is_compacted_under_the_look_at_the_catalog_agrees_wit
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(store, 3)
-    compare = survey.catalog_findings
+    compare = survey_files.catalog_findings
 
     def comparing(*given: Any, **options: Any) -> Iterator[Any]:
         assert len(elsewhere(lambda: Store.open(store.path).compact(keep_newest=1)).compacted) == 2

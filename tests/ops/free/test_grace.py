@@ -261,6 +261,7 @@ def test_a_time_that_never_comes_ends_no_grace_and_begins_none(one: Store, two: 
     assert not entry.exists()
 
 
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_gc_says_that_something_waits_and_what_frees_it(one: Store, later: Any) -> None:
     one.delete(1)
 
