@@ -159,8 +159,8 @@ def take_names(
             new.setdefault(info.id, []).append(name)
         elif (target[0], target[1]) != info.key:
             warnings.append(f"the tag {name} names {target[0]}@{target[1]} here and {info.name} at {source.name}")
-    for checkpoint, names in new.items():
-        tag_all(context, by_id[checkpoint], names)
+    if new:
+        tag_all(context, [(by_id[checkpoint], names) for checkpoint, names in new.items()])
     known = {pin.name: pin for pin in read_pins(context.layout)}
     for name, data in sorted(source.pins().items()):
         try:

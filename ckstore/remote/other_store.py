@@ -71,8 +71,10 @@ class StoreSource:
 
     def tags(self) -> dict[str, Place]:
         """See `ckstore.remote.source.Source`."""
-        found = {name: (target, id_at(self._layout.checkpoint(*target))) for name, target in self._targets().items()}
-        return {name: Place(*target, id) for name, (target, id) in found.items() if id is not None}
+        targets = self._targets()
+        # Once for each checkpoint: one may have a hundred thousand tags.
+        ids = {target: id_at(self._layout.checkpoint(*target)) for target in {*targets.values()}}
+        return {name: Place(*target, id) for name, target in targets.items() if (id := ids[target]) is not None}
 
     def _targets(self) -> dict[str, tuple[str, int]]:
         return {name: (target[0], target[1]) for name, target in self._layout.tags().items()}

@@ -14,7 +14,7 @@ from ckstore import AmbiguousRef, InsufficientSpace, NoSuchRef, RemoteError, Ste
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.seal import seal
-from ckstore.remote import keys
+from ckstore.remote import keys, other_store
 from ckstore.remote.push_plan import place_of
 from tests.remote.double import Double, Fault, new_remote
 from tests.remote.test_push import MIB, state
@@ -84,6 +84,45 @@ def test_many_tags_are_taken_in_one_go(store: Store, other: Store, monkeypatch: 
     assert {*other.info(1).tags} == names
     assert len(reads) < 15
     assert synced.count("refs") == 1
+
+
+def test_tags_are_looked_at_no_more_often_for_more_checkpoints(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 100,000 tags each look takes half a second, and so does the id of each tag's checkpoint."""
+    for step in range(10, 18):
+        store.save(state(step), step)
+        store.tag(f"t{step}", step)
+    for number in range(30):
+        store.tag(f"u{number}", 10)
+    other.remotes.add("there", store.path)
+    reads, ids = list[object](), list[object]()
+    texts, id_at = peek.symlink_texts, other_store.id_at
+
+    def read(where: Inside) -> dict[str, str | None]:
+        reads.append(where)
+        return texts(where)
+
+    def looked(path: Inside) -> str | None:
+        ids.append(path)
+        return id_at(path)
+
+    def counted(*refs: int) -> tuple[int, int]:
+        reads.clear()
+        ids.clear()
+        report = other.pull(refs, "there")
+        found = len(reads), len(ids)
+        assert [info.tags for info in report.checkpoints] == [other.info(ref).tags for ref in refs]
+        return found
+
+    monkeypatch.setattr(peek, "symlink_texts", read)
+    monkeypatch.setattr(other_store, "id_at", looked)
+    one, many = counted(17), counted(*range(10, 17))
+    again = counted(*range(10, 17))
+
+    assert many[0] <= one[0] + 1
+    assert again[0] <= one[0] + 1
+    assert max(one[1], many[1], again[1]) < 60
 
 
 def test_what_the_store_has_is_not_fetched(store: Store, other: Store) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ckstore.errors import BadInput, CatalogUnavailable, InUse, NoSuchRef
 from ckstore.fs import files, links
@@ -41,21 +41,22 @@ def _point(layout: Layout, tag: str, run: str, step: int) -> None:
         raise
 
 
-def tag_all(context: Context, info: CheckpointInfo, names: Sequence[str]) -> None:
-    """Point all these tags to one checkpoint, as `tag` does each; a thousand take one fsync, and one look at all."""
-    for name in names:
-        check_tag(name)
-    with held(context, info):
+def tag_all(context: Context, wanted: Iterable[tuple[CheckpointInfo, Sequence[str]]]) -> None:
+    """Point tags to checkpoints, as `tag` does each; those of one take one fsync, and all of them one look at all."""
+    for info, names in wanted:
         for name in names:
-            _point(context.layout, name, *info.key)
-        files.sync_directory(context.layout.refs)
+            check_tag(name)
+        with held(context, info):
+            for name in names:
+                _point(context.layout, name, *info.key)
+            files.sync_directory(context.layout.refs)
     _tell_catalog(context)
 
 
 def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
     """Point the tag `name` to a checkpoint, durably, also if it exists. Return what the store says about it now."""
     info = find(context, ref)
-    tag_all(context, info, [name])
+    tag_all(context, [(info, [name])])
     return find(context, info)
 
 
