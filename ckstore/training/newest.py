@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreWarning
 from ckstore.model.checkpoint.refs import is_latest_valid
+from ckstore.ops.notices import warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -16,11 +15,9 @@ if TYPE_CHECKING:
 
 
 def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInfo:
-    """Return the checkpoint that a ref names; for ``latest-valid`` one that was not tried, if there is one.
-
-    Damage that a read finds is marked, and ``latest-valid`` names the checkpoint before. A store that is open for
-    reading only has no marks made: there it is the newest before those that were tried, with a warning.
-    """
+    """Return the checkpoint that a ref names; for ``latest-valid`` one that was not tried, if there is one."""
+    # Damage that a read finds is marked, and ``latest-valid`` names the checkpoint before. A store that is open for
+    # reading only has no marks made: there it is the newest before those that were tried, with a warning.
     info = store.info(ref)
     # A writer's damage mark has moved `latest-valid` on by itself: only a reader without marks has to go back.
     if info.id not in tried or not is_latest_valid(ref):
@@ -30,5 +27,5 @@ def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInf
     if not older:
         return info
     newest = max(older, key=lambda one: one.order)
-    warnings.warn(f"restoring {newest.name}, since newer checkpoints are damaged", CkstoreWarning, stacklevel=3)
+    warn(f"restoring {newest.name}, since newer checkpoints are damaged")
     return newest
