@@ -1,13 +1,13 @@
 """What the mirror of a store was given: ``remotes/.mirror.json``. Source: docs/format/v1.md, "remotes/.mirror.json".
 
-Only the process that mirrors writes the file. Retention looks at it: so a file that is damaged, or of another mirror,
-says that nothing is mirrored, and more is kept.
+The process that mirrors writes the file, and one that takes tags, pins and annotations from there. Retention looks at
+it: so a file that is damaged, or of another mirror, says that nothing is mirrored, and more is kept.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -24,7 +24,7 @@ from ckstore.model.settings.retention_plan import Candidate, plan
 from ckstore.model.times import time_of_text
 from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import Layout
-from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config
+from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config, setting_of
 from ckstore.ops.context import Context
 
 FOLDER, FILE = "remotes", ".mirror.json"  # no remote can have a name that begins with a point
@@ -93,13 +93,17 @@ def read_mirrored(layout: Layout, remote: str) -> Mirrored:
     return found if (found.remote, found.uuid) == (remote, uuid) else Mirrored(remote, uuid)
 
 
-def write_mirrored(layout: Layout, mirrored: Mirrored) -> None:
-    """Keep what is known of a mirror, durably."""
+def _change(layout: Layout, remote: str, uuid: str, make: Callable[[Mirrored], Mirrored]) -> None:
+    """Change what is known of a mirror, durably, unless another remote has got the name meanwhile."""
     path = _place(layout)
-    data = to_write(mirrored, _parse, most_bytes=_MAX_BYTES, where=str(path))
     links.make_directory(layout.root / FOLDER)
+    # Read under the lock: the process that mirrors and one that pulls write there.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root / FOLDER) as fd:
-        atomic_file.replace_file(layout, lock, fd, path.name, data)
+        known = read_mirrored(layout, remote)
+        new = make(known)
+        if known.uuid == uuid and new != known:
+            data = to_write(new, _parse, most_bytes=_MAX_BYTES, where=str(path))
+            atomic_file.replace_file(layout, lock, fd, path.name, data)
 
 
 def add_mirrored(
@@ -110,6 +114,7 @@ def add_mirrored(
     ids: Iterable[str],
     here: Sequence[CheckpointInfo],
     documents: Mapping[str, str],
+    gone: Container[str] = (),
 ) -> None:
     """Note what the mirror was given.
 
@@ -120,24 +125,35 @@ def add_mirrored(
         ids: Checkpoints that were seen there.
         here: Those of the store; others are forgotten once the mirror lacks none of these: until then one of these may
             have the step of one that it was given.
-        documents: All small objects that it was given, as `Mirrored.documents` has them.
+        documents: Small objects that it was given, as `Mirrored.documents` has them.
+        gone: Keys of those that the store does not have any more.
     """
-    known = read_mirrored(layout, remote)
-    if known.uuid != uuid:  # another remote has got the name meanwhile
-        return
-    given = known.ids | {*ids}
-    if all(info.id in given or info.elsewhere for info in here):
-        given &= {info.id for info in here}
-    new = replace(known, ids=given, problem="", documents=dict(documents))
-    if new != known:
-        write_mirrored(layout, new)
+
+    def added(known: Mirrored) -> Mirrored:
+        given = known.ids | {*ids}
+        if all(info.id in given or info.elsewhere for info in here):
+            given &= {info.id for info in here}
+        still = {key: digest for key, digest in known.documents.items() if key not in gone}
+        return replace(known, ids=given, problem="", documents=still | dict(documents))
+
+    _change(layout, remote, uuid, added)
+
+
+def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> None:
+    """Note which small objects were taken from a remote that is the mirror, or may become it: it need not get them.
+
+    It must not: another store may have changed them there since.
+    """
+    uuid = uuid_now(layout, remote)
+    if documents and uuid and setting_of(layout, MIRROR) in (None, remote):
+        _change(layout, remote, uuid, lambda known: replace(known, documents=known.documents | dict(documents)))
 
 
 def note_problem(layout: Layout, remote: str, problem: str) -> None:
     """Note why a try failed, once for each reason."""
-    known = read_mirrored(layout, remote)
-    if known.problem != problem[:_WHY_CHARS]:
-        write_mirrored(layout, replace(known, problem=problem[:_WHY_CHARS]))
+    why = problem[:_WHY_CHARS]
+    if read_mirrored(layout, remote).problem != why:
+        _change(layout, remote, uuid_now(layout, remote), lambda known: replace(known, problem=why))
 
 
 def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:

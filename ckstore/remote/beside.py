@@ -13,6 +13,8 @@ from ckstore.model.digest import ALGORITHMS
 from ckstore.model.seal import read, seal
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
+from ckstore.ops.mirrored import note_taken
+from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.protection import held
 from ckstore.ops.refs.tags import tag_all
 from ckstore.remote import keys
@@ -21,10 +23,11 @@ from ckstore.remote.documents.reading import read_document
 from ckstore.remote.small_objects import TAG_MAX_BYTES, RemoteTag, change
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.names import CheckpointKey
     from ckstore.ops.context import Context
     from ckstore.remote.objects import Remote
     from ckstore.remote.record import Record
@@ -135,7 +138,13 @@ def _with_annotations(key: str, own: Annotations, present: bytes | None) -> byte
 
 
 def take_names(
-    context: Context, source: Source, infos: Sequence[CheckpointInfo], warnings: list[str], *, moving: bool = False
+    context: Context,
+    source: Source,
+    infos: Sequence[CheckpointInfo],
+    warnings: list[str],
+    *,
+    new: Container[CheckpointKey] = (),
+    moving: bool = False,
 ) -> None:
     """Give checkpoints the tags and pins that they have at a source.
 
@@ -144,23 +153,26 @@ def take_names(
         source: Where they are.
         infos: Checkpoints of the store.
         warnings: What the user should know is added.
+        new: Those of them that came from the source just now, so their annotations did.
         moving: The source pushes, so that its word counts; else nothing moves that is here.
     """
+    taken: set[str] = set()
     by_id = {info.id: info for info in infos}
     now = datetime.now(UTC)
     own = context.layout.tags()
-    new: dict[str, list[str]] = {}
+    named: dict[str, list[str]] = {}
     for name, place in sorted(source.tags().items()):
         info = by_id.get(place.id)
         if info is None or info.key != place.key:
             continue
         target = own.get(name)
         if target is None or (moving and (target[0], target[1]) != info.key):
-            new.setdefault(info.id, []).append(name)
+            named.setdefault(info.id, []).append(name)
+            taken.add(keys.tag(name))
         elif (target[0], target[1]) != info.key:
             warnings.append(f"the tag {name} names {target[0]}@{target[1]} here and {info.name} at {source.name}")
-    if new:
-        tag_all(context, [(by_id[checkpoint], names) for checkpoint, names in new.items()])
+    if named:
+        tag_all(context, [(by_id[checkpoint], names) for checkpoint, names in named.items()])
     known = {pin.name: pin for pin in read_pins(context.layout)}
     for name, data in sorted(source.pins().items()):
         try:
@@ -172,6 +184,13 @@ def take_names(
         if pin.id in by_id and is_new and not pin.expired(now):
             with held(context, by_id[pin.id]):
                 write_pin(context.layout, pin)
+            taken.add(keys.pin(name))
+    said = [one for info in infos if info.key in new for one in annotations_of(context, info)]
+    said += (one for one in (*tags_of(context, infos), *pins_of(context, infos)) if one.key in taken)
+    try:
+        note_taken(context.layout, source.name, {one.key: one.digest for one in said})
+    except (CkstoreError, OSError) as error:
+        warnings.append(f"tags and notes of {source.name} were taken, which could not be noted: {why_of(error)}")
 
 
 def _parse_pin(name: str, data: bytes, where: str) -> Pin:

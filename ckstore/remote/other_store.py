@@ -5,6 +5,7 @@ What is pushed to it is pulled by it; what is pulled from it is read as from any
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import suppress
 
 from ckstore.errors import DamagedBlob, InUse, RemoteError
@@ -17,15 +18,23 @@ from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
 from ckstore.ops.context import Context
+from ckstore.remote import keys
 from ckstore.remote.keys import Place
 
 
 class StoreSource:
-    """An open store as a source."""
+    """An open store as a source.
 
-    def __init__(self, name: str, context: Context) -> None:
+    Args:
+        name: What users call it.
+        context: It.
+        said: The keys that the tags, pins and annotations have at a remote that it shows; None: all.
+    """
+
+    def __init__(self, name: str, context: Context, said: Container[str] | None = None) -> None:
         self.name = name
         self._layout = context.layout
+        self._said = said
 
     def close(self) -> None:
         """Do nothing: reads of files end by themselves."""
@@ -56,7 +65,10 @@ class StoreSource:
 
     def annotations(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
-        return self._read(place, ANNOTATIONS, ANNOTATIONS_MAX_BYTES)
+        return self._read(place, ANNOTATIONS, ANNOTATIONS_MAX_BYTES) if self._shows(place.annotations) else None
+
+    def _shows(self, key: str) -> bool:
+        return self._said is None or key in self._said
 
     def _read(self, place: Place, name: str, most_bytes: int) -> bytes | None:
         path = self._layout.checkpoint(*place.key)
@@ -77,14 +89,15 @@ class StoreSource:
         return {name: Place(*target, id) for name, target in targets.items() if (id := ids[target]) is not None}
 
     def _targets(self) -> dict[str, tuple[str, int]]:
-        return {name: (target[0], target[1]) for name, target in self._layout.tags().items()}
+        found = self._layout.tags().items()
+        return {name: (target[0], target[1]) for name, target in found if self._shows(keys.tag(name))}
 
     def pins(self) -> dict[str, bytes]:
         """See `ckstore.remote.source.Source`."""
         found: dict[str, bytes] = {}
         with suppress(FileNotFoundError):
             for entry in peek.names(self._layout.pins):
-                if (name := pin_name(entry)) is not None:
+                if (name := pin_name(entry)) is not None and self._shows(keys.pin(name)):
                     path = self._layout.pins / file_name(name)
                     found[name] = files.read_file(path, most_bytes=PIN_MAX_BYTES)
         return found

@@ -23,6 +23,7 @@ from ckstore.errors import (
     StepExists,
 )
 from ckstore.fs import files, links, peek
+from ckstore.model.canonical import encode_metric
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.transfer import TransferPlan, TransferReport
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import Encoding
+    from ckstore.model.names import CheckpointKey
     from ckstore.objects.publish import IfExists, Outcome
     from ckstore.ops.context import Context
     from ckstore.remote.push import Manner
@@ -143,7 +145,7 @@ class Pull:
         self.context.check_writable()
         begun_s = time.monotonic()
         infos = []
-        new_count = 0
+        new: set[CheckpointKey] = set()
         failure: CkstoreError | None = None
         for place in places:
             try:
@@ -155,8 +157,8 @@ class Pull:
                 self._begin()  # the error has ended what the others share
                 continue
             infos.append(info)
-            new_count += is_new
-        take_names(self.context, self.source, infos, self.warnings, moving=self.is_push)
+            new |= {info.key} if is_new else set()
+        take_names(self.context, self.source, infos, self.warnings, new=new, moving=self.is_push)
         if failure is not None:
             raise failure
         # Once for all: of a hundred thousand tags a look takes half a second.
@@ -165,7 +167,7 @@ class Pull:
             "pull",
             self.source.name,
             tuple(replace(info, tags=tags.get(info.key, ())) for info in infos),
-            new_count,
+            len(new),
             self._moved_count,
             self._moved_bytes,
             max(0, self._all_bytes - self._moved_bytes),
@@ -215,12 +217,17 @@ class Pull:
             return
         with held(self.context, info) as lock:
             own = read_annotations(lock.inside) or Annotations()
-            both = merged(own, other)
+            # As at object storage, the metrics of the one that pushes come first.
+            both = merged(other, own) if self.is_push else merged(own, other)
             known = frozenset(own.notes)  # a hostile remote has a hundred thousand
             notes = tuple(note for note in both.notes if note not in known)
-            metrics = {name: value for name, value in both.metrics.items() if name not in own.metrics}
-            if notes or metrics:
-                add_annotations(self.context.layout, lock, Annotations(metrics, notes))
+            # By their text: nan is not equal to itself, and would be written again and again.
+            known_metrics = {name: encode_metric(value) for name, value in own.metrics.items()}
+            new = {
+                name: value for name, value in both.metrics.items() if known_metrics.get(name) != encode_metric(value)
+            }
+            if notes or new:
+                add_annotations(self.context.layout, lock, Annotations(new, notes))
 
     def _publish(self, place: Place, found: Found, annotations: Annotations | None) -> CheckpointInfo:
         context, manifest = self.context, found.manifest

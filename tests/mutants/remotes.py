@@ -435,7 +435,7 @@ REMOTES = [
         "what was said of a checkpoint is brought though another process pushed it",
         "settled-as-said",
         "Mirror.step",
-        "            self._note(name, uuid, done, read_mirrored(self._context.layout, name).documents)\n",
+        "            self._note(name, uuid, done)\n",
         "            said = {one.key: one.digest for one in self._said(done)}\n"
         "            self._note(name, uuid, done, said)\n",
         f"{_MIRROR}::test_tags_pins_and_notes_come_after_a_push_that_was_killed_behind_its_manifest[url]",
@@ -448,6 +448,15 @@ REMOTES = [
         "        lacking = sorted(lacking, key=lambda one: self._failures[one.key])[:PAGE_ASKS]\n",
         "        lacking = lacking[:PAGE_ASKS]\n",
         f"{_MIRROR}::test_one_that_cannot_be_joined_there_keeps_nothing_else_back",
+        "assert",
+    ),
+    Mutant(
+        "what came from the mirror does not go back",
+        "taken-sent-back",
+        "mirrored.note_taken",
+        "    if documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
+        "    if not documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
+        f"{_MIRROR}::test_what_came_from_the_mirror_does_not_go_back_over_what_others_said_since[url-pull]",
         "assert",
     ),
     Mutant(

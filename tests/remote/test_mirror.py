@@ -604,6 +604,43 @@ def test_what_another_store_put_at_a_step_of_the_mirror_stays(tmp_path: Path, qu
     del quiet
 
 
+@pytest.mark.parametrize("how", ["clone", "pull"])
+def test_what_came_from_the_mirror_does_not_go_back_over_what_others_said_since(
+    kept: Store, tmp_path: Path, how: str
+) -> None:
+    for step in (1, 2):
+        kept.save(state(step), step=step)
+    kept.tag("best", 1)
+    kept.annotate(1, metrics={"bleu": 27.0})
+    pin = kept.pin(1, "until the paper is out")
+    all_steps(kept)
+    address = kept.remotes.get("cold").target.address
+    if how == "clone":
+        other = Store.clone(address, tmp_path / "b", remote="cold")
+    else:
+        other = Store.init(tmp_path / "b", chunk_bytes=MIB)
+        other.remotes.add("cold", address)
+        other.pull(remote="cold", all=True)
+    other.config.mirror = "cold"
+    kept.tag("best", 2)
+    kept.annotate(1, metrics={"bleu": 30.0})
+    all_steps(kept)
+
+    all_steps(other)
+
+    def there(name: str) -> tuple[int, float, list[str]]:
+        clone = Store.clone(address, tmp_path / name)
+        return clone.info("best").step, clone.info(1).metrics["bleu"], [pin.name for pin in clone.pins()]
+
+    assert there("c") == (2, 30.0, [pin.name])
+    # What is said here since does go.
+    other.tag("paper", 1)
+    other.annotate(1, metrics={"bleu": 31.0})
+    all_steps(other)
+    assert there("d") == (2, 31.0, [pin.name])
+    assert Store.open(tmp_path / "d").info("paper").step == 1
+
+
 def test_what_was_said_is_brought_once_and_nothing_of_what_was_removed_there(counted: tuple[Store, Double]) -> None:
     store, objects = counted
     for step in range(3):

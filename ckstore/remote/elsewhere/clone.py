@@ -124,7 +124,7 @@ def list_remote(
     catch_up(context, "all")
     # Of those too that an earlier call listed: it may have been killed before it came to their names.
     ids = {place.id for place in places}
-    take_names(context, source, [info for info in infos(context) if info.id in ids], pull.warnings)
+    take_names(context, source, [info for info in infos(context) if info.id in ids], pull.warnings, new=listed)
     return len(listed), pull.warnings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, NoSuchRef
@@ -23,7 +24,7 @@ from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import OtherStore, reach, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Mapping
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
@@ -106,7 +107,7 @@ class Mirror:
         done = self._settled(there, todo)
         if done:
             # What was said of them follows: who pushed them may have been killed before it, or a prune ended that push.
-            self._note(name, uuid, done, read_mirrored(self._context.layout, name).documents)
+            self._note(name, uuid, done)
         rest = [info for info in todo if info not in done]
         # One at a time: what is saved meanwhile comes next, before what is older.
         if rest:
@@ -116,7 +117,7 @@ class Mirror:
 
     def _bring_said(self, name: str, uuid: str) -> bool:
         """Bring some of what was said since; False: the mirror has all of it as far as is known."""
-        lacking, given = self._unsaid(name)
+        lacking, gone = self._unsaid(name)
         # Few at a time: a save that comes meanwhile goes before the rest.
         lacking = sorted(lacking, key=lambda one: self._failures[one.key])[:PAGE_ASKS]
         if not lacking:
@@ -126,31 +127,28 @@ class Mirror:
         except CkstoreError:
             self._failures.update([_SAID, *(one.key for one in lacking)])
             raise
-        self._note(name, uuid, [], given | {one.key: one.digest for one in lacking})
+        self._note(name, uuid, [], {one.key: one.digest for one in lacking}, gone)
         return True
 
-    def _unsaid(self, name: str) -> tuple[list[Said], dict[str, str]]:
-        """Return what was said of checkpoints that the mirror has and it was not given yet, and what it was given."""
-        known = read_mirrored(self._context.layout, name)
-        there = [info for info in infos(self._context) if info.id in known.ids or info.elsewhere]
-        ids = {info.id for info in there}
-        self._annotations = {id: one for id, one in self._annotations.items() if id in ids}
-        said = self._said(there)
-        given = {one.key: known.documents[one.key] for one in said if one.key in known.documents}
-        return [one for one in said if given.get(one.key) != one.digest], given
+    def _unsaid(self, name: str) -> tuple[list[Said], set[str]]:
+        """Return what was said of checkpoints that the mirror has and it was not given, and what is said no more."""
+        known, here = read_mirrored(self._context.layout, name), infos(self._context)
+        there = {info.id for info in here if info.id in known.ids or info.elsewhere}
+        self._annotations = {info.id: self._annotations[info.id] for info in here if info.id in self._annotations}
+        said = self._said(here)
+        lacking = [one for one in said if one.info.id in there and known.documents.get(one.key) != one.digest]
+        return lacking, known.documents.keys() - {one.key for one in said}
 
     def _said(self, infos: list[CheckpointInfo]) -> list[Said]:
-        """Return what was said of checkpoints; what cannot be read is left out, and keeps nothing else back."""
-        said = [*tags_of(self._context, infos)]
-        with suppress(CkstoreError):  # `doctor` names it
-            said += pins_of(self._context, infos)
+        """Return what was said of checkpoints."""
+        said = [*tags_of(self._context, infos), *pins_of(self._context, infos)]
         for info in infos:
             shown = info.metrics, info.notes
             if not any(shown):
                 continue
             if self._annotations.get(info.id, (None,))[0] != shown:
                 own: list[Said] = []
-                with suppress(CkstoreError):  # `verify` names it
+                with suppress(CkstoreError):  # `verify` names it, and it keeps nothing else back
                     own += annotations_of(self._context, info)
                 self._annotations[info.id] = shown, own
             said += self._annotations[info.id][1]
@@ -192,7 +190,9 @@ class Mirror:
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
         # Before the push, which brings this or what is newer.
-        said = {one.key: one.digest for one in self._said([info])}
+        said: list[Said] = []
+        with suppress(CkstoreError):  # a pin that cannot be read is no reason to leave the checkpoint here
+            said = self._said([info])
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
             own = read_mirrored(context.layout, name).ids
@@ -202,9 +202,16 @@ class Mirror:
         except CkstoreError:
             self._failures[info.id] += 1
             raise
-        self._note(name, uuid, [info], read_mirrored(context.layout, name).documents | said)
+        self._note(name, uuid, [info], {one.key: one.digest for one in said})
         note(context, "mirrored", info.key, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
-    def _note(self, name: str, uuid: str, done: list[CheckpointInfo], documents: dict[str, str]) -> None:
+    def _note(
+        self,
+        name: str,
+        uuid: str,
+        done: list[CheckpointInfo],
+        documents: Mapping[str, str] = MappingProxyType({}),
+        gone: Container[str] = (),
+    ) -> None:
         here, ids = infos(self._context), [info.id for info in done]
-        add_mirrored(self._context.layout, name, uuid, ids=ids, here=here, documents=documents)
+        add_mirrored(self._context.layout, name, uuid, ids=ids, here=here, documents=documents, gone=gone)
