@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack
@@ -236,9 +237,10 @@ class Store:
             UnsafePlace: The filesystem cannot hold a store.
             BadInput: Something else is at `path`, its parent is not there, or an argument is out of range.
         """
-        try:
+        store = None
+        with suppress(StoreNotFound):  # whose traceback would stand above that of what fails below
             store = cls(path, run=run, catalog_path=catalog_path)
-        except StoreNotFound:
+        if store is None:
             root = _resolved(path)
             if mirror is not None:
                 # Before anything is made: a store that began beside a mirror that was away would train from the start.
@@ -280,9 +282,10 @@ class Store:
             UnsafePlace: The filesystem cannot hold a store.
             RemoteError: There is no remote at that URL, or it does not answer; calling it again goes on.
         """
-        try:
+        store = None
+        with suppress(StoreNotFound):  # as in `open_or_init`
             store = cls(path, run=run)
-        except StoreNotFound:
+        if store is None:
             hash_name, chunk_bytes = _new_settings(_resolved(path), source, remote, endpoint, region)
             store = cls.init(path, run=run, hash=hash_name, chunk_bytes=chunk_bytes)
         store.remotes.add(remote, source, endpoint=endpoint, region=region)
@@ -396,6 +399,7 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
+        from ckstore.ops.notices import tell_not_durable
         from ckstore.ops.save.options import SaveOptions, order_of, request_of
         from ckstore.saver.client.queue import SaverLimits
         from ckstore.saver.client.unchanged import UnchangedNames
@@ -413,6 +417,8 @@ class Store:
                 from ckstore.ops.read.load import as_filter
 
                 selects = as_filter(unchanged, "unchanged")
+            # By this process: what the saver warns of is not shown.
+            tell_not_durable(self._context.not_durable_because, self._context.settings)
             named = UnchangedNames(selects, self._context.settings.chunk_bytes)
             return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
         except BaseException:

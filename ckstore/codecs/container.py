@@ -5,10 +5,10 @@ Source: docs/format/encoded-1.md, "The container".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckstore.codecs.casts import PREDICTIONS, Prediction, base_bytes, predict, predicted
 from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, Stored, decode, encode, needs_base
@@ -16,9 +16,6 @@ from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.canonical import canonical_text
 from ckstore.model.digest import Buffer, is_digest
 from ckstore.model.document import parse_object
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 MAGIC = b"ckenc-1\n"
 HEAD_BYTES = len(MAGIC) + 4
@@ -97,8 +94,7 @@ def _text(header: Header) -> bytes:
 
 
 def render(header: Header, tiles: Sequence[Stored]) -> bytes:
-    """Return the file of an encoded blob."""
-    # Raises BadInput: a reader would refuse it, since its header does not fit.
+    """Return the file of an encoded blob; `BadInput` where a reader would refuse it, since its header does not fit."""
     head = _text(header)
     if not _has_room(header, head):
         found = f"{len(head)} bytes and {len(header.bases)} bases"
@@ -116,8 +112,7 @@ def _go_on() -> None:
 def encode_blob(
     plain: Buffer, header: Header, read_base: ReadBase, *, before_each: Callable[[], None] = _go_on
 ) -> bytes:
-    """Return the file that encodes a blob."""
-    # `header`: how its runs are to be encoded. `before_each`: called before each tile.
+    """Return the file that encodes a blob as `header` says; `before_each` is called before each tile."""
     whole = memoryview(plain)
     tiles = []
     for run, start, nbytes, base_start in _spans(header):
@@ -131,12 +126,7 @@ def encode_blob(
 
 
 def decode_blob(
-    data: Buffer,
-    read_base: ReadBase,
-    *,
-    where: str,
-    most_bytes: int,
-    before_each: Callable[[], None] = _go_on,
+    data: Buffer, read_base: ReadBase, *, where: str, most_bytes: int, before_each: Callable[[], None] = _go_on
 ) -> bytearray:
     """Return the plain bytes of an encoded blob that is in memory."""
     file = memoryview(data)
@@ -144,11 +134,7 @@ def decode_blob(
 
 
 def decode_file(
-    header: Header,
-    tiles: Tiles,
-    file: memoryview,
-    read_base: ReadBase,
-    before_each: Callable[[], None] = _go_on,
+    header: Header, tiles: Tiles, file: memoryview, read_base: ReadBase, before_each: Callable[[], None] = _go_on
 ) -> bytearray:
     """Return the plain bytes of an encoded blob that was parsed."""
     plain = bytearray(header.nbytes)
@@ -221,7 +207,7 @@ def _run(item: Any, base_count: int, most_bytes: int, where: str) -> Run:
 
 
 class Tiles:
-    """Where the tiles of an encoded blob are, as the table behind its header says."""
+    """Where the tiles of an encoded blob are, by the table behind its header, which has to fit both and the file."""
 
     def __init__(self, header: Header, table: Buffer, file_bytes: int, *, first: int, where: str) -> None:
         import numpy as np

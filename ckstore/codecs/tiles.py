@@ -43,8 +43,7 @@ class Stored(NamedTuple):
 
 
 def encode(tile: Buffer, base: Buffer | None, width: int) -> Stored:
-    """Return the smallest form of a tile, never larger than itself."""
-    # `tile`: a whole number of elements of `width` bytes. `base`: as many bytes that a reader has.
+    """Return the smallest form of a tile, never larger than itself; `base`: as many bytes that a reader has."""
     x = _elements(tile, width)
     found = []
     changed: Any = None

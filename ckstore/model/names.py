@@ -84,7 +84,7 @@ def check_run(run: object) -> str:
     """Return `run`."""
     if not isinstance(run, str) or not is_run(run):
         msg = f"a run name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {run!r}"
-        raise BadInput(msg)
+        raise BadInput(msg, hint="name one run: only the rules of config take globs" if "*" in str(run) else "")
     return run
 
 

@@ -12,7 +12,7 @@ from ckstore.model.document import shown
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d|w)\Z")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _MOST_S = 100 * 365 * 86_400
-_WANTED = "seconds, or a number with s, m, h, d or w such as '36h' or '7d'"
+_WITH_UNIT = "a number with s, m, h, d or w such as '36h' or '7d'"
 
 
 def duration_s(value: object, what: str) -> float:
@@ -28,7 +28,9 @@ def duration_s(value: object, what: str) -> float:
     else:
         seconds = math.nan
     if not 0 < seconds <= _MOST_S:
-        raise BadInput(f"{what}: wanted {_WANTED}, above 0 and at most 100 years, got {shown(value)}")
+        # Text without a unit is refused: a person may mean hours or days.
+        wanted = _WITH_UNIT if isinstance(value, str) else f"seconds, or {_WITH_UNIT}"
+        raise BadInput(f"{what}: wanted {wanted}, above 0 and at most 100 years, got {shown(value)}")
     return seconds
 
 

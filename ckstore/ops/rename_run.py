@@ -7,21 +7,15 @@ durable before the first old one goes. A kill leaves whole checkpoints under bot
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ckstore.errors import (
-    BadInput,
-    BytesElsewhere,
-    DamagedBlob,
-    InUse,
-    NoSuchRef,
-    StepExists,
-)
-from ckstore.fs import files
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, StepExists
+from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
 from ckstore.model.names import check_run
 from ckstore.objects import publish, trash
@@ -32,21 +26,14 @@ from ckstore.objects.layout import PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.objects.swap import take_annotations
 from ckstore.ops import config_file, events
-from ckstore.ops.context import info_of
+from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, check_unprotected, gone, held
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ckstore.fs import locks
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
 
 
 def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
@@ -88,7 +75,7 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     found = infos(context, old)
     there = {step for _, step, _ in layout.published(old)}
     if not there:
-        raise NoSuchRef(f"there is no run {old!r}", hint="ckstore log lists the checkpoints and their runs")
+        raise no_such_run(layout, old)
     for name in trash.names_in(layout.staging):
         if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):
             raise InUse(f"a save to the run {old} is under way", hint="stop the training, then rename its run")

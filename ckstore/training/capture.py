@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from ckstore.errors import BadInput, CkstoreWarning
+from ckstore.errors import BadInput
+from ckstore.ops.notices import warn
 from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tracebacks import short_tracebacks
@@ -119,7 +119,7 @@ def warn_of_place(loader: Any, instead: str) -> None:
     if kind not in _warned and rank_and_world()[0] == 0:
         _warned.add(kind)
         msg = f"{kind} keeps no place in its data: a run that is resumed within an epoch begins it again; {instead}"
-        warnings.warn(msg, CkstoreWarning, stacklevel=3)
+        warn(msg)
 
 
 def rng_name(rank: int) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreWarning
 from ckstore.model.checkpoint.refs import is_latest_valid
+from ckstore.ops.notices import warn
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,5 +27,5 @@ def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInf
     if not older:
         return info
     newest = max(older, key=lambda one: one.order)
-    warnings.warn(f"restoring {newest.name}, since newer checkpoints are damaged", CkstoreWarning, stacklevel=3)
+    warn(f"restoring {newest.name}, since newer checkpoints are damaged")
     return newest

@@ -62,12 +62,13 @@ _COMMANDS = {
 """What a hint says in Python -> what does the same in a shell. An error whose hint differs more has `command_hint`."""
 
 
-def report(error: Exception, *, as_json: bool) -> int | None:
+def report(error: Exception, *, as_json: bool, command: str = "ckstore") -> int | None:
     """Tell the user on stderr about `error`, and return what to exit with; None: it is not one raised on purpose."""
+    # `command`: whose help is named where click does not know it.
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return USAGE
-    described = _tell(error)
+    described = _tell(error, command)
     if described is None:
         return None
     name, message, hint, status = described
@@ -85,7 +86,7 @@ def report(error: Exception, *, as_json: bool) -> int | None:
     return status
 
 
-def _tell(error: Exception) -> tuple[str, str, str, int] | None:
+def _tell(error: Exception, command: str) -> tuple[str, str, str, int] | None:
     """Return name, message, hint and exit status."""
     name = type(error).__name__
     if isinstance(error, CkstoreError):
@@ -96,7 +97,7 @@ def _tell(error: Exception) -> tuple[str, str, str, int] | None:
             return "Interrupted", "interrupted", "", INTERRUPTED
         return "Aborted", "stopped: the answer was not yes", "", FAILED
     if isinstance(error, click.UsageError):
-        path = error.ctx.command_path if error.ctx is not None else "ckstore"
+        path = error.ctx.command_path if error.ctx is not None else command
         return "UsageError", error.format_message(), f"see {path} --help", USAGE
     if isinstance(error, click.ClickException):
         return name, error.format_message(), "", error.exit_code

@@ -148,7 +148,8 @@ class App(click.Group):
         except Exception as error:
             # A usage error comes before click has read the options behind it.
             as_json = frame.as_json or "--json" in given
-            status = _errors.report(error, as_json=as_json)
+            command = next((f"ckstore {word}" for word in given if word in COMMANDS), "ckstore")
+            status = _errors.report(error, as_json=as_json, command=command)
             if status is None:
                 raise  # a defect: the traceback is what helps
             sys.exit(status)

@@ -103,6 +103,13 @@ def test_a_wrong_option_is_refused_with_the_command_s_help_as_next_step(run: Run
     assert shown.stderr.endswith("hint: see ckstore log --help\n")
 
 
+@pytest.mark.parametrize("option", [["--store"], ["-n"]])
+def test_a_missing_value_leads_to_the_help_of_the_command(run: Run, option: list[str]) -> None:
+    shown = run("log", *option)
+
+    assert shown.stderr.endswith("requires an argument.\nhint: see ckstore log --help\n")
+
+
 def test_the_version_is_the_package_s(run: Run) -> None:
     assert run("--version").stdout == f"ckstore {__version__}\n"
 

@@ -64,6 +64,21 @@ def test_diff_the_other_way_round_removes_what_was_added(run: Run, path: Path) -
     assert ["removed", "<f8 [4]", "32 B", "small.new"] in cells(run("diff", "2", "1", "--store", path).stdout)
 
 
+def test_diff_of_one_checkpoint_is_to_the_latest_of_its_own_run(run: Run, path: Path) -> None:
+    Store.open(path).save({"other": np.zeros(3)}, 7, run="side")
+
+    assert run("diff", "main@1", "--store", path).stdout == run("diff", "main@1", "main@2", "--store", path).stdout
+
+
+@pytest.mark.parametrize("words", [["events", "--run", "mian"], ["compact", "--run", "mian"]])
+def test_a_run_that_is_misspelt_is_refused_with_those_that_are_there(run: Run, path: Path, words: list[str]) -> None:
+    shown = run(*words, "--store", path)
+
+    assert shown.exit_code == 4
+    assert "there is no run 'mian'" in shown.stderr
+    assert "its runs: main" in shown.stderr
+
+
 def test_diff_with_values_says_how_far_apart_they_are(run: Run, path: Path) -> None:
     found = document(run("diff", "1", "2", "--values", "--json", "--store", path).stdout)
 

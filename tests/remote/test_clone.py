@@ -58,6 +58,18 @@ def test_a_clone_lists_everything_has_no_bytes_and_trains_on(store: Store, tmp_p
     assert same(clone.load(2), state(2))
 
 
+def test_a_clone_is_whole_from_the_start_and_gc_does_not_advise_to_delete_what_has_no_bytes(
+    store: Store, tmp_path: Path
+) -> None:
+    clone = Store.clone(store.path, tmp_path / "clone")
+
+    assert clone.verify().findings == ()
+    clone.save(state(3), step=3)
+    clone.save(state(4), step=4)
+    clone.untag("best")
+    assert "deleting the oldest checkpoint main@3 would free" in clone.gc().explanation
+
+
 def test_a_clone_again_adds_what_is_new(store: Store, tmp_path: Path) -> None:
     Store.clone(store.path, tmp_path / "clone")
     store.save(state(4), step=4)

@@ -121,8 +121,11 @@ def test_a_loader_that_keeps_no_place_is_named_at_the_first_capture_once(monkeyp
     monkeypatch.setattr(importlib.import_module("ckstore.training.capture"), "_warned", set())
     run = Run()
 
-    with pytest.warns(CkstoreWarning, match=r"DataLoader keeps no place.*stateful_dataloader.StatefulDataLoader"):
+    with pytest.warns(
+        CkstoreWarning, match=r"DataLoader keeps no place.*stateful_dataloader.StatefulDataLoader"
+    ) as caught:
         capture(dataloader=run.loader, rng=False)
+    assert caught[0].filename == __file__  # the line that a user looks for
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         capture(dataloader=run.loader, rng=False)

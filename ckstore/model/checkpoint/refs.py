@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.best import best_of, metrics_there
 from ckstore.model.digest import short_id
-from ckstore.model.names import DEFAULT_RUN, MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
+from ckstore.model.names import COMPUTED, DEFAULT_RUN, MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
 from ckstore.model.words import some_of
 
 if TYPE_CHECKING:
@@ -193,9 +193,13 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
         if re.fullmatch("-[0-9]+", ref.value):
             message = f"{ref}: a step is an integer from 0, and there is no tag {ref.value!r}"
             raise NoSuchRef(message, hint=_latest_hint(candidates))
+        if ref.run is None and any(c.run == ref.value for c in candidates):
+            hint = f"write {ref}@latest or {ref}@STEP"
+            more = f"{hint}; commands that take several have --run {ref}"
+            raise NoSuchRef(f"{ref} is a run, and no tag", hint=hint, command_hint=more)
         near = _near(ref.value, tags)
         known = f"the tags are {_some(near)}" if near else "the store has no tags"
-        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {known}", hint=_latest_hint(candidates))
+        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {known}", hint=_meant(ref) or _latest_hint(candidates))
     run, step = tags[ref.value]
     if ref.run not in (None, run):
         message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is in another run"
@@ -205,6 +209,16 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
             return candidate
     message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is missing or incomplete"
     raise NoSuchRef(message, hint=_latest_hint(candidates))
+
+
+def _meant(ref: Ref) -> str:
+    """Return what a ref that is no tag may have been meant as; "" if that is not known."""
+    import difflib
+
+    if re.fullmatch("[0-9]+-[0-9]+", ref.value):
+        return f"where several may be meant a range is {Ref(ref.run, 'tag', ref.value.replace('-', '..'))}"
+    near = difflib.get_close_matches(ref.value, COMPUTED, n=1, cutoff=0.8)
+    return f"did you mean {Ref(ref.run, 'tag', near[0])}?" if near else ""
 
 
 def _no_step(

@@ -9,7 +9,7 @@ from ckstore.model.sizes import size_text
 
 _LOW_PART = 0.05
 _LOW_INODES = 1000
-_MAKE_ROOM = "free space: ckstore prune --keep-last N, then ckstore gc; ckstore du shows what takes it"
+_MAKE_ROOM = "free space: ckstore prune --keep-last N, then ckstore gc --now; ckstore du shows what takes it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import warnings
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, NoSuchRef
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside, Where
 from ckstore.model.brief import BriefList, brief
@@ -28,6 +28,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.ops.acts import act
 from ckstore.ops.context import Context, info_of
+from ckstore.ops.notices import warn
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_record
 from ckstore.ops.read.entries import TensorNames
 from ckstore.ops.read.load import Select, load_open
@@ -307,9 +308,7 @@ class LeafSlice:
         size = itemsize(leaf.kind, leaf.dtype)
         if size is None:
             raise BadInput(f"{self._name} is not a tensor and has no rows")
-        row_bytes = size
-        for n in leaf.shape[1:]:
-            row_bytes *= n
+        row_bytes = size * math.prod(leaf.shape[1:])
         first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
         directory = self._here()
         checkpoint = self._checkpoint
@@ -324,12 +323,7 @@ class LeafSlice:
 
 def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> LeafSummary:
     size = itemsize(leaf.kind, leaf.dtype)
-    if size is None:
-        nbytes = directory.manifest.storages[leaf.storage].nbytes
-    else:
-        nbytes = size
-        for n in leaf.shape:
-            nbytes *= n
+    nbytes = directory.manifest.storages[leaf.storage].nbytes if size is None else size * math.prod(leaf.shape)
     return LeafSummary(name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 
@@ -395,6 +389,6 @@ def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
     try:
         found = read_annotations(directory.lock.inside)
     except CkstoreError as error:
-        warnings.warn(f"ignored the annotations of {info.name}: {error}", CkstoreWarning, stacklevel=4)
+        warn(f"ignored the annotations of {info.name}: {error}")
         return info
     return info if found is None else info.with_annotations(found.metrics, found.notes)

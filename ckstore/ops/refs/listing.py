@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse
+from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ckstore.model.manifest.info import CheckpointInfo, Stamp
-    from ckstore.objects.layout import OpenRuns
+    from ckstore.objects.layout import Layout, OpenRuns
     from ckstore.objects.shared.grace import Grace
     from ckstore.objects.shared.two_renames import Gap
 
@@ -151,6 +151,13 @@ def misplaced(context: Context) -> list[CheckpointInfo]:
 # A living save fills its gap within milliseconds; one that takes longer was stopped.
 DEADLINE_S = 10.0
 _PAUSE_S = 0.005
+
+
+def no_such_run(layout: Layout, run: str) -> NoSuchRef:
+    """Return the error for a run that the store does not have, with those that it has."""
+    runs = layout.runs()
+    hint = f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet"
+    return NoSuchRef(f"there is no run {run!r} in {layout.root}", hint=hint)
 
 
 def settle(context: Context) -> None:

@@ -17,6 +17,7 @@ from ckstore.fs.held import through_parents
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
+from ckstore.model.sizes import size_text
 from ckstore.objects import trash
 from ckstore.objects.heal import restore_names
 from ckstore.objects.last_names import LastName, NameCount
@@ -40,21 +41,15 @@ Inode = tuple[int, int]
 
 @dataclass(slots=True)
 class Names:
-    """The names that the store has for its blobs.
+    """The names that the store has for its blobs."""
 
-    Attributes:
-        counted: How many names each inode has.
-        canonical: Digest -> status of what is at the canonical name.
-        used: Digest -> a name in a checkpoint for each inode.
-        touched: The digest of each of these that has another time than a blob.
-        too_deep: Directories that were not looked into.
-    """
-
-    counted: NameCount = field(default_factory=NameCount)
+    counted: NameCount = field(default_factory=NameCount)  # how many names each inode has
+    # Digest -> status of what is at the canonical name.
     canonical: dict[str, os.stat_result] = field(default_factory=dict)
+    # Digest -> a name in a checkpoint for each inode.
     used: dict[str, dict[Inode, Inside]] = field(default_factory=dict)
-    touched: list[str] = field(default_factory=list)
-    too_deep: list[Inside] = field(default_factory=list)
+    touched: list[str] = field(default_factory=list)  # the digest of each of these that has another time than a blob
+    too_deep: list[Inside] = field(default_factory=list)  # directories that were not looked into
 
     @classmethod
     def of(cls, layout: Layout) -> Names:
@@ -79,10 +74,8 @@ class Names:
 
 
 def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
-    """Return what is to be said about the store; the checkpoints were looked at by `checker` before.
-
-    A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
-    """
+    """Return what is to be said about the store; the checkpoints were looked at by `checker` before."""
+    # A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because
     if mode == "quick":
@@ -218,7 +211,9 @@ def _wrong_name(
 
 def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
     """Blobs that no checkpoint has. A blob that a damaged one lacks is left out: it may be the only copy."""
-    lone = {digest: status for digest, status in names.canonical.items() if digest not in names.used}
+    # What was dropped and can be brought back is not gc's yet.
+    kept = names.used.keys() | trash.waiting_blobs(context.layout)
+    lone = {digest: status for digest, status in names.canonical.items() if digest not in kept}
     sizes = [status.st_size for digest, status in lone.items() if digest not in checker.missing]
     if not sizes:
         return
@@ -230,4 +225,5 @@ def _unused(context: Context, names: Names, checker: Verifier, *, may_write: boo
         except CkstoreError:  # gc lists them when the catalog is well again
             listed = False
     subject = "1 blob is" if len(sizes) == 1 else f"{len(sizes)} blobs are"
-    yield StoreFinding("unused", f"{subject} in no checkpoint, {sum(sizes)} bytes; gc frees them", mended=listed)
+    what = f"{subject} in no checkpoint, {size_text(sum(sizes))}; ckstore gc frees them"
+    yield StoreFinding("unused", what, mended=listed)

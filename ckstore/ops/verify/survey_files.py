@@ -71,8 +71,9 @@ def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey
             continue
         row, info = rows.get((run, step)), CheckpointInfo.of(published.manifest, published.manifest_id)
         same = row is not None and same_facts(row, info) and listing.get((run, step)) == published.stamp
-        # The uses too: gc looks for unused blobs by them.
-        if not same or context.catalog.blobs_of(run, step) != set(published.manifest.stored):
+        # The uses too: gc looks for unused blobs by them. What is elsewhere is not used here.
+        here = {blob for blob in published.manifest.stored if blob.digest not in published.elsewhere}
+        if not same or context.catalog.blobs_of(run, step) != here:
             found.append((run, step))
     return found
 

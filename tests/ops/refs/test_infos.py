@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ckstore import CheckpointInfo, CkstoreWarning, RetentionPolicy, Store, open_checkpoint
+from ckstore.background import BackgroundSaves
 from ckstore.fs.host import own_folders
 from ckstore.model.doctor.place import PlaceFacts
 from ckstore.ops import notices
@@ -110,6 +111,18 @@ def test_a_place_that_is_not_durable_is_warned_of_before_the_first_save(kind: st
     assert len(told) == (kind == "tmpfs")
     assert all(text.startswith("a power cut may lose what is saved here: ") for text in told)
     assert all(warning.filename == __file__ for warning in caught)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs"], indirect=True)
+def test_a_training_that_saves_in_the_background_alone_is_warned_too(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackgroundSaves, "_submit", lambda *_: None)  # what the saver says no one hears
+    store = Store.init(tmp_path / "s")
+    with pytest.warns(CkstoreWarning, match="a power cut may lose") as caught:
+        store.save_async(state(), 1)
+    assert caught[0].filename == __file__
+    store.save_async(state(), 2)  # once: another warning would be an error
 
 
 PROGRAM = """

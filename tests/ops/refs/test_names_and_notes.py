@@ -152,7 +152,7 @@ def test_a_pin_of_a_checkpoint_that_was_replaced_protects_what_is_there(store: S
 @pytest.mark.parametrize(
     "expires,said",
     [
-        ("soon", "wanted seconds"),
+        ("soon", "wanted a number with s, m, h, d or w"),
         (0, "above 0"),
         (-5, "above 0"),
         (True, "wanted seconds"),

@@ -119,6 +119,16 @@ def test_what_no_checkpoint_uses_is_told_and_gc_learns_of_it(store: Store) -> No
     assert store.gc().freed_bytes == len(data)
 
 
+def test_what_can_be_brought_back_is_not_called_unused(store: Store) -> None:
+    store.save(two_part_state(1), step=1)
+    store.save(two_part_state(2), step=2)
+    store.config.undo_by_hand_s = 3600
+    store.delete(1)
+
+    assert store.verify(quick=True).findings == ()
+    store.undelete("main@1")
+
+
 def test_a_metric_that_is_no_number_is_no_difference_between_catalog_and_manifest(store: Store) -> None:
     odd = {"loss": float("nan"), "gradient": float("inf"), "acc": 0.5}
     store.save(two_part_state(1), step=1, metrics=odd, metadata={"first": [float("nan")]})

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("before", metavar="A", shell_complete=complete_ref)
-@click.argument("after", metavar="[B]", default="latest", shell_complete=complete_ref)
+@click.argument("after", metavar="[B]", required=False, shell_complete=complete_ref)
 @click.option("--values", is_flag=True, help="Read the changed tensors too, and say how far apart they are.")
 @click.option(
     "--file",
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     "given twice: a file of A with one of B.",
 )
 @framed
-def diff(frame: Frame, before: str, after: str, values: bool, files: tuple[str, ...]) -> None:  # noqa: FBT001 - click's
+def diff(frame: Frame, before: str, after: str | None, values: bool, files: tuple[str, ...]) -> None:  # noqa: FBT001 - click's
     """List the files, tensors and values that differ from checkpoint A to checkpoint B.
 
-    Without B: to the latest. Without --values no data is read. With --file the pickle of a file of torch is read, and
-    never run.
+    Without B: to the latest of its run. Without --values no data is read. With --file the pickle of a file of torch is
+    read, and never run.
 
     \b
     Example:
@@ -55,6 +55,8 @@ def diff(frame: Frame, before: str, after: str, values: bool, files: tuple[str, 
     """
     out = frame.output()
     with frame.reading() as store:
+        # Not the latest of the store: of several runs that would be refused.
+        after = after or f"{store.info(before).run}@latest"
         found = store.diff(before, after, values=values, file=_files_given(files))
     out.document(found)
     out.lines(_lines(found, out, values=values))

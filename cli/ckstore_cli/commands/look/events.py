@@ -10,7 +10,7 @@ import click
 
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
-from ckstore_cli._refs import complete_run
+from ckstore_cli._refs import complete_run, no_such_run, runs
 
 if TYPE_CHECKING:
     from ckstore.model.reports.event import Event
@@ -42,7 +42,7 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
     Exit status:
       0  done, also when nothing happened
       2  wrong usage
-      4  there is no such store
+      4  there is no such store or run
     """
     out = frame.output()
     with frame.reading() as store:
@@ -53,13 +53,15 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
                 _print(out, event)
                 sys.stdout.flush()
         found = store.events(since, run)
+        if run is not None and not found and run not in runs(store.path):
+            raise no_such_run(store.path, run)
     for event in found:
         _print(out, event)
     if len(found) > _SUMMED_FROM:
         counts = Counter(event.event for event in found)
         out.note(f"in all: {', '.join(f'{count} {name}' for name, count in counts.items())}")
     if not found:
-        out.note("nothing happened" if since is None and run is None else "nothing of that happened")
+        out.note("nothing happened" if since is None else "nothing happened in that time")
 
 
 def _print(out: Output, event: Event) -> None:
