@@ -56,11 +56,9 @@ os.register_at_fork(after_in_child=_pause.forget)
 
 @contextmanager
 def python_gc_paused() -> Iterator[None]:
-    """Stop the collector of this process, if it runs, until every such stretch has ended.
-
-    For stretches that compute. None writes the bytes of a state; two ask the catalog, which has a deadline of seconds,
-    and a capture calls `state_dict()` of the user's objects.
-    """
+    """Stop the collector of this process, if it runs, until every such stretch has ended."""
+    # For stretches that compute. None writes the bytes of a state; two ask the catalog, which has a deadline of
+    # seconds, and a capture calls `state_dict()` of the user's objects.
     try:
         _pause.begin()
         yield
@@ -81,15 +79,9 @@ def log(level: int, text: str, *, name: str = "ckstore") -> None:
 
 
 def log_notes(name: str, notes: Iterable[str], told: set[str]) -> None:
-    """Log what a save says besides: what is about its checkpoint each time, anything else once.
-
-    It is no `CkstoreWarning`, which a filter may turn into an error: the checkpoint is saved.
-
-    Args:
-        name: Of the checkpoint.
-        notes: What is to be said, a sentence each.
-        told: What was logged of other saves; numbers in it do not count.
-    """
+    """Log what a save says besides: what is about its checkpoint each time, anything else once."""
+    # It is no `CkstoreWarning`, which a filter may turn into an error: the checkpoint is saved. `told`: what was logged
+    # of other saves; numbers in it do not count.
     for note in dict.fromkeys(notes):
         kind = re.sub("[0-9]+", "0", note)
         if name not in note and kind in told:

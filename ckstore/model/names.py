@@ -145,7 +145,6 @@ _FIRST_PRINTABLE = 0x20
 
 def check_path(path: object, what: str = "a path") -> str:
     """Return `path`, which is relative, goes down only, and can be made on any Linux filesystem."""
-    # Raises BadInput: it breaks one of these rules; the message calls it `what`.
     if not isinstance(path, str) or not path:
         raise BadInput(f"{what} must be a text that is not empty, got {shown(path)}")
     try:

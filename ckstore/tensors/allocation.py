@@ -29,7 +29,6 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
 
 def allocate_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
     """Return fresh memory for storages of tensors on the device that `device` says; nothing if it says none."""
-    # Raises BadInput: there is no room on it.
     if device in (None, "cpu"):
         return {}
     from ckstore.tensors import torch_leaves

@@ -80,7 +80,6 @@ class Admission:
 
     def admit(self, tensor: torch.Tensor, path: str) -> Admitted:
         """Return a tensor of the state, ready to be placed."""
-        # Raises CannotStore: the format does not hold such a tensor; the hint says what to do.
         kind = type(tensor)
         if (
             (kind is not torch.Tensor and kind is not torch.nn.Parameter)
@@ -195,7 +194,6 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
 
 def empty_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
     """Return memory where `device` says, as `to_device` reads it, if that is a device that is filled by transfers."""
-    # Raises BadInput: there is no room on it.
     target: Any = device.get("cpu", "cpu") if isinstance(device, Mapping) else device
     # A function of the user gets storages on the CPU, and says where each goes.
     if target is None or (callable(target) and not isinstance(target, torch.device)):
@@ -231,7 +229,6 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def empty_bytes(nbytes: int) -> torch.Tensor:
     """Return a flat CPU tensor of `nbytes` undefined bytes, aligned to 64."""
-    # Raises RuntimeError: there is not so much memory.
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 

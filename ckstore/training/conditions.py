@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.brief import brief
+from ckstore.model.words import some_of
 
 
 @brief()
@@ -24,13 +25,7 @@ class Conditions:
 
     def to_json(self) -> dict[str, Any]:
         """Return this as metadata of a checkpoint."""
-        return {
-            "world_size": self.world_size,
-            "rng_ranks": list(self.rng_ranks),
-            "rng_kinds": list(self.rng_kinds),
-            "dataloader": dict(self.dataloader),
-            "dataloader_resumes": self.dataloader_resumes,
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, value: object) -> Conditions:
@@ -80,5 +75,4 @@ def _processes(count: int) -> str:
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+    return some_of([*map(str, ranks)])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,8 +20,6 @@ from ckstore_cli._place import find_store
 
 if TYPE_CHECKING:
     from ckstore.store import Store
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass
@@ -116,26 +114,21 @@ class UserPath(click.Path):
         return super().convert(expanded(value), param, ctx)
 
 
-def store_option(function: F) -> F:
-    """Add ``--store``; what stands after the command's name wins over what stands before it."""
-    return click.option(
-        "--store",
-        type=click.Path(path_type=Path),
-        expose_value=False,
-        callback=_keep_store,
-        help="The store. Default: CKSTORE_PATH, else .ckstore here or in a parent directory.",
-    )(function)
-
-
-def json_option(function: F) -> F:
-    """Add ``--json``."""
-    return click.option(
-        "--json",
-        is_flag=True,
-        expose_value=False,
-        callback=_keep_json,
-        help="Print JSON: one document, or one line per item of a list; errors too.",
-    )(function)
+# What stands after the command's name wins over what stands before it.
+store_option = click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    expose_value=False,
+    callback=_keep_store,
+    help="The store. Default: CKSTORE_PATH, else .ckstore here or in a parent directory.",
+)
+json_option = click.option(
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_json,
+    help="Print JSON: one document, or one line per item of a list; errors too.",
+)
 
 
 def framed(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -75,6 +75,11 @@ class Output:
             # NaN is not JSON, and jq stops at it.
             sys.stdout.write(json.dumps(whole, allow_nan=False) + "\n")
 
+    def documents(self, documents: Iterable[object]) -> None:
+        """Print a line of JSON for each item of a list."""
+        for document in documents:
+            self.document(document)
+
     def note(self, text: str) -> None:
         """Say something beside the result, on stderr; not with JSON."""
         if not self.as_json:

@@ -51,7 +51,6 @@ TORCH_NAMED = tuple(_TORCH_NAMES)
 
 def encode_decimal(value: decimal.Decimal) -> Any:
     """Return the node of a Decimal, with all its digits and its exponent."""
-    # Raises NotStored: it has more digits than a number in a document may have.
     text = str(value)
     if len(text) > MAX_NUMBER_DIGITS:
         raise NotStored(f"a Decimal of more than {MAX_NUMBER_DIGITS:,} digits", "store str(value)")
@@ -70,7 +69,6 @@ def encode_timedelta(value: dt.timedelta) -> Any:
 
 def encode_datetime(value: dt.datetime) -> Any:
     """Return the node of a datetime."""
-    # Raises NotStored: its time zone is neither a fixed offset nor one of the IANA database.
     wall = value.replace(tzinfo=None, fold=0).isoformat(timespec="microseconds")
     return ["datetime", wall, value.fold, None if value.tzinfo is None else _zone(value.tzinfo)]
 
@@ -96,7 +94,6 @@ def encode_path(value: PurePath) -> Any:
 
 def encode_set(value: set[Any] | frozenset[Any]) -> Any:
     """Return the node of a set, whose elements are in an order that only depends on them."""
-    # Raises NotStored: an element could not be a key.
     nodes = []
     for item in [*value]:  # at once: another thread may add an element meanwhile
         try:

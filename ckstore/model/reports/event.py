@@ -85,13 +85,8 @@ class Event:
 
 
 _TYPES: dict[str, type] = {
-    "run": str,
-    "id": str,
-    "why": str,
-    "step": int,
-    "nbytes": int,
-    "pid": int,
-    "uid": int,
+    **dict.fromkeys(("run", "id", "why"), str),
+    **dict.fromkeys(("step", "nbytes", "pid", "uid"), int),
     "seconds": float,
 }
 

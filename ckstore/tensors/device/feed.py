@@ -54,7 +54,6 @@ class Feed:
 
     def finish(self) -> None:
         """Wait until the device has all of it."""
-        # Raises RuntimeError: the device failed.
         mark = self._lane.mark()
         try:
             mark.synchronize()
@@ -131,5 +130,4 @@ def begin(memories: Iterable[object]) -> list[Feed]:
 
 def fresh(sizes: Mapping[int, int], device: torch.device) -> dict[int, DeviceMemory]:
     """Return new memory on a device for storages of these sizes."""
-    # Raises torch.OutOfMemoryError: there is not so much.
     return {index: DeviceMemory(torch.empty(size, dtype=torch.uint8, device=device)) for index, size in sizes.items()}

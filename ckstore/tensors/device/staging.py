@@ -55,7 +55,6 @@ class Copying:
 
     def wait(self) -> None:
         """Wait until all of them are done; again, it returns at once."""
-        # Raises RuntimeError: the device failed.
         for mark in self._marks:
             mark.synchronize()
         self._kept = []

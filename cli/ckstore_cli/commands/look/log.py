@@ -81,8 +81,7 @@ def log(  # noqa: PLR0917 - one for each option
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
     if out.as_json:
-        for info in shown:
-            out.document(info)
+        out.documents(shown)
         return
     out.lines(_short(shown, out) if oneline else _table(shown, out))
     if not found:

@@ -55,8 +55,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     if glob is not None and not shown:
         raise NoSuchRef(f"no name in {info.name} matches {glob!r}", hint=f"see them all: ckstore ls {info.name}")
     if out.as_json:
-        for row in shown:
-            out.document(row)
+        out.documents(shown)
         return
     table = [("DTYPE", "SHAPE", "SIZE", "NAME")]
     table.extend(

@@ -150,8 +150,7 @@ def _cells(rows: Sequence[_Row]) -> list[tuple[str, ...]]:
 
 
 def _table(out: Output, rows: Sequence[_Row]) -> None:
-    for row in rows:
-        out.document(row.document())
+    out.documents(row.document() for row in rows)
     if not rows:
         out.note("no checkpoint yet")
         return

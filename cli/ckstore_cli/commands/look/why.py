@@ -34,8 +34,7 @@ def why(frame: Frame, blob: str) -> None:
     out = frame.output()
     with frame.reading() as store:
         uses = store.why(blob)
-    for use in uses:
-        out.document(use)
+    out.documents(uses)
     if not uses:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return

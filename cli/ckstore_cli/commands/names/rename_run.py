@@ -37,6 +37,5 @@ def rename_run(frame: Frame, old: str, new: str) -> None:
     out = frame.output()
     with frame.writing() as store:
         infos = store.rename_run(old, new)
-    for info in infos:
-        out.document({"run": info.run, "step": info.step, "id": info.id})
+    out.documents({"run": info.run, "step": info.step, "id": info.id} for info in infos)
     out.line(f"renamed {counted(len(infos), 'checkpoint')} of {old} to {new}")

@@ -77,8 +77,7 @@ def _show(frame: Frame, out: Output, name: str) -> None:
 def _list(frame: Frame, out: Output) -> None:
     with frame.reading() as store:
         found = store.tags()
-    for one in found:
-        out.document(one)
+    out.documents(found)
     rows = [
         (one.name, f"{one.run}@{one.step}", "the checkpoint is gone" if one.id is None else short_id(one.id))
         for one in found

@@ -89,8 +89,7 @@ def list_(frame: Frame) -> None:
     out = frame.output()
     with frame.reading() as store:
         found = store.remotes.list()
-    for entry in found:
-        out.document(entry)
+    out.documents(found)
     if found:
         rows = [("name", "target", "endpoint"), *((one.name, one.target.address, one.target.endpoint) for one in found)]
         out.table(columns(rows, "<<<"))

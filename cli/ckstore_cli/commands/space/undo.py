@@ -77,8 +77,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
     with frame.reading() as store:
         found = store.dropped()
         is_off = not store.config.undo_by_hand_s
-    for one in found:
-        out.document(one)
+    out.documents(found)
     if not found:
         how = "; ckstore config undo --on keeps what is dropped for a day" if is_off else ""
         out.note(f"nothing can be brought back{how}")

@@ -66,8 +66,7 @@ _LOOKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 
 def _tell(out: Output, report: DoctorReport) -> None:
-    for finding in report.findings:
-        out.document(finding)
+    out.documents(report.findings)
     margin = " " * MARGIN
     for finding in report.findings:
         level = out.style(finding.level.ljust(len(margin)), _LOOKS[finding.level])
@@ -84,8 +83,7 @@ def _tell_words(out: Output, head: str, text: str, margin: str) -> None:
 
 
 def _tell_leaks(out: Output, found: list[DeletedFile]) -> None:
-    for one in found:
-        out.document(asdict(one))
+    out.documents(map(asdict, found))
     found = [one for one in found if one.nbytes]
     if not found:
         out.line("no deleted file takes space")

@@ -33,8 +33,7 @@ def savers(frame: Frame) -> None:
     with frame.reading() as store:
         found = store.savers()
         mirror = store.mirror_status()
-    for one in found:
-        out.document(one)
+    out.documents(found)
     if mirror is not None:
         (out.warning if mirror.missed else out.note)(str(mirror))
     if not found:
