@@ -52,8 +52,7 @@ def gc(
 
     \b
     Exit status:
-      0  done, also when there was nothing to free; with a rule that dropped something
-         a warning says if another gc is running, and so its space is not free yet
+      0  done, also when there was nothing to free, or another gc has yet to free what a rule dropped
       2  wrong usage
       4  there is no such store
       5  another gc is running, and nothing was dropped

@@ -49,8 +49,7 @@ def prune(
 
     \b
     Exit status:
-      0  done, also when there was nothing to drop; a warning says if another gc is
-         running, and so the space of what was dropped is not free yet
+      0  done, also when there was nothing to drop, or another gc has yet to free its space
       2  wrong usage, or no rule
       4  there is no such store
       5  another gc is running, and nothing was dropped
