@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from ckstore.errors import CatalogProblem, CatalogUnavailable
 from ckstore.fs import files, peek
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _HINTS: dict[CatalogProblem, str] = {
     "missing": "open the store for writing, or run: ckstore reindex",
@@ -36,30 +34,17 @@ def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailab
 
 
 class Examined(NamedTuple):
-    """A catalog as it was before it was opened.
+    """A catalog as it was before it was opened."""
 
-    Attributes:
-        identity: Its device and inode number.
-        file_bytes: The size of the database and its log.
-        may_map: Whether a mapped page of a file beside it keeps its room once a byte of it was written.
-    """
-
-    identity: tuple[int, int]
-    file_bytes: int
-    may_map: bool
+    identity: tuple[int, int]  # its device and inode number
+    file_bytes: int  # the size of the database and its log
+    may_map: bool  # whether a mapped page of a file beside it keeps its room once a byte of it was written
 
 
 def examine(path: Path, *, alone: bool) -> Examined:
-    """Look at the files of the catalog.
-
-    Args:
-        path: Of the database.
-        alone: No connection of this process is open: the database may be opened here, and closed, without the loss of
-            its locks.
-
-    Raises:
-        CatalogUnavailable: They are not what ckstore leaves, or cannot be looked at.
-    """
+    """Look at the files of the catalog; `CatalogUnavailable`: they are not what ckstore leaves."""
+    # `alone`: no connection of this process is open, so the database may be opened and closed without loss of its
+    # locks.
     try:
         database = path.lstat()  # a symlink there would have SQLite write to a file elsewhere
         found, strange = _beside(path, database)
@@ -139,10 +124,8 @@ def _names_another(path: Path) -> bool:
 
 
 def _is_stray_journal(path: Path) -> bool:
-    """Whether a rollback journal with something in it lies beside a database that has a log.
-
-    A process can die between the two while it makes a catalog: then the journal says that there was none before.
-    """
+    """Whether a rollback journal with something in it lies beside a database that has a log."""
+    # A process can die between the two while it makes a catalog: then the journal says that there was none before.
     try:
         with files.opened_to_read(f"{path}-journal") as fd:
             head = os.pread(fd, _PAGE_COUNT_AT + 4, 0)

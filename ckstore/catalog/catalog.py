@@ -33,9 +33,7 @@ Tags = Mapping[str, CheckpointKey]
 Look = Callable[[str, int], "Published | None"]
 
 
-def _asked(
-    query: Callable[Concatenate[sqlite3.Connection, P], Answer],
-) -> Callable[Concatenate[Catalog, P], Answer]:
+def _asked(query: Callable[Concatenate[sqlite3.Connection, P], Answer]) -> Callable[Concatenate[Catalog, P], Answer]:
     """Return the method that asks a question of the catalog in a connection of its own."""
 
     @wraps(query)
@@ -53,16 +51,13 @@ class Catalog:
     `NewerFormat` when a newer ckstore made the catalog, and `CatalogUnavailable` when it cannot be
     written for another reason; then nothing was changed. Every method that reads raises
     `CatalogUnavailable` and nothing else.
-
-    Attributes:
-        path: The database, usually ``catalog.db`` in the store. Elsewhere when the store lies on a
-            filesystem that SQLite cannot share between hosts.
-        store: The uuid of the store, which a new catalog keeps; empty: none.
     """
 
     def __init__(self, root: Path, path: Path | None = None, *, store: str = "") -> None:
+        # The database, usually ``catalog.db`` in the store. Elsewhere when the store lies on a filesystem that SQLite
+        # cannot share between hosts.
         self.path = root / CATALOG_NAME if path is None else path
-        self.store = store
+        self.store = store  # the uuid of the store, which a new catalog keeps; empty: none
 
     # -------------------------------------------------------------------------------------- writing
 
@@ -76,19 +71,11 @@ class Catalog:
         readings: Mapping[str, tuple[int, int]] | None = None,
         durable: bool = True,
     ) -> None:
-        """Make the rows of some checkpoints equal to their directories, all of them or none.
+        """Make the rows of some checkpoints (run, step) equal to their directories, all or none; often, late or never.
 
-        Called twice, late, or never, it does no harm.
-
-        Args:
-            targets: (run, step) of each.
-            look: Reads one directory; None: no complete checkpoint is there. It is called inside
-                the transaction, so that of two callers the one who looked last writes last. It must
-                not use the catalog. Its errors end the transaction and pass on.
-            timeout_s: For the locks; what `look` takes comes on top.
-            tags: Reads all tags; called inside the transaction too. None: leave them.
-            readings: As `record_readings` takes them.
-            durable: Wait until the disk has it. Without, a power cut may undo it.
+        `look` reads one directory (None: no complete checkpoint is there); it and `tags`, which reads all tags, are
+        called inside the transaction, must not use the catalog, and may end it by an error. The time that `look` takes
+        comes on top of `timeout_s`. Without `durable` a power cut may undo it.
         """
         from ckstore.catalog import rows
 
@@ -113,10 +100,7 @@ class Catalog:
             rows.set_readings(connection, readings)
 
     def replace_tags(self, tags: Tags | Callable[[], Tags], *, timeout_s: float) -> None:
-        """Make the tags equal to `tags`, or to what it gives when called inside the transaction.
-
-        A mapping that the catalog has already takes no lock.
-        """
+        """Make the tags equal to `tags`, or to what it gives when called inside the transaction."""
         from ckstore.catalog import rows
 
         # Most saves change no tag, and then no lock is taken and nothing is synced.
@@ -133,10 +117,8 @@ class Catalog:
             rows.add_candidates(connection, blobs)
 
     def remove_wrong(self, *, timeout_s: float) -> int:
-        """Remove the rows of checkpoints that are not as they were written; return how many there were.
-
-        Which checkpoints they were of is not known; they are entered again from their directories.
-        """
+        """Remove the rows of checkpoints that are not as they were written; return how many there were."""
+        # Which checkpoints they were of is not known; they are entered again from their directories.
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
@@ -189,10 +171,7 @@ class Catalog:
     def listing(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
     ) -> dict[CheckpointKey, Stamp]:
-        """Return (run, step) -> stamp of each checkpoint with rows, in the order of commits.
-
-        Rows that are not as they were written are left out here and in every other answer.
-        """
+        """Return (run, step) -> stamp of each checkpoint with rows that are right, in the order of commits."""
         with reading(self.path) as connection:
             return queries.listing(connection, run, places=places).stamps
 
@@ -206,13 +185,9 @@ class Catalog:
     def propose(self, listed: Mapping[str, Mapping[str, int]], *, newest: int, run: str | None = None) -> Proposal:
         """Compare names and inode numbers of all checkpoints with the rows, and name the newest of those that agree.
 
-        It takes 2 microseconds for each checkpoint: no row is read but those of the newest.
-
-        Args:
-            listed: Run -> name -> inode number of every directory that is there.
-            newest: How many are wanted.
-            run: They are all of this run; None: `listed` has all runs.
+        `listed` is run -> name -> inode number of every directory that is there, or of those of `run`.
         """
+        # It takes 2 microseconds for each checkpoint: no row is read but those of the newest.
         unknown: set[CheckpointKey] = set()
         missing: set[CheckpointKey] = set()
         with reading(self.path) as connection:
@@ -256,16 +231,8 @@ class Catalog:
     ) -> tuple[list[CheckpointInfo], set[tuple[str, int]], int]:
         """Return the checkpoints whose directories have the stamps that are known here, and the other places.
 
-        Args:
-            published: (run, step) -> stamp of what is there.
-            run: That all of them belong to; None: to any.
-            newest: Only so many of the checkpoints, the last by the order of commits.
-            seek: They are few of the run: look each of them up, and list no others.
-            durable: As the caller knows.
-
-        Returns:
-            The checkpoints, in no order, the places of which the catalog does not know the directory, and how many
-            rows were met that are not as they were written.
+        With `newest` only so many, the last by the order of commits. `seek`: they are few of the run, so each is looked
+        up. The third is how many rows were met that are not as they were written.
         """
         with reading(self.path) as connection:
             unknown, places, wrong_count = set(published), [*published] if seek else None, 0
@@ -295,21 +262,15 @@ class Catalog:
         return upkeep.create_or_migrate(self.path, self.store, timeout_s=timeout_s)
 
     def set_aside(self, *, timeout_s: float) -> Path | None:
-        """Rename a damaged catalog to ``catalog.db.damaged-N``; return that path.
-
-        None: there is no catalog, or it is well; another process may have been faster. The three
-        newest of them are kept.
-        """
+        """Rename a damaged catalog to ``catalog.db.damaged-N`` and return that path; None: it is well, or not there."""
         from ckstore.catalog import upkeep
 
         return upkeep.set_aside(self.path, timeout_s=timeout_s)
 
     def replace(self, *, timeout_s: float) -> Path | None:
-        """Put an empty catalog in the place of what is there; return its new path, ``catalog.db.old-N``.
-
-        None: there was none. The three newest of them are kept. No process writes to the old one any
-        more: a writer opens the catalog by its name, under the lock that is held meanwhile.
-        """
+        """Put an empty catalog in the place of what is there; return the new path of that, ``catalog.db.old-N``."""
+        # None: nothing was there. No process writes to the old one any more: a writer opens the catalog by its name,
+        # under the lock that is held meanwhile.
         from ckstore.catalog import upkeep
 
         return upkeep.replace(self.path, self.store, timeout_s=timeout_s)

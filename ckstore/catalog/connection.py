@@ -28,7 +28,9 @@ import sqlite3
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from ckstore.catalog import beside, forms
 from ckstore.catalog.beside import unavailable
@@ -38,10 +40,6 @@ from ckstore.fs import files
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 # A reader has the directories as its second way, and need not wait for long.
 _READ_TIMEOUT_S = 2.0
@@ -217,11 +215,9 @@ def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[B
 
 @contextlib.contextmanager
 def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
-    """Hold the flock of the catalog's writers.
-
-    It is on the directory that the catalog lies in, usually that of the store: a catalog on a local
-    disk, of a store on a shared one, needs no lock that all hosts can take.
-    """
+    """Hold the flock of the catalog's writers."""
+    # It is on the directory that the catalog lies in, usually that of the store: a catalog on a local disk, of a store
+    # on a shared one, needs no lock that all hosts can take.
     try:
         # The directory, not the file: SQLite has locks of its own on the file, and the file may be renamed aside.
         lock = lock_exclusive(path.parent, timeout_s=timeout_s)
@@ -236,10 +232,7 @@ def locked(path: Path, *, timeout_s: float) -> Iterator[DirectoryLock]:
 def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnection]:
     """Open the file, which must exist, unchecked and unchanged; the flock must be held."""
     timeout_s = max(deadline - time.monotonic(), _LEAST_WAIT_S)
-    with (
-        _translated(path, for_writing=True),
-        _opened(path, "rw", timeout_s) as connection,
-    ):
+    with _translated(path, for_writing=True), _opened(path, "rw", timeout_s) as connection:
         yield connection
 
 

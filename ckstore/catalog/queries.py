@@ -85,10 +85,9 @@ def places_of_id(connection: sqlite3.Connection, manifest_id: str) -> list[Check
 
 
 def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) -> list[CheckpointKey]:
-    """Return the places of the newest rows of a run, or of all, and of the one whose manifest was written last.
-
-    The index is asked and the table looked through, so that a bit that has flipped in one of them hides no checkpoint.
-    """
+    """Return the places of the newest rows of a run, or of all, and of the one whose manifest was written last."""
+    # The index is asked and the table looked through, so that a bit that has flipped in one of them hides no
+    # checkpoint.
     query = (
         "SELECT run, step, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
         " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?2"
@@ -164,11 +163,9 @@ def infos(
     published: Mapping[CheckpointKey, Stamp | None] | None = None,
     durable: bool = True,
 ) -> Described:
-    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order.
-
-    Rows that are not as they were written are left out, as are, if `published` is given, those of directories that do
-    not have the stamp there.
-    """
+    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order."""
+    # Without rows that are not as they were written, and those of directories that do not have the stamp in
+    # `published`.
     connection.text_factory = decode_text
     tagged: dict[CheckpointKey, list[str]] = {}
     for name, target in sorted(tags(connection).items()):
@@ -185,43 +182,13 @@ def infos(
     if published is not None and right:
         stamps = decode_stamps(*[*zip(*right, strict=True)][-5:-1])
         right = [row for row, stamp in zip(right, stamps, strict=True) if published.get((row[1], row[2])) == stamp]
-    found = [
-        CheckpointInfo(
-            id=manifest_id,
-            run=of_run,
-            step=step,
-            sequence=sequence,
-            created=created,
-            logical_bytes=logical_bytes,
-            new_bytes=new_bytes,
-            reused_bytes=reused_bytes,
-            leaf_count=leaf_count,
-            content=content,
-            parent=parent,
-            message=message,
-            metrics=metrics,
-            metadata={} if metadata == "{}" else decoded_metadata(forms.parsed_metadata(metadata)),
-            tags=tuple(tagged.get((of_run, step), ())),
-            durable=durable,
-        )
-        for (
-            manifest_id,
-            of_run,
-            step,
-            sequence,
-            created,
-            logical_bytes,
-            new_bytes,
-            reused_bytes,
-            leaf_count,
-            content,
-            parent,
-            message,
-            _,
-            metadata,
-            *_,
-        ), metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True)
-    ]
+    found = []
+    for row, metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True):
+        text = row[_METRICS + 1]
+        metadata = {} if text == "{}" else decoded_metadata(forms.parsed_metadata(text))
+        # By position: `_INFO_COLUMNS` has the fields in their order, and tags and `durable` are the next two.
+        fields = (*row[:_METRICS], metrics, metadata, tuple(tagged.get((row[1], row[2]), ())), durable)
+        found.append(CheckpointInfo(*fields))
     return Described(found, wrong_count)
 
 
@@ -313,10 +280,8 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 def oldest_reading(
     connection: sqlite3.Connection, place: CheckpointKey | None, *, now_ns: int
 ) -> tuple[int, int, int | None]:
-    """Return how many blobs a checkpoint uses (None: all do), of how many no reading is known, and the oldest reading.
-
-    Readings after `now_ns` are ignored.
-    """
+    """Return how many blobs a checkpoint uses (None: all do), how many without a reading, and the oldest reading."""
+    # Readings after `now_ns` are ignored.
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:
         used += " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE c.run = ? AND c.step = ?"
@@ -339,10 +304,8 @@ def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[s
 
 
 def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:
-    """Return (digest, size) of blobs that no checkpoint uses.
-
-    Only the candidates are looked at, so that it costs what there is to free.
-    """
+    """Return (digest, size) of blobs that no checkpoint uses."""
+    # Only the candidates are looked at, so that it costs what there is to free.
     rows = connection.execute(
         "SELECT b.digest, b.nbytes FROM candidates c JOIN blobs b ON b.id = c.blob_id"
         " WHERE NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = c.blob_id)"

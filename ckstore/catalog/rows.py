@@ -239,8 +239,7 @@ def _insert_blobs(
         [(checkpoint_id, blob.used_bytes, blob.digest) for blob in blobs],
     )
     connection.execute(
-        "DELETE FROM candidates WHERE blob_id IN (SELECT blob_id FROM uses WHERE checkpoint_id = ?)",
-        (checkpoint_id,),
+        "DELETE FROM candidates WHERE blob_id IN (SELECT blob_id FROM uses WHERE checkpoint_id = ?)", (checkpoint_id,)
     )
     _insert_pieces(connection, [blob for blob in blobs if blob.is_pack], manifest.sequence)
 

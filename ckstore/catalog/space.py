@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 
 def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[CheckpointKey] = ()) -> int:
-    """Return the bytes of used packs beyond what some one checkpoint uses of them: at most that much is dead.
-
-    The checkpoints (run, step) in `without` count as dropped.
-    """
+    """Return the bytes of used packs beyond what some one checkpoint uses of them: at most that much is dead."""
+    # The checkpoints (run, step) in `without` count as dropped.
     # Without the condition the index gives the greatest of a pack at once, however many use it.
     but = f" AND u.checkpoint_id NOT IN ({_numbers(connection, without)})" if without else ""
     ((total,),) = connection.execute(

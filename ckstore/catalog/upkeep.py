@@ -28,10 +28,8 @@ _OLDEST_SQLITE = (3, 37, 0)
 
 
 def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
-    """Make the catalog, or bring its schema up to date; False if there was nothing to do, which is usual, and fast.
-
-    `store` is the uuid that it keeps; empty: none.
-    """
+    """Make the catalog, or bring its schema up to date; False if there was nothing to do, which is usual, and fast."""
+    # `store` is the uuid that it keeps; empty: none.
     # A look without a lock first: it is the usual case of every opening.
     if _is_current(path):
         return False
@@ -42,11 +40,8 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
 
 
 def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
-    """Set the catalog aside, whatever it is, and make an empty one, under one lock; return where the old one is.
-
-    Raises:
-        NewerFormat: A newer ckstore made it; nothing was changed.
-    """
+    """Set the catalog aside, whatever it is, and make an empty one, under one lock; return where the old one is."""
+    # But for one that a newer ckstore made: nothing is changed then.
     _check_sqlite()
     deadline = time.monotonic() + timeout_s
     with connections.locked(path, timeout_s=timeout_s):
@@ -92,10 +87,8 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
 
 
 def set_aside(path: Path, *, timeout_s: float) -> Path | None:
-    """Move a damaged catalog out of the way; return its new path, or None if there was no need.
-
-    It is checked again under the lock, whole: another process may have made a good one meanwhile.
-    """
+    """Move a damaged catalog out of the way; return its new path, or None if there was no need."""
+    # It is checked again under the lock, whole: another process may have made a good one meanwhile.
     with connections.locked(path, timeout_s=timeout_s):
         # Judged again under the lock: of two processes that saw the damage the second must not move the new catalog
         # away.
@@ -114,10 +107,8 @@ def _refuse_newer(path: Path) -> None:
 
 
 def problems(path: Path, *, thorough: bool = False) -> list[str]:
-    """Return what is wrong with the catalog, one sentence each; nothing if it is well.
-
-    `thorough` compares the indexes with their tables, and looks at the form of every row.
-    """
+    """Return what is wrong with the catalog, one sentence each; nothing if it is well."""
+    # `thorough` compares the indexes with their tables, and looks at the form of every row.
     try:
         with connections.reading(path) as connection:
             test = "integrity_check" if thorough else "quick_check"
@@ -177,12 +168,10 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
 
 
 def _move_aside(path: Path, kind: Aside) -> Path:
-    """Rename the catalog and its log, durably, and remove what was set aside longest ago. The flock is held.
-
-    The database goes first: a process that dies before the log follows leaves a log without a database, which
-        `_make_file`
-    never takes for part of the next one. A database without its log might look sound, and be half of a change.
-    """
+    """Rename the catalog and its log, durably, and remove what was set aside longest ago. The flock is held."""
+    # The database goes first: a process that dies before the log follows leaves a log without a database, which
+    # `_make_file` never takes for part of the next one. A database without its log might look sound, and be half of a
+    # change.
     try:
         numbers = _numbers_aside(path, kind)
         aside = path.with_name(f"{path.name}.{kind}-{max(numbers, default=0) + 1}")

@@ -9,102 +9,65 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from ckstore.catalog import forms
 from ckstore.model.canonical import encode_metric
-from ckstore.model.manifest.info import Stamp
+from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
 
 
 class Listing(NamedTuple):
-    """What rows say of checkpoints without more than their place in the order of commits.
+    """What rows say of checkpoints without more than their place in the order of commits."""
 
-    Attributes:
-        stamps: (run, step) -> stamp of the directory and the manifest that the row was made from, of the rows that are
-            as they were written.
-        sequences: (run, step) -> sequence number, as the manifest said.
-        wrong_count: How many rows are not as they were written: a bit has flipped in them.
-    """
-
+    # (run, step) -> stamp of the directory and the manifest that the row was made from, of the rows that are as they
+    # were written.
     stamps: dict[CheckpointKey, Stamp]
-    sequences: dict[CheckpointKey, int]
-    wrong_count: int
+    sequences: dict[CheckpointKey, int]  # (run, step) -> sequence number, as the manifest said
+    wrong_count: int  # how many rows are not as they were written: a bit has flipped in them
 
 
 class Proposal(NamedTuple):
-    """What the catalog proposes of a store whose directories were listed, for those who show the newest checkpoints.
+    """What the catalog proposes of a store whose directories were listed, for those who show the newest checkpoints."""
 
-    Attributes:
-        newest: What rows say of the newest checkpoints that are listed, and of the one whose manifest was written last.
-        unknown: The places that are listed, and that the catalog knows under another inode number or not at all.
-        missing: The places of rows that are not listed.
-    """
-
+    # What rows say of the newest checkpoints that are listed, and of the one whose manifest was written last.
     newest: Listing
+    # The places that are listed, and that the catalog knows under another inode number or not at all.
     unknown: set[CheckpointKey]
-    missing: set[CheckpointKey]
+    missing: set[CheckpointKey]  # the places of rows that are not listed
 
 
 class Described(NamedTuple):
-    """What rows say of checkpoints.
+    """What rows say of checkpoints."""
 
-    Attributes:
-        infos: Of the rows that are as they were written.
-        wrong_count: How many are not.
-    """
-
-    infos: list[CheckpointInfo]
-    wrong_count: int
+    infos: list[CheckpointInfo]  # of the rows that are as they were written
+    wrong_count: int  # how many are not
 
 
 class Outline(NamedTuple):
-    """What opening a store compares with the directories.
+    """What opening a store compares with the directories."""
 
-    Attributes:
-        listing: What the rows of all checkpoints say.
-        tags: Name -> (run, step).
-        blobs_listed: At which start of the machine every blob was looked at last; empty: at none.
-    """
-
-    listing: Listing
-    tags: dict[str, CheckpointKey]
-    blobs_listed: str
+    listing: Listing  # what the rows of all checkpoints say
+    tags: dict[str, CheckpointKey]  # name -> (run, step)
+    blobs_listed: str  # at which start of the machine every blob was looked at last; empty: at none
 
 
 class Counted(NamedTuple):
-    """The checkpoints of a catalog at a moment.
+    """The checkpoints of a catalog at a moment."""
 
-    Attributes:
-        checkpoints: How many there are.
-        newest: The greatest sequence number; 0 without one.
-        at_s: When it was asked, by the monotonic clock.
-    """
-
-    checkpoints: int
-    newest: int
-    at_s: float
+    checkpoints: int  # how many there are
+    newest: int  # the greatest sequence number; 0 without one
+    at_s: float  # when it was asked, by the monotonic clock
 
 
 class PieceLocation(NamedTuple):
-    """Where the store has a piece.
+    """Where the store has a piece."""
 
-    Attributes:
-        blob: Digest of the blob that holds it.
-        blob_nbytes: Size of the whole blob in bytes.
-        offset: Bytes from the start of the blob to the piece.
-        length: Size of the piece in bytes.
-    """
-
-    blob: str
-    blob_nbytes: int
-    offset: int
-    length: int
+    blob: str  # digest of the blob that holds it
+    blob_nbytes: int  # size of the whole blob in bytes
+    offset: int  # bytes from the start of the blob to the piece
+    length: int  # size of the piece in bytes
 
 
 _PARAMETERS = 500

@@ -24,11 +24,7 @@ def base_bytes(prediction: Prediction, nbytes: int) -> int:
 
 
 def predict(prediction: Prediction, base: Buffer, out: memoryview) -> None:
-    """Fill memory with what bytes of a base predict.
-
-    Raises:
-        DamagedBlob: They are not as many as are needed.
-    """
+    """Fill memory with what bytes of a base predict."""
     if len(base) != base_bytes(prediction, len(out)):
         raise DamagedBlob(f"{len(base)} bytes of a base predict nothing of {len(out)}")
     out[:] = base if prediction == "same" else predicted(prediction, base)

@@ -5,10 +5,10 @@ Source: docs/format/encoded-1.md, "The container".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckstore.codecs.casts import PREDICTIONS, Prediction, base_bytes, predict, predicted
 from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, Stored, decode, encode, needs_base
@@ -16,9 +16,6 @@ from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.canonical import canonical_text
 from ckstore.model.digest import Buffer, is_digest
 from ckstore.model.document import parse_object
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 MAGIC = b"ckenc-1\n"
 HEAD_BYTES = len(MAGIC) + 4
@@ -32,21 +29,13 @@ ReadBase = Callable[[str, int, int], Buffer]
 
 
 class Run(NamedTuple):
-    """Bytes of a blob that are encoded in one way.
+    """Bytes of a blob that are encoded in one way."""
 
-    Attributes:
-        nbytes: How many; a multiple of the width.
-        width: Bytes of an element.
-        prediction: What the base says of them.
-        base: Index into the bases; -1: they have none.
-        offset: Where in the base they are predicted from.
-    """
-
-    nbytes: int
-    width: int
-    prediction: Prediction = "same"
-    base: int = -1
-    offset: int = 0
+    nbytes: int  # how many; a multiple of the width
+    width: int  # bytes of an element
+    prediction: Prediction = "same"  # what the base says of them
+    base: int = -1  # index into the bases; -1: they have none
+    offset: int = 0  # where in the base they are predicted from
 
 
 class Tile(NamedTuple):
@@ -63,19 +52,12 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What the head of an encoded blob says.
+    """What the head of an encoded blob says."""
 
-    Attributes:
-        plain: Digest of the plain blob.
-        nbytes: Its size.
-        bases: Digests of the plain blobs that it is decoded with.
-        runs: Which bytes are encoded how, in order.
-    """
-
-    plain: str
-    nbytes: int
-    bases: tuple[str, ...]
-    runs: tuple[Run, ...]
+    plain: str  # digest of the plain blob
+    nbytes: int  # its size
+    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
+    runs: tuple[Run, ...]  # which bytes are encoded how, in order
     tile_count: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,11 +69,7 @@ class Header:
         return self.tile_count * _ENTRY_BYTES
 
     def base_of(self, tile: Tile) -> str:
-        """Return the digest of the base that a tile is decoded with.
-
-        Raises:
-            DamagedBlob: It has none.
-        """
+        """Return the digest of the base that a tile is decoded with."""
         if tile.run.base < 0:
             raise DamagedBlob(f"a tile is stored as {tile.codec.name.lower()}, and has no base")
         return self.bases[tile.run.base]
@@ -116,11 +94,7 @@ def _text(header: Header) -> bytes:
 
 
 def render(header: Header, tiles: Sequence[Stored]) -> bytes:
-    """Return the file of an encoded blob.
-
-    Raises:
-        BadInput: A reader would refuse it, since its header does not fit.
-    """
+    """Return the file of an encoded blob; `BadInput` where a reader would refuse it, since its header does not fit."""
     head = _text(header)
     if not _has_room(header, head):
         found = f"{len(head)} bytes and {len(header.bases)} bases"
@@ -138,14 +112,7 @@ def _go_on() -> None:
 def encode_blob(
     plain: Buffer, header: Header, read_base: ReadBase, *, before_each: Callable[[], None] = _go_on
 ) -> bytes:
-    """Return the file that encodes a blob.
-
-    Args:
-        plain: The blob.
-        header: How its runs are to be encoded.
-        read_base: Gives bytes of its bases.
-        before_each: Called before each tile.
-    """
+    """Return the file that encodes a blob as `header` says; `before_each` is called before each tile."""
     whole = memoryview(plain)
     tiles = []
     for run, start, nbytes, base_start in _spans(header):
@@ -159,34 +126,17 @@ def encode_blob(
 
 
 def decode_blob(
-    data: Buffer,
-    read_base: ReadBase,
-    *,
-    where: str,
-    most_bytes: int,
-    before_each: Callable[[], None] = _go_on,
+    data: Buffer, read_base: ReadBase, *, where: str, most_bytes: int, before_each: Callable[[], None] = _go_on
 ) -> bytearray:
-    """Return the plain bytes of an encoded blob that is in memory.
-
-    Raises:
-        DamagedBlob: It is not one.
-    """
+    """Return the plain bytes of an encoded blob that is in memory."""
     file = memoryview(data)
     return decode_file(*parse_file(file, where=where, most_bytes=most_bytes), file, read_base, before_each)
 
 
 def decode_file(
-    header: Header,
-    tiles: Tiles,
-    file: memoryview,
-    read_base: ReadBase,
-    before_each: Callable[[], None] = _go_on,
+    header: Header, tiles: Tiles, file: memoryview, read_base: ReadBase, before_each: Callable[[], None] = _go_on
 ) -> bytearray:
-    """Return the plain bytes of an encoded blob that was parsed.
-
-    Raises:
-        DamagedBlob: Its tiles are not as the format says.
-    """
+    """Return the plain bytes of an encoded blob that was parsed."""
     plain = bytearray(header.nbytes)
     out = memoryview(plain)
     for tile in tiles.between(0, header.nbytes):
@@ -201,11 +151,7 @@ def decode_file(
 
 
 def parse_file(file: memoryview, *, where: str, most_bytes: int) -> tuple[Header, Tiles]:
-    """Return header and tiles of an encoded blob that is in memory.
-
-    Raises:
-        DamagedBlob: It is not one.
-    """
+    """Return header and tiles of an encoded blob that is in memory."""
     first = HEAD_BYTES + header_bytes(file[:HEAD_BYTES])
     header = parse_header(file[HEAD_BYTES:first], where=where, most_bytes=most_bytes)
     body = first + header.table_bytes
@@ -213,11 +159,7 @@ def parse_file(file: memoryview, *, where: str, most_bytes: int) -> tuple[Header
 
 
 def header_bytes(head: Buffer) -> int:
-    """Return how long the header is, from the first `HEAD_BYTES` of a file.
-
-    Raises:
-        DamagedBlob: It is not the head of an encoded blob.
-    """
+    """Return how long the header is, from the first `HEAD_BYTES` of a file."""
     nbytes = int.from_bytes(head[len(MAGIC) : HEAD_BYTES], "little")
     if bytes(head[: len(MAGIC)]) != MAGIC or len(head) < HEAD_BYTES or nbytes > HEADER_MOST_BYTES:
         raise DamagedBlob(f"not the head of an encoded blob: {bytes(head[:HEAD_BYTES])!r}")
@@ -225,11 +167,7 @@ def header_bytes(head: Buffer) -> int:
 
 
 def parse_header(data: Buffer, *, where: str, most_bytes: int) -> Header:
-    """Return what the header says, every number checked.
-
-    Raises:
-        DamagedBlob: It is not as the format says.
-    """
+    """Return what the header says, every number checked."""
     try:
         members = parse_object(bytes(data), where=where)
     except BadInput as error:
@@ -269,17 +207,7 @@ def _run(item: Any, base_count: int, most_bytes: int, where: str) -> Run:
 
 
 class Tiles:
-    """Where the tiles of an encoded blob are.
-
-    Args:
-        header: Of the blob.
-        table: The table behind the header.
-        file_bytes: Size of the file.
-        where: Which file, for messages.
-
-    Raises:
-        DamagedBlob: The table does not fit the header and the file.
-    """
+    """Where the tiles of an encoded blob are, by the table behind its header, which has to fit both and the file."""
 
     def __init__(self, header: Header, table: Buffer, file_bytes: int, *, first: int, where: str) -> None:
         import numpy as np

@@ -52,11 +52,7 @@ def _pack_one(plane: NDArray[np.uint8]) -> bytes:
 
 
 def unpack(data: memoryview, out: Unsigned) -> None:
-    """Fill `out` with the elements of packed planes.
-
-    Raises:
-        DamagedBlob: They are not the planes of so many elements.
-    """
+    """Fill `out` with the elements of packed planes."""
     width, count = out.itemsize, len(out)
     at = width * _LENGTH_BYTES
     if len(data) < at:

@@ -43,13 +43,7 @@ class Stored(NamedTuple):
 
 
 def encode(tile: Buffer, base: Buffer | None, width: int) -> Stored:
-    """Return the smallest form of a tile, never larger than itself.
-
-    Args:
-        tile: Its bytes, a whole number of elements.
-        base: As many bytes that a reader has; None: none.
-        width: Bytes of an element.
-    """
+    """Return the smallest form of a tile, never larger than itself; `base`: as many bytes that a reader has."""
     x = _elements(tile, width)
     found = []
     changed: Any = None
@@ -68,11 +62,7 @@ def encode(tile: Buffer, base: Buffer | None, width: int) -> Stored:
 
 
 def decode(stored: Stored, width: int, out: memoryview) -> None:
-    """Fill `out` with a tile. Where `needs_base`, it holds what the base predicts before.
-
-    Raises:
-        DamagedBlob: It is not the form of a tile of this size.
-    """
+    """Fill `out` with a tile. Where `needs_base`, it holds what the base predicts before."""
     codec, data = stored
     x = _elements(out, width)
     if codec is Codec.RAW:

@@ -39,11 +39,7 @@ def compress(data: Buffer) -> bytes:
 
 
 def decompress(frame: Buffer, nbytes: int) -> bytes:
-    """Return the `nbytes` bytes of one zstd frame.
-
-    Raises:
-        DamagedBlob: It is not one frame that says exactly this size, or it has other bytes.
-    """
+    """Return the `nbytes` bytes of one zstd frame that says exactly this size, and has no other bytes."""
     package = _package()
     if not hasattr(_own, "decompressor"):
         _own.decompressor = package.ZstdDecompressor(max_window_size=_WINDOW_BYTES)

@@ -147,26 +147,9 @@ def _entries(file: RandomAccess, directory: _Directory) -> Iterator[_Entry]:
     for _ in range(directory.count):
         if at + _CENTRAL.size > len(data):
             refuse("the zip directory", f"{directory.count} records", "an end before")
-        fields = _CENTRAL.unpack_from(data, at)
-        (
-            magic,
-            _,
-            _,
-            flags,
-            method,
-            _,
-            _,
-            _,
-            packed,
-            nbytes,
-            name_bytes,
-            extra_bytes,
-            comment_bytes,
-            disk,
-            _,
-            _,
-            header,
-        ) = fields
+        # Times, versions and attributes are passed over.
+        magic, _, _, flags, method, _, _, _, *sizes, _, _, header = _CENTRAL.unpack_from(data, at)
+        packed, nbytes, name_bytes, extra_bytes, comment_bytes, disk = sizes
         name_at = at + _CENTRAL.size
         extra_at = name_at + name_bytes
         at = extra_at + extra_bytes + comment_bytes

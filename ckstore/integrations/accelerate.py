@@ -137,10 +137,7 @@ class Installed:
         return Path(output_dir)
 
     def _make_way(self, directory: Path, step: int) -> None:
-        """Remove the directory of a step that is saved again after a rollback or a kill; accelerate refuses it.
-
-        If the store knows nothing of it, it may be of another training, and is moved aside with a `CkstoreWarning`.
-        """
+        """Remove the directory of a step that is saved again after a rollback or a kill; accelerate refuses it."""
         if not directory.exists():
             return
         if self._resumed or is_there(self._store, self._run, step):

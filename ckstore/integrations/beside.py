@@ -24,18 +24,13 @@ _DEPTH_MOST = 20
 
 
 def kept_as_text(value: Any, name: str, changed: dict[str, str]) -> Any:
-    """Return a value that a store can hold: plain containers where it has other ones, and texts for the rest.
-
-    `changed` gets the path of each value that is not kept as it is, with its type and how it is kept.
-    """
+    """Return a value that a store can hold: plain containers where it has other ones, and texts for the rest."""
+    # `changed` gets the path of each value that is not kept as it is, with its type and how it is kept.
     return _kept(value, name, changed, 0)
 
 
 def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]) -> dict[str, Any]:
-    """Return a state without the items that a store cannot hold, for an object that then keeps its own.
-
-    Arguments are as in `kept_as_text`.
-    """
+    """Return a state without the items that a store cannot hold, for an object that then keeps its own."""
     kept = {}
     for key, value in state.items():
         if _is_storable(value):

@@ -45,11 +45,9 @@ def commit_directory(
     metrics: Mapping[str, float],
     conditions: Conditions,
 ) -> CheckpointInfo | None:
-    """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced.
-
-    Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message.
-    One that a tag or a pin names is not: then this returns None with a `CkstoreWarning`, and the directory stays.
-    """
+    """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced."""
+    # Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message. One
+    # that a tag or a pin names is not: then this returns None with a `CkstoreWarning`, and the directory stays.
     options: SaveOptions = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}, "if_exists": "replace"}
     if step is None:
         options["message"] = os.path.basename(directory)
@@ -118,10 +116,8 @@ def checkout_to_resume(
     folder: str | os.PathLike[str],
     write: Callable[[Store, CheckpointInfo, Path], None] = checked_out,
 ) -> tuple[CheckpointInfo, Path]:
-    """Write a checkpoint below `folder`, for a framework to resume from; what an earlier resume left goes first.
-
-    Every byte is checked. ``latest-valid`` goes back to the checkpoint before one that is damaged.
-    """
+    """Write a checkpoint below `folder`, for a framework to resume from; what an earlier resume left goes first."""
+    # Every byte is checked. ``latest-valid`` goes back to the checkpoint before one that is damaged.
     wanted = ref_of(store, run, ref)
     base = expanded(folder)
     tried: set[str] = set()

@@ -182,10 +182,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._delete(marker["id"], place.parent)
 
     def _delete(self, checkpoint: str, folder: Path) -> None:
-        """Delete what a marker named, unless another marker, a tag, a pin or a reader holds it.
-
-        Where a marker cannot be read, it may be the one that names it: then the checkpoint is kept.
-        """
+        """Delete what a marker named, unless another marker, a tag, a pin or a reader holds it."""
         if not self.delete:
             return
         try:

@@ -85,14 +85,10 @@ def state_of(trainer: Any, directory: Path) -> dict[str, Any]:
 
 
 def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None:
-    """Write a state as the directory that the Trainer resumes from; a checkpoint of files as it is.
-
-    It is there whole or not at all, also when this is killed: the Trainer takes a directory for what its name says.
-
-    Raises:
-        BadInput: It is another state, or a file in it would lead elsewhere, or what an earlier resume left cannot be
-            removed. Nothing was written.
-    """
+    """Write a state as the directory that the Trainer resumes from; a checkpoint of files as it is."""
+    # It is there whole or not at all, also when this is killed: the Trainer takes a directory for what its name says.
+    # Raises BadInput: it is another state, or a file in it would lead elsewhere, or what an earlier resume left cannot
+    # be removed. Nothing was written.
     with store.open_checkpoint(info) as checkpoint:
         is_of_files = bool(checkpoint.files())
     if is_of_files:

@@ -143,11 +143,8 @@ class CkstoreTrainerMixin:
             (directory / _INCOMPLETE).unlink(missing_ok=True)
             state = trainer_state.state_of(self, directory)
             store, step = self._store(), self.state.global_step
-            options: SaveOptions = {
-                "metrics": metrics_of(self.state),
-                "metadata": {CONDITIONS: about.to_json()},
-                "if_exists": "replace",
-            }
+            options: SaveOptions = {"metrics": metrics_of(self.state), "metadata": {CONDITIONS: about.to_json()}}
+            options["if_exists"] = "replace"
             run = run_of(store, self.ckstore_run)
             info = None
             if self.ckstore_saves == "background":

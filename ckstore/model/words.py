@@ -44,10 +44,10 @@ def headed(word: str, text: str) -> str:
     return f"{word}  {text}" if word else text
 
 
-def some_of(items: Sequence[str], most: int = _ITEMS_SHOWN) -> str:
+def some_of(items: Sequence[str], most: int = _ITEMS_SHOWN, separator: str = ", ") -> str:
     """Return the first items in one line, ``a, b and 3 more``."""
     more = len(items) - most
-    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+    return separator.join(items[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def first_of(items: Iterable[object]) -> list[str]:

@@ -31,48 +31,32 @@ Pace = Callable[[int], None]
 
 @dataclass(slots=True)
 class Checked:
-    """What a blob turned out to be.
+    """What a blob turned out to be."""
 
-    Attributes:
-        problem: Why the blob is not what its name says; empty if it is.
-        bad: Pieces whose bytes are damaged or missing, and how.
-        read_bytes: Bytes of the blob that were read and compared, each once.
-        absent: Whether there is no file of that size.
-    """
-
-    problem: str = ""
-    bad: dict[Piece, str] = field(default_factory=dict)
-    read_bytes: int = 0
-    absent: bool = False
+    problem: str = ""  # why the blob is not what its name says; empty if it is
+    bad: dict[Piece, str] = field(default_factory=dict)  # pieces whose bytes are damaged or missing, and how
+    read_bytes: int = 0  # bytes of the blob that were read and compared, each once
+    absent: bool = False  # whether there is no file of that size
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How blobs are read.
+    """How blobs are read."""
 
-    Attributes:
-        buffer: Of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile.
-        may_touch: Whether times may be set.
-        may_distrust: Whether a damaged blob loses the fixed time; not if the inode is right under another name.
-        pace: Called before each read.
-        by_size: Read nothing of a file that has another size: all in it counts as damaged.
-    """
-
-    buffer: memoryview
-    may_touch: bool = False
+    buffer: memoryview  # of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile
+    may_touch: bool = False  # whether times may be set
+    # Whether a damaged blob loses the fixed time; not if the inode is right under another name.
     may_distrust: bool = True
-    pace: Pace | None = None
-    by_size: bool = False
+    pace: Pace | None = None  # called before each read
+    by_size: bool = False  # read nothing of a file that has another size: all in it counts as damaged
 
 
 def check_blob(
     directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True
 ) -> Checked:
-    """Check a blob of an open checkpoint.
-
-    The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
-    right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
-    """
+    """Check a blob of an open checkpoint."""
+    # The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
+    # right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
     pieces = list(pieces)
     try:
         place = directory.blobs.inside / blob.digest
@@ -125,10 +109,8 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
 
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
-    """Check a blob that a program may have written into; one that is right gets the fixed time back.
-
-    Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
-    """
+    """Check a blob that a program may have written into; one that is right gets the fixed time back."""
+    # Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
     # Taken before its time is changed: it may be a user's own file, which gets its time back.
     before = os.fstat(file.fd)
     if blob.nbytes <= READ_BYTES:
@@ -200,15 +182,15 @@ class _Running:
 def _compare_at_once(
     file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: How
 ) -> dict[Piece, str]:
-    """Return what is wrong with the blob, and with the pieces as far as it could be read, reading it once."""
+    """Return what is wrong with a run of bytes, and with the pieces in it as far as it could be read, once."""
     # The last piece first, so that the next one to begin is taken from the end of the list.
     waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
     open_now = [_Running(everything)]
     known: dict[Piece, str] = {}
-    at = 0
-    while at < everything[2]:
+    at, stop = everything[1], everything[1] + everything[2]
+    while at < stop:
         try:
-            data = _read(file, at, everything[2], how)
+            data = _read(file, at, stop, how)
         except OSError as error:
             # Only EIO says that the medium lost the bytes; anything else is this process's or the server's trouble.
             if error.errno != errno.EIO:
@@ -235,23 +217,7 @@ def _read(file: direct.UncachedFile, start: int, stop: int, how: How) -> memoryv
 
 def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
     """Return what is wrong with a run of bytes of an open blob; empty if it has its digest."""
-    digest, start, length = piece
-    algorithm = algorithm_of(digest)
-    running = algorithm.start()
-    done = 0
-    while done < length:
-        try:
-            data = _read(file, start + done, start + length, how)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return f"the disk cannot read byte {start + done}: {error.strerror}"
-        if not data:
-            return f"it ends after {start + done} bytes"
-        running.update(data)
-        done += len(data)
-    found = algorithm.digest_of_parts(running)
-    return "" if found == digest else f"the digest is {found}, wanted {digest}"
+    return _compare_at_once(file, piece, (), how)[piece]
 
 
 def _distrust(fd: int) -> None:

@@ -6,14 +6,11 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
 
 from ckstore.fs import direct, files, peek
+from ckstore.fs.inside import Inside, Where
 from ckstore.fs.peek import at
 from ckstore.model.digest import algorithm_of
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside, Where
 
 _READ_BYTES = 4 * 2**20
 # Any time but the fixed one would do: no save relies on a blob that has another.
@@ -22,10 +19,8 @@ SUSPECT_NS = 0
 
 
 def has_size(status: os.stat_result | None, nbytes: int) -> bool:
-    """Whether this is a regular file of that size: what a complete checkpoint needs. None: there is no such file.
-
-    The one judge of whether the bytes of a blob are there, as a look at its file says; nothing is read.
-    """
+    """Whether this is a regular file of that size: what a complete checkpoint needs. None: there is no such file."""
+    # The one judge of whether the bytes of a blob are there, as a look at its file says; nothing is read.
     return status is not None and stat.S_ISREG(status.st_mode) and status.st_size == nbytes
 
 
@@ -42,10 +37,7 @@ def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
 
 
 def is_sound(path: Where, digest: str, nbytes: int) -> bool:
-    """Whether the blob `path` can be relied on: untouched by its size and time, else by hashing it again.
-
-    A file that a program touched but whose bytes are right gets the fixed time back, see `verified`.
-    """
+    """Whether the blob `path` can be relied on: untouched by its size and time, else `verified`."""
     # Size and time first: a hit must not cost a read (docs/adr/0010 says how rot is found nevertheless).
     status = peek.status(path)
     if looks_untouched(status, nbytes):
@@ -61,18 +53,14 @@ def is_sound(path: Where, digest: str, nbytes: int) -> bool:
 
 
 def suspect(fd: int) -> None:
-    """Mark an open blob that a program touched as being read; an fsync makes it durable as it is, before it is read.
-
-    While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
-    """
+    """Mark an open blob that a program touched as being read; an fsync makes it durable as it is, before it is read."""
+    # While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
     os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))
 
 
 def refuse(fd: int, before: os.stat_result) -> None:
-    """Let no save rely on an open file whose bytes are wrong; it has the time of before, unless that was a blob's.
-
-    It may be a file of the user that another user linked to the name of a blob.
-    """
+    """Let no save rely on an open file whose bytes are wrong; it has the time of before, unless that was a blob's."""
+    # It may be a file of the user that another user linked to the name of a blob.
     time_ns = SUSPECT_NS if before.st_mtime_ns == files.BLOB_MTIME_NS else before.st_mtime_ns
     os.utime(fd, ns=(time_ns, time_ns))
 
@@ -86,15 +74,9 @@ def clear(fd: int) -> bool:
 
 
 def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
-    """Read a blob whole and return its status if its bytes are what its name says; None if they are not.
-
-    A right one is durable then, read-only, and has the fixed time; a wrong one loses that time, so that no save relies
-    on it. Its pages in the cache are dropped first: a copy may be right in memory only.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        OSError: It could not be made durable, or is another user's; it is not relied on.
-    """
+    """Read a blob whole and return its status if its bytes are what its name says; None if they are not."""
+    # A right one is durable then, read-only, and has the fixed time; a wrong one loses that time, so that no save
+    # relies on it. Its pages in the cache are dropped first: a copy may be right in memory only.
     with files.opened_to_read(path) as fd:
         before = os.fstat(fd)
         # Nothing is read or marked: it may be a file of the user that has this name by mistake.
@@ -144,10 +126,8 @@ def has_bytes(path: Where, data: memoryview) -> bool:
 
 
 def distrust(path: Inside) -> None:
-    """Give a blob that was found damaged another time, so that the next save that would use it reads it again.
-
-    The next process that finds its bytes right gives it the fixed time back.
-    """
+    """Give a blob that was found damaged another time, so that the next save that would use it reads it again."""
+    # The next process that finds its bytes right gives it the fixed time back.
     with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):  # gone, or another user's
         if os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns == files.BLOB_MTIME_NS:
             os.utime(name, ns=(SUSPECT_NS, SUSPECT_NS), dir_fd=parent, follow_symlinks=False)

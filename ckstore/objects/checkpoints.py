@@ -37,28 +37,18 @@ _HEAD_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a directory of a checkpoint holds.
+    """What a directory of a checkpoint holds."""
 
-    Attributes:
-        published: The checkpoint if it is complete, else None.
-        problem: Why it is not complete; empty if it is, or if there is nothing at all.
-        is_another: A checkpoint of another run or step, or of a store with another hash, was put there.
-        is_closed: This user may not read what is there.
-        content: The content digest that its manifest gives; empty if that cannot be read.
-    """
-
-    published: Published | None
-    problem: str = ""
-    is_another: bool = False
-    is_closed: bool = False
-    content: str = ""
+    published: Published | None  # the checkpoint if it is complete, else None
+    problem: str = ""  # why it is not complete; empty if it is, or if there is nothing at all
+    is_another: bool = False  # a checkpoint of another run or step, or of a store with another hash, was put there
+    is_closed: bool = False  # this user may not read what is there
+    content: str = ""  # the content digest that its manifest gives; empty if that cannot be read
 
 
 def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Verdict:
-    """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read.
-
-    The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
-    """
+    """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read."""
+    # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
     path = layout.checkpoint(run, step)
     try:
         if lock is not None:
@@ -91,17 +81,11 @@ def _judge(directory: CheckpointDirectory, run: str, step: int) -> Verdict:
 
 
 class Judgement(NamedTuple):
-    """What a look at the blobs of a checkpoint gives.
+    """What a look at the blobs of a checkpoint gives."""
 
-    Attributes:
-        problem: Why it is not complete; empty if it is.
-        touched: Blobs of the right size that a program wrote into.
-        elsewhere: Digests of the blobs that are not there, but at a remote.
-    """
-
-    problem: str = ""
-    touched: tuple[BlobRecord, ...] = ()
-    elsewhere: frozenset[str] = frozenset()
+    problem: str = ""  # why it is not complete; empty if it is
+    touched: tuple[BlobRecord, ...] = ()  # blobs of the right size that a program wrote into
+    elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are not there, but at a remote
 
 
 def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> Judgement:
@@ -166,12 +150,7 @@ def encoding_at(path: Inside) -> Encoding | None:
 
 
 def manifest_in(dir_fd: int, path: Where, hash_prefix: str = "") -> tuple[Manifest, str]:
-    """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id.
-
-    Raises:
-        FileNotFoundError: There is no ``manifest.json``.
-        DamagedBlob, BadInput: It cannot be used; as `parse_manifest`.
-    """
+    """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id."""
     data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
     return parse_manifest(data, where=f"{path}/{MANIFEST}", hash_prefix=hash_prefix, plain=plain_in(dir_fd, path))
 
@@ -212,40 +191,29 @@ class CheckpointDirectory:
 
     Files are reached through the directory's descriptor, so that a rename of the directory does not matter. A
     context manager.
-
-    Attributes:
-        path: Where it was opened.
-        lock: The shared lock on the directory.
-        manifest, manifest_id: What it holds, and its id.
-        stamp: Which directory it is, with which manifest.
-        on_damage: Called with the directory and the error when a read finds damage; None: no call.
-        fetch: Reads a range of a blob that is elsewhere, from the remote itself if the last is true; None: nothing here
-            reaches remotes.
-        threads: How many may read it at once.
     """
 
+    # Called with the directory and the error when a read finds damage; None: no call.
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
+    # Reads a range of a blob that is elsewhere, from the remote itself if the last is true; None: nothing here reaches
+    # remotes.
     fetch: Fetch | None = None
-    threads: int = 4
+    threads: int = 4  # how many may read it at once
 
     def __init__(
         self, path: Where, lock: locks.DirectoryLock, stamp: Stamp, manifest: Manifest, manifest_id: str
     ) -> None:
-        self.path = path
-        self.stamp = stamp
+        self.path = path  # where it was opened
+        self.stamp = stamp  # which directory it is, with which manifest
         self._blobs: Held | None = None
-        self.lock = lock
+        self.lock = lock  # the shared lock on the directory
+        # What it holds, and its id.
         self.manifest = manifest
         self.manifest_id = manifest_id
 
     @classmethod
     def at(cls, path: Where, hash_prefix: str = "") -> CheckpointDirectory:
-        """Open the checkpoint in the directory `path`; `hash_prefix` is that of the store it belongs to, if any.
-
-        Raises:
-            FileNotFoundError, NotADirectoryError: There is no such directory.
-            DamagedBlob: It has no valid manifest; `OtherHash`: it is of a store with another hash.
-        """
+        """Open the checkpoint in `path`, of a store with `hash_prefix`; `DamagedBlob` if it has no valid manifest."""
         # Before anything is read: from here on gc and deletes wait until the reader is done (law L1).
         lock = locks.lock_shared(path)
         try:
@@ -289,10 +257,8 @@ class CheckpointDirectory:
         return self._blobs
 
     def open_blob(self, blob: BlobRecord, what: str, *, whole: bool = False) -> int:
-        """Return a descriptor of one of its blobs for reading, which the caller closes.
-
-        With `whole` it is one that has its size: a mapping beyond the end would kill the process.
-        """
+        """Return a descriptor of one of its blobs for reading, which the caller closes."""
+        # With `whole` it is one that has its size: a mapping beyond the end would kill the process.
         # A closed descriptor number may belong to another file of the program by now.
         if self.lock.fd < 0:
             msg = f"{self.path} was closed"

@@ -51,29 +51,20 @@ _ENTER_BATCH = 1000
 
 @dataclass(slots=True)
 class Collected:
-    """What a collector has done so far.
+    """What a collector has done so far."""
 
-    Attributes:
-        freed: The blobs that were freed.
-        entered: Digests that the catalog was told of, since a name of theirs was about to go.
-        left: Names in ``trash/`` that another process was in, or that are another user's.
-        held: Blobs that a process has open, by digest.
-        linked: Digests without a use that have further names, and their sizes.
-    """
-
-    freed: list[PlannedBlob] = field(default_factory=list)
+    freed: list[PlannedBlob] = field(default_factory=list)  # the blobs that were freed
+    # Digests that the catalog was told of, since a name of theirs was about to go.
     entered: set[str] = field(default_factory=set)
+    # Names in ``trash/`` that another process was in, or that are another user's.
     left: list[str] = field(default_factory=list)
-    held: dict[str, HeldBlob] = field(default_factory=dict)
+    held: dict[str, HeldBlob] = field(default_factory=dict)  # blobs that a process has open, by digest
+    # Digests without a use that have further names, and their sizes.
     linked: dict[str, int] = field(default_factory=dict)
 
 
 class Collector:
-    """The one who empties the trash of a store; a context manager that holds the lock on ``trash/``.
-
-    Attributes:
-        collected: What was done.
-    """
+    """The one who empties the trash of a store; a context manager that holds the lock on ``trash/``."""
 
     def __init__(
         self,
@@ -85,7 +76,7 @@ class Collector:
         grace: Grace | None = None,
         purge: bool = False,
     ) -> None:
-        self.collected = Collected()
+        self.collected = Collected()  # what was done
         self._judge = Judge(leases=leases)
         self._layout = layout
         self._lock = lock
@@ -107,12 +98,8 @@ class Collector:
     ) -> Self | None:
         """Return a collector, without waiting; None if there is one.
 
-        Args:
-            layout: The store.
-            enter: Tells the catalog.
-            leases: Whether they tell something here.
-            grace: Other hosts may be at work: only what has waited in trash for so long is unlinked.
-            purge: Also what waits there to be brought back.
+        With `grace` other hosts may be at work, and only what has waited in trash for so long is unlinked; with `purge`
+        also what waits there to be brought back. `enter` tells the catalog, `leases` whether they tell something here.
         """
         lock = store_locks.try_trash(layout)
         return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace, purge=purge)
@@ -131,12 +118,9 @@ class Collector:
     # ------------------------------------------------------------------------------- what is in trash
 
     def empty(self, names: Sequence[str] | None = None) -> None:
-        """Unlink what is in trash and not in use; only what has one of these names there, if some are given.
-
-        Raises:
-            OSError: Something could not be made durable or unlinked; what is left stays for the next time.
-            CkstoreError: The catalog could not be told; only last links are gone, which need no entry.
-        """
+        """Unlink what is in trash and not in use; only what has one of these names there, if some are given."""
+        # What an error leaves stays for the next time; where the catalog could not be told only last links are gone,
+        # which need no entry.
         trash.renew_future(self._layout)
         due = trash.due(self._layout, purge=self._purge)
         names = due if names is None else sorted(set(names).intersection(due))
@@ -223,13 +207,8 @@ class Collector:
     # ---------------------------------------------------------------------------- what is unused
 
     def condemn(self, blobs: Sequence[tuple[str, int]]) -> list[str]:
-        """Free the canonical blobs (digest, size) that no checkpoint uses; return those that are gone.
-
-        Those whose canonical name was gone already are among them. What is kept is told by `collected`.
-
-        Raises:
-            OSError: Something could not be made durable, renamed or unlinked; the next collector goes on with it.
-        """
+        """Free the canonical blobs (digest, size) that no checkpoint uses; return those whose name is gone."""
+        # What is kept is told by `collected`. After an error the next collector goes on with it.
         gone: list[str] = []
         moved: list[LastName] = []
         open_now: list[LastName] = []
@@ -315,11 +294,9 @@ class Collector:
 
 
 def _contents(lock: locks.DirectoryLock) -> tuple[list[Inside], list[Inside]]:
-    """Return everything below a locked directory that is not a directory, and the directories in it.
-
-    However deep it is, directories are at most one level below it afterwards: those that are deeper are moved up. So
-    nothing here recurses, and two directories are open at once.
-    """
+    """Return everything below a locked directory that is not a directory, and the directories in it."""
+    # However deep it is, directories are at most one level below it afterwards: those that are deeper are moved up. So
+    # nothing here recurses, and two directories are open at once.
     top = lock.inside
     entries: list[Inside] = []
     folders: list[Inside] = []

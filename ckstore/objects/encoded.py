@@ -40,12 +40,7 @@ class _File(NamedTuple):
 
 
 class Decoder:
-    """Reads plain bytes of the blobs of an open checkpoint, encoded or not; a context manager. Not for several threads.
-
-    Args:
-        directory: The checkpoint, which was compacted.
-        encoding: How its blobs are stored.
-    """
+    """Reads plain bytes of the blobs of an open checkpoint, encoded or not; a context manager. Not for threads."""
 
     def __init__(self, directory: CheckpointDirectory, encoding: Encoding) -> None:
         self._directory = directory
@@ -57,11 +52,7 @@ class Decoder:
         self._left_bytes = 0
 
     def read(self, digest: str, start: int, out: memoryview, what: str) -> None:
-        """Fill `out` with the bytes of a plain blob from `start` on; `what` needs them.
-
-        Raises:
-            DamagedBlob: A file on its path is damaged or missing, as far as that shows.
-        """
+        """Fill `out` with the bytes of a plain blob from `start` on; `what` needs them. Damage may not show."""
         self._left_bytes = _WORK_TIMES * (len(out) + TILE_BYTES)
         self._read(digest, start, out, what)
 
@@ -200,11 +191,7 @@ def decoded(directory: CheckpointDirectory, digest: str, start: int, out: memory
 
 
 def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> Tiles:
-    """Return the tiles of an open encoded file, which is `record` and should be of the blob `digest`.
-
-    Raises:
-        DamagedBlob: It is not.
-    """
+    """Return the tiles of an open encoded file, which is `record` and should be of the blob `digest`."""
     where = f"the encoded blob {record.digest}"
     head = _read(fd, 0, container.HEAD_BYTES, record, where)
     first = container.HEAD_BYTES + container.header_bytes(head)

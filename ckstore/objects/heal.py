@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.names import CheckpointKey
 
 # A process that holds it for longer is taking the checkpoint apart; a save must not wait for that.
 WAIT_S = 2.0
 
 
 class Given(NamedTuple):
-    """To which checkpoints a good copy was given.
+    """To which checkpoints a good copy was given."""
 
-    Attributes:
-        checkpoint_count: How many have it now.
-        held: Those that another process had locked for too long.
-    """
-
-    checkpoint_count: int
-    held: dict[CheckpointKey, InUse]
+    checkpoint_count: int  # how many have it now
+    held: dict[CheckpointKey, InUse]  # those that another process had locked for too long
 
 
 def relink_everywhere(
@@ -40,20 +32,12 @@ def relink_everywhere(
 ) -> Given:
     """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed.
 
-    The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
-    reader sees the old inode or the new one; marks that say the blob is damaged say so no more. A checkpoint that is
-    marked and has lost the name gets it back.
-
-    Args:
-        layout: The store.
-        digest: The blob.
-        good: A name of the good copy.
-        temporary: Gives fresh names in a directory of the caller, on the same filesystem.
-        spare: Inode numbers of other good copies, whose names stay.
-
-    Raises:
-        OSError: A name could not be changed; those before it were.
+    One that is marked and has lost the name gets it back. `temporary` gives fresh names in a directory of the caller,
+    on the same filesystem; names of other good copies, whose inodes are in `spare`, stay. What an error leaves is
+    changed in part.
     """
+    # The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
+    # reader sees the old inode or the new one; marks that say the blob is damaged say so no more.
     # By inode: a name that is the good copy already needs no rename and no fsync.
     inode = peek.status(good).st_ino
     changed = 0
@@ -111,11 +95,9 @@ def put_name(name: Inside, good: Inside, temporary: Inside) -> None:
 
 
 def restore_names(layout: Layout, checkpoint: Inside, wanted: Iterable[tuple[str, int | None]]) -> set[str]:
-    """Link the copies of blobs that a published checkpoint has to their canonical names; return those that have it now.
-
-    Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
-    cannot be linked is left to the next save of those bytes.
-    """
+    """Link the copies of blobs that a published checkpoint has to their canonical names; return those that have it."""
+    # Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
+    # cannot be linked is left to the next save of those bytes.
     given: set[str] = set()
     try:
         # Locked for use, so that gc does not take the checkpoint apart while its copies are linked.

@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from ckstore.fs import holders, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.reports.held import HeldBlob
 from ckstore.objects.layout import BLOBS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.fs.inside import Inside
 
 _BLIND = "without /proc, gc cannot see which process has it open"
 _CANNOT_ASK = "the kernel does not say here which process has it open"
@@ -39,13 +35,10 @@ class LastName:
 
 
 class Judge:
-    """Says of last names whether a process has the blob open.
-
-    Attributes:
-        unseen_count: Processes that could not be looked at, in the scan that saw least; None: unknown how many.
-    """
+    """Says of last names whether a process has the blob open."""
 
     def __init__(self, *, leases: bool) -> None:
+        # Processes that could not be looked at, in the scan that saw least; None: unknown how many.
         self.unseen_count: int | None = 0
         self._leases = leases
 
@@ -95,15 +88,11 @@ def why_unasked(path: Inside) -> str:
 
 
 class NameCount:
-    """Names of blobs, counted for each inode.
-
-    Attributes:
-        counts: Inode -> how many names were counted.
-        first: Inode -> the first of them, or the one in ``blobs/`` of those that gc goes to, with the file's status.
-    """
+    """Names of blobs, counted for each inode."""
 
     def __init__(self) -> None:
-        self.counts: Counter[holders.Inode] = Counter()
+        self.counts: Counter[holders.Inode] = Counter()  # inode -> how many names were counted
+        # Inode -> the first of them, or the one in ``blobs/`` of those that gc goes to, with the file's status.
         self.first: dict[holders.Inode, LastName] = {}
 
     def add(self, digest: str, path: Inside, status: os.stat_result | None = None) -> os.stat_result | None:

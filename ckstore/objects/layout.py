@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from ckstore.fs import peek
 from ckstore.fs.held import Held, through_parents
@@ -15,9 +16,6 @@ from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey, is_run, is_tag, step_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 MANIFEST = "manifest.json"
 PLAIN = "plain.json"
@@ -50,21 +48,14 @@ class RunChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of the store at `path`; what they are for is in docs/format/v1.md.
+    """The places of the store at `path`; what they are for is in docs/format/v1.md."""
 
-    Attributes:
-        path: The root, absolute.
-        shared: Whether other hosts may be at work in it, whose locks are not seen from here.
-        root: The root, as a place.
-        hash_prefix: With which all digests of the store begin; empty: any.
-        passed_over: Runs and checkpoints that this user may not look into, as they were met, with what to say of each.
-    """
-
-    path: Path
-    shared: bool = False
-    hash_prefix: str = ""
+    path: Path  # the root, absolute
+    shared: bool = False  # whether other hosts may be at work in it, whose locks are not seen from here
+    hash_prefix: str = ""  # with which all digests of the store begin; empty: any
+    # Runs and checkpoints that this user may not look into, as they were met, with what to say of each.
     passed_over: dict[str, str] = field(init=False, default_factory=dict, compare=False, repr=False)
-    root: Inside = field(init=False)
+    root: Inside = field(init=False)  # the root, as a place
     settings: Inside = field(init=False)
     config: Inside = field(init=False)
     blobs: Inside = field(init=False)
@@ -105,10 +96,8 @@ class Layout:
         return self.checkpoints / run / str(step)
 
     def published(self, run: str | None = None) -> Iterator[tuple[str, int, int]]:
-        """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order.
-
-        Those that this user may not look into are passed over.
-        """
+        """Yield run, step and inode number of every directory that is a checkpoint by its name, in no order."""
+        # Those that this user may not look into are passed over.
         for name in self.runs() if run is None else [run]:
             steps = self.steps(name)
             # Asked of the whole run at once: one descriptor, and one call a checkpoint.
@@ -143,10 +132,8 @@ class Layout:
         return said
 
     def places(self) -> Iterator[tuple[Inside, Inside]]:
-        """Yield every directory that is a checkpoint by its name, and again through its run, which stays open.
-
-        The second place counts until the next is asked for.
-        """
+        """Yield every directory that is a checkpoint by its name, and again through its run, which stays open."""
+        # The second place counts until the next is asked for.
         return through_parents((place, place) for place in (self.checkpoint(run, n) for run, n, _ in self.published()))
 
     def steps(self, run: str) -> dict[str, int]:
@@ -236,10 +223,7 @@ class Layout:
 
 
 class OpenRuns:
-    """Looks into the directories of many checkpoints, once into each, and keeps those of their runs open.
-
-    A context manager.
-    """
+    """Looks into the directories of many checkpoints, once into each, with their runs kept open; a context manager."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

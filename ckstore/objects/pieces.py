@@ -42,11 +42,8 @@ def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
 class PieceReader:
     """Reads pieces of an open checkpoint, one after another; a context manager. Not for several threads.
 
-    Args:
-        directory: The checkpoint.
-        verify: Compare each piece with its digest.
-        open_blobs: How many blobs stay open: small pieces lie together in one.
-        before_each: Called before each MiB; what it raises ends the reading.
+    `open_blobs` is how many blobs stay open: small pieces lie together in one. `before_each` is called before each MiB,
+    and what it raises ends the reading.
     """
 
     def __init__(
@@ -69,12 +66,7 @@ class PieceReader:
         return RemotePieces(self._directory)
 
     def read(self, part: Part) -> None:
-        """Fill the memory of a part with its piece, and check it.
-
-        Raises:
-            DamagedBlob: Its bytes are not what its digest says; the message names what it belongs to.
-            MissingBlob: Its blob is not there.
-        """
+        """Fill the memory of a part with its piece, and check it; the message of damage names what it belongs to."""
         extent, out, what, _ = part
         is_decoded = encoded(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
@@ -139,14 +131,11 @@ class PieceReader:
         return fd is not None and files.is_cached(fd, 0)
 
     def read_ahead(self, parts: Sequence[Part]) -> None:
-        """Have the kernel begin to read what is about to be read of one blob, in its order.
-
-        On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger as
-        one reads on. After a first read of a MiB, or an order to read all of it, pages have 4 KiB: they take the
-        processor longer, now and when they are mapped (docs/adr/0007-loads.md). Bytes on no disk are mostly the
-        network's, where each answer takes its time; so all of it is asked for, unless most of what lies between is not
-        wanted.
-        """
+        """Have the kernel begin to read what is about to be read of one blob, in its order."""
+        # On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger
+        # as one reads on. After a first read of a MiB, or an order to read all of it, pages have 4 KiB: they take the
+        # processor longer, now and when they are mapped (docs/adr/0007-loads.md). Bytes on no disk are mostly the
+        # network's, where each answer takes its time; so all of it is asked for, unless most between is not wanted.
         if encoded(self._directory, parts[0].extent):
             return
         fd = self._descriptor(parts[0].extent, parts[0].what)
@@ -307,11 +296,9 @@ class PieceMaps:
         return (extents[0].blob, extents[0].offset) if len(extents) == 1 else (-1, 0)
 
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
-        """Return memory of its own for a run of pieces; None: it does not lie where pages begin, or is mapped already.
-
-        As many small storages as there are may be equal, and a process may have only so many mappings. What is encoded
-        lies nowhere as it is.
-        """
+        """Return memory of its own for a run of pieces; None: it does not lie where pages begin, or is mapped."""
+        # As many small storages as there are may be equal, and a process may have only so many mappings. What is
+        # encoded lies nowhere as it is.
         if any(encoded(self._directory, extent) for extent in extents):
             return None
         try:

@@ -39,32 +39,20 @@ _RUN_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class IfThere:
-    """What to do where a checkpoint is already.
+    """What to do where a checkpoint is already."""
 
-    Attributes:
-        rule: Whether it is to be replaced.
-        check_replaceable: Raises if other bytes must not take its place: a tag or a pin names it.
-    """
-
-    rule: Rule
-    check_replaceable: Callable[[], None]
+    rule: Rule  # whether it is to be replaced
+    check_replaceable: Callable[[], None]  # raises if other bytes must not take its place: a tag or a pin names it
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a save.
+    """What became of a save."""
 
-    Attributes:
-        existing: The checkpoint that was there and stays, if the new one was not published.
-        old: Where the replaced checkpoint lies now, to be moved to trash.
-        other_bytes: Whether it held other bytes, or may have.
-        change: The run, while others could only add to it; None: they could do more.
-    """
-
-    existing: Published | None = None
-    old: Inside | None = None
-    other_bytes: bool = False
-    change: RunChange | None = None
+    existing: Published | None = None  # the checkpoint that was there and stays, if the new one was not published
+    old: Inside | None = None  # where the replaced checkpoint lies now, to be moved to trash
+    other_bytes: bool = False  # whether it held other bytes, or may have
+    change: RunChange | None = None  # the run, while others could only add to it; None: they could do more
 
 
 def publish(
@@ -74,25 +62,14 @@ def publish(
     if_there: IfThere,
     synced_runs: dict[str, RunStamp | None] | None = None,
 ) -> Outcome:
-    """Give the sealed `staging` its place and make that durable.
+    """Give the sealed `staging`, with this manifest, its place and make that durable.
 
     A checkpoint with the same content is not replaced unless asked to and its description differs; an incomplete one,
     and one that is marked as damaged, always is. Before other bytes take a place, `if_there` may refuse it; nothing can
-    tag or pin the old ones by then.
-
-    Args:
-        layout: The store.
-        staging: What is published.
-        manifest: Of it.
-        if_there: What to do where there is a checkpoint already.
-        synced_runs: How each run was when this process itself had last made its name in ``checkpoints/`` durable: that
-            of a run which is still so is not synced again. It is kept up to date.
-
-    Raises:
-        StepExists: Another checkpoint is there; nothing was changed.
-        UnknownOutcome: It was published, but a directory could not be made durable.
-        InUse, SaveFailed, OSError: Nothing was published.
+    tag or pin the old ones by then. Only after `UnknownOutcome` was it published: a directory is perhaps not durable.
     """
+    # `synced_runs`: how each run was when this process itself had last made its name in ``checkpoints/`` durable; one
+    # that is still so is not synced again. It is kept up to date.
     target = layout.checkpoint(manifest.run, manifest.step)
     links.make_directory(target.parent)
     # Opened before the rename: after it, only the sync itself may fail.
@@ -121,11 +98,9 @@ def publish(
 
 
 def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
-    """Rename into a free place; else judge what is there, and exchange or leave it while no other save changes the run.
-
-    Without the lock another save could put its checkpoint there between the judgement and the exchange, and would be
-    taken out although it was acknowledged; a kill then loses it.
-    """
+    """Rename into a free place; else judge what is there, and exchange or leave it under the lock of the run."""
+    # Without the lock another save could put its checkpoint there between the judgement and the exchange, and would be
+    # taken out although it was acknowledged; a kill then loses it.
     target = layout.checkpoint(manifest.run, manifest.step)
     key = manifest.run, manifest.step
     # Shared: saves of other steps go on side by side; only a judgement with an exchange excludes them
@@ -242,11 +217,8 @@ def _raise_if_unknown(error: OSError, parent: Held) -> None:
 
 
 def _sync(parents: Sequence[Held]) -> None:
-    """Make every rename into and out of the directories durable; the new parent comes first.
-
-    It is done also for a rename that another process did: no process acknowledges what it has not made durable
-    (rule F).
-    """
+    """Make every rename into and out of the directories durable; the new parent comes first."""
+    # Also a rename that another process did: no process acknowledges what it has not made durable (rule F).
     # In this order, and none is left out after an error: a name without its fsync is not acknowledged.
     for directory in parents:
         try:

@@ -18,19 +18,8 @@ if TYPE_CHECKING:
 
 
 def put_aside(layout: Layout, digest: str, names: Iterable[Inside]) -> list[Inside]:
-    """Give each damaged copy of a blob a name in quarantine; the canonical name is taken from it.
-
-    Args:
-        layout: The store.
-        digest: What the copies are not.
-        names: A name of each copy. Names in checkpoints stay until a good copy takes their place.
-
-    Returns:
-        The new names.
-
-    Raises:
-        OSError: A copy could not be put aside; those before it were.
-    """
+    """Give each damaged copy of a blob a name in quarantine, and no canonical one; return the new names."""
+    # Names in checkpoints stay until a good copy takes their place. After an error those before it are put aside.
     canonical = layout.blob(digest)
     made = []
     for name in names:

@@ -11,23 +11,18 @@ leaves every name with one of its files: the process that sweeps the directory f
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob, InUse, UnsafePlace
 from ckstore.fs import files, links, peek
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents import marks
-from ckstore.objects.layout import BLOBS
-
-if TYPE_CHECKING:
-    import os
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import BLOBS, Layout
 
 Inode = tuple[int, int]
 # Each try loses only if gc takes the canonical name, or a save makes one, in the same moment.
@@ -36,29 +31,16 @@ _TRIES = 20
 
 @dataclass(slots=True)
 class Relinked:
-    """What was done so far.
+    """What was done so far."""
 
-    Attributes:
-        checked_bytes: Bytes that were read and compared.
-        relinked_count: Names in checkpoints that were exchanged.
-        spare_bytes: Sizes of the files that have no other name any more.
-        damaged: Digests of blobs of which no right file was found yet.
-    """
-
-    checked_bytes: int = 0
-    relinked_count: int = 0
-    spare_bytes: int = 0
-    damaged: set[str] = field(default_factory=set)
+    checked_bytes: int = 0  # bytes that were read and compared
+    relinked_count: int = 0  # names in checkpoints that were exchanged
+    spare_bytes: int = 0  # sizes of the files that have no other name any more
+    damaged: set[str] = field(default_factory=set)  # digests of blobs of which no right file was found yet
 
 
 class Relinker:
-    """Relinks one checkpoint after another.
-
-    Args:
-        layout: The store.
-        staging: A directory of the caller in ``staging/``, locked by the caller: the exchanged files end up there.
-        report: Called with the bytes that were read so far.
-    """
+    """Relinks one checkpoint after another; the exchanged files end up in `staging`, which the caller has locked."""
 
     def __init__(self, layout: Layout, staging: Inside, report: Callable[[int], None]) -> None:
         self.done = Relinked()
@@ -87,9 +69,8 @@ class Relinker:
             if not changed:
                 return
             with marks.kept_unless_durable(directory.lock):
-                files.sync_directory(
-                    directory.lock.inside / BLOBS
-                )  # before the old files go, and the new parent first (rule F)
+                # Before the old files go, and the new parent first (rule F).
+                files.sync_directory(directory.lock.inside / BLOBS)
                 files.sync_directory(self._staging)
             if marks.identity(directory.lock.fd):
                 for digest in changed:

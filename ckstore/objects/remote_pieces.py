@@ -33,30 +33,19 @@ class Memory(Protocol):
 
 
 class Part(NamedTuple):
-    """A piece that is to be read.
+    """A piece that is to be read."""
 
-    Attributes:
-        extent: Which one.
-        out: Where to; it has the piece's length.
-        what: What it belongs to, for messages.
-        old: What is there now; None: not known.
-    """
-
-    extent: Extent
-    out: memoryview | Memory
-    what: str
-    old: OldPiece | None = None
+    extent: Extent  # which one
+    out: memoryview | Memory  # where to; it has the piece's length
+    what: str  # what it belongs to, for messages
+    old: OldPiece | None = None  # what is there now; None: not known
 
 
 class RemotePieces:
-    """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads.
-
-    Attributes:
-        received_bytes: So many came from remotes.
-    """
+    """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
-        self.received_bytes = 0
+        self.received_bytes = 0  # so many came from remotes
         self._directory = directory
         self._expected: list[tuple[int, int]] = []
         self._blob = -1
@@ -73,11 +62,7 @@ class RemotePieces:
         self._window = 0, memoryview(b"")
 
     def read(self, extent: Extent, out: memoryview, *, again: bool = False) -> None:
-        """Fill memory with a piece; `again`: what came before was wrong.
-
-        Raises:
-            RemoteError: The remote cannot be reached, or lacks the blob.
-        """
+        """Fill memory with a piece; `again`: what came before was wrong."""
         start, stop = extent.offset, extent.offset + extent.length
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []

@@ -25,18 +25,10 @@ def reading_buffer() -> memoryview:
 def agrees_to(
     path: Inside, data: memoryview, start: int, *, algorithm: Algorithm, buffer: memoryview, go_on: Callable[[], bool]
 ) -> int | None:
-    """Compare the bytes of a file from `start` on with `data`, as the disk has them; None if they differ.
+    """Compare the bytes of a file from `start` on with `data`, as the disk has them; return how far, or None.
 
-    Args:
-        path: The file.
-        data: What it should have there.
-        start: In the file.
-        algorithm: For digests of both, which other threads can run beside; to compare bytes they cannot.
-        buffer: Of `reading_buffer`.
-        go_on: Asked before each step of up to `STEP_BYTES`.
-
-    Returns:
-        How far they were read, and agree.
+    None: they differ. They are compared by digests of both, which other threads can run beside; to compare bytes they
+    cannot. `go_on` is asked before each step of up to `STEP_BYTES`.
     """
     at = 0
     with direct.opened_uncached(path) as file:

@@ -10,16 +10,12 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ckstore.fs import files, links, peek
+from ckstore.objects.layout import Layout
 from ckstore.objects.trash import names_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.objects.layout import Layout
 
 # docs/format/v1.md, "reserve/".
 LEAST_BYTES = 2**20
@@ -70,11 +66,9 @@ def kept_bytes(layout: Layout) -> int:
 
 @contextmanager
 def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
-    """Have the space and the inodes of the reserve free for the time of a block, if the filesystem is full.
-
-    Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block gets
-    whether it was full, and can pass that to the next one as `full`, which then tries nothing.
-    """
+    """Have the space and the inodes of the reserve free for the time of a block, if the filesystem is full."""
+    # Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block gets
+    # whether it was full, and can pass that to the next one as `full`, which then tries nothing.
     full = is_full(layout) if full is None else full
     gives = full and bool(names_in(layout.reserve))
     try:
@@ -112,11 +106,9 @@ def _give_up(layout: Layout) -> None:
 
 
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:
-    """XFS frees what was unlinked in the background: give it a moment, until a file can be made.
-
-    The filesystem's count of free inodes is no help: XFS says none while it has some below its limit. The quota of a
-    btrfs counts what was unlinked until the next commit, up to 30 s later, unless that is asked for.
-    """
+    """XFS frees what was unlinked in the background: give it a moment, until a file can be made."""
+    # The filesystem's count of free inodes is no help: XFS says none while it has some below its limit. The quota of a
+    # btrfs counts what was unlinked until the next commit, up to 30 s later, unless that is asked for.
     begun_s = time.monotonic()
     is_synced = False
     while (waited_s := time.monotonic() - begun_s) < _SETTLE_S:

@@ -12,22 +12,18 @@ import itertools
 import os
 import threading
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.direct import check_on_disk
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.objects import blobs
 from ckstore.objects.documents import marks
 from ckstore.objects.heal import Given, relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
-    from ckstore.fs.inside import Inside
 
 # Each try loses only if gc frees the canonical name in the same moment.
 _OFFER_TRIES = 20
@@ -40,24 +36,16 @@ _TRIED = 2
 
 
 class Staging:
-    """The directory of one save, locked for use by this process. Its methods may be called from several threads.
-
-    Attributes:
-        path: ``staging/<save-id>``, also after it was published under another name.
-        inode: Inode number of the directory.
-        stamp: Which directory it is, with which manifest; there is one after `seal`.
-        written: Digest and size of every blob that this save wrote.
-        reads_back: Whether what is written is read from the disk, and compared, before it is used.
-    """
+    """The directory of one save, locked for use by this process. Its methods may be called from several threads."""
 
     def __init__(self, layout: Layout, path: Inside, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
         self.layout = layout
-        self.path = path
+        self.path = path  # ``staging/<save-id>``, also after it was published under another name
         self.lock = lock
-        self.inode = os.fstat(lock.fd).st_ino
-        self.stamp = Stamp(self.inode, 0, 0, 0)
-        self.written: dict[str, int] = {}
-        self.reads_back = read_back
+        self.inode = os.fstat(lock.fd).st_ino  # inode number of the directory
+        self.stamp = Stamp(self.inode, 0, 0, 0)  # which directory it is, with which manifest; there is one after `seal`
+        self.written: dict[str, int] = {}  # digest and size of every blob that this save wrote
+        self.reads_back = read_back  # whether what is written is read from the disk, and compared, before it is used
         self._own = lock.inside
         self._blobs = lock.keep(self._own / BLOBS).inside
         self._canonical_blobs = lock.keep(layout.blobs).inside
@@ -69,14 +57,7 @@ class Staging:
 
     @classmethod
     def create(cls, layout: Layout, run: str, step: int | None, *, read_back: bool = False) -> Staging:
-        """Make a staging directory and lock it.
-
-        Args:
-            layout: The store.
-            run: For the name of the directory.
-            step: The same.
-            read_back: Read what is written from the disk, and compare, before it counts as durable.
-        """
+        """Make a staging directory and lock it; with `read_back` what is written is read from the disk and compared."""
         for _ in range(_CREATE_TRIES):
             # Run and step in the name are for people; the id makes it unique, and a replacement names it
             # (docs/adr/0011).
@@ -119,10 +100,8 @@ class Staging:
         return blobs.is_sound(mine, digest, nbytes)
 
     def _claim_own(self, digest: str, nbytes: int, mine: Inside) -> bool:
-        """Claim a copy in a checkpoint of this user: to the file of another one the kernel may refuse a link.
-
-        Source: proc(5), ``fs.protected_hardlinks``.
-        """
+        """Claim a copy in a checkpoint of this user: to the file of another one the kernel may refuse a link."""
+        # Source: proc(5), ``fs.protected_hardlinks``.
         for folder in self._saved_by_us():
             try:
                 if not links.try_link(folder / BLOBS / digest, mine):
@@ -170,14 +149,8 @@ class Staging:
             return
 
     def put(self, digest: str, data: memoryview) -> bool:
-        """Write the blob `digest`, whose bytes are `data`; True if it was written, False if another save was faster.
-
-        Afterwards it is durable and linked into the staging directory.
-
-        Raises:
-            OSError: It could not be written; the save must fail.
-            SaveFailed: It does not read back as it was written, or others replaced the canonical name again and again.
-        """
+        """Write the blob `digest`, whose bytes are `data`, durably and link it; False if another save was faster."""
+        # After any error the save must fail.
         return self._put(digest, data, len(data))
 
     def put_parts(self, digest: str, parts: Iterable[memoryview], nbytes: int) -> bool:
@@ -203,10 +176,8 @@ class Staging:
         return self._offer(digest, mine, nbytes)
 
     def heal(self, digest: str, spare: Collection[int] = ()) -> Given:
-        """Put the staged copy of a blob, which is good, in the place of damaged ones; return in which checkpoints.
-
-        Copies with an inode number in `spare` are good, too, and stay where they are.
-        """
+        """Put the staged copy of a blob, which is good, in the place of damaged ones; return in which checkpoints."""
+        # Copies with an inode number in `spare` are good, too, and stay where they are.
         mine = self._blobs / digest
         # The canonical name last: while it is damaged, a save that comes after a kill heals again.
         given = relink_everywhere(self.layout, digest, mine, self._temporary, spare)
@@ -214,12 +185,10 @@ class Staging:
         return given
 
     def heal_marked(self, checkpoints: Iterable[Inside]) -> None:
-        """Put staged blobs in the place of copies that these checkpoints, which have a mark, have damaged, or lost.
-
-        A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
-        that is not read and right. That another checkpoint cannot be healed is no reason to fail this save: its
-        mark stays.
-        """
+        """Put staged blobs in the place of copies that these checkpoints, which have a mark, have damaged, or lost."""
+        # A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
+        # that is not read and right. That another checkpoint cannot be healed is no reason to fail this save: its mark
+        # stays.
         for checkpoint in checkpoints:
             try:
                 self._heal_marked(marks.blobs_of(checkpoint))
@@ -329,10 +298,7 @@ class Staging:
             return False
 
     def seal(self, manifest: bytes) -> None:
-        """Write the manifest and make every name in the directory durable. Nothing may be added afterwards.
-
-        A manifest from an earlier `seal` is replaced.
-        """
+        """Write the manifest, or replace it, and make every name in the directory durable. Nothing may follow."""
         # No process reads it before the directory is published, so the first one needs no other name until it is whole.
         path = self._own / MANIFEST
         fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path

@@ -9,35 +9,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.doctor.contents import Leftover
 from ckstore.objects import trash
 from ckstore.objects.documents import marks
-from ckstore.objects.layout import BLOBS, MANIFEST
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 
 @dataclass(slots=True)
 class Survey:
-    """What the files of a store are like.
+    """What the files of a store are like."""
 
-    Attributes:
-        link_most: Most names that a blob has.
-        writable_blobs: Blobs with write permission for any user.
-        foreign_count: Files and directories of another owner than the root's.
-        open_to_all: Paths that any user may change.
-    """
-
-    link_most: int = 0
-    writable_blobs: int = 0
-    foreign_count: int = 0
-    open_to_all: list[str] = field(default_factory=list)
+    link_most: int = 0  # most names that a blob has
+    writable_blobs: int = 0  # blobs with write permission for any user
+    foreign_count: int = 0  # files and directories of another owner than the root's
+    open_to_all: list[str] = field(default_factory=list)  # paths that any user may change
 
 
 def survey(layout: Layout) -> Survey:

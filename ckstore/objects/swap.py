@@ -26,15 +26,9 @@ _RUN_TIMEOUT_S = 30.0
 
 
 def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) -> tuple[Inside, locks.DirectoryLock]:
-    """Exchange a checkpoint with the sealed `staging`, and make that durable.
+    """Exchange a checkpoint with the sealed `staging`, durably; return the old one's place, and its exclusive lock.
 
-    Returns:
-        Where the old directory is now, in ``staging/``, and the exclusive lock on it, which the caller releases.
-
-    Raises:
-        InUse: A process uses it, or it is damaged or another one by now; nothing was changed.
-        UnknownOutcome: It was exchanged, but a directory could not be made durable.
-        OSError: Nothing was changed.
+    `InUse`: a process uses it, or it is damaged or another one by now. Only after `UnknownOutcome` was it exchanged.
     """
     target = layout.checkpoint(*key)
     with ExitStack() as held:

@@ -35,10 +35,8 @@ RELINKING = "relink"
 def move_to_trash(
     layout: Layout, path: Inside, lock: locks.DirectoryLock | None = None, *, undo_s: float = 0
 ) -> Inside:
-    """Rename the directory `path` into ``trash/``; return where it is now. It waits there for `undo_s`.
-
-    It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
-    """
+    """Rename the directory `path` into ``trash/``; return where it is now. It waits there for `undo_s`."""
+    # It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
     # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
     target = free_name(layout.trash, name)
@@ -111,11 +109,9 @@ def in_use(path: Inside) -> bool:
 
 
 def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
-    """Return the directories from which what has these names in ``trash/`` may have been renamed.
-
-    Both stagings and checkpoints have names there that begin with their run and ``@``. Of another name any run may be
-    the one. The parents of condemned blobs are left out: a name that comes back in ``blobs/`` is only listed again.
-    """
+    """Return the directories from which what has these names in ``trash/`` may have been renamed."""
+    # Both stagings and checkpoints have names there that begin with their run and ``@``. Of another name any run may be
+    # the one. The parents of condemned blobs are left out: a name that comes back in ``blobs/`` is only listed again.
     runs: set[str] = set()
     for name in names:
         run, at, _ = name.partition("@")
@@ -137,10 +133,8 @@ def free_name(trash: Inside, name: str) -> Inside:
 
 
 def former_place(name: str) -> CheckpointKey | None:
-    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was not one.
-
-    A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
-    """
+    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was not one."""
+    # A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
     run, at, rest = name.partition("@")
     step = step_of(rest.partition(".")[0])
     return (run, step) if at and step is not None and is_run(run) else None
@@ -156,13 +150,10 @@ def dead_stagings(layout: Layout) -> list[str]:
 
 
 def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[str] | None = None) -> dict[str, str]:
-    """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``.
-
-    With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that lives
-    fails by that, and nothing is published.
-
-    The process that empties the trash first makes durable what replaced them (`former_parents`).
-    """
+    """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``."""
+    # With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that
+    # lives fails by that, and nothing is published. The process that empties the trash first makes durable what
+    # replaced them (`former_parents`).
     swept: dict[str, str] = {}
     for path, lock in _locked_dead(layout, names):
         with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
@@ -177,10 +168,9 @@ def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[st
 
 
 def _blobs_are_durable(layout: Layout) -> bool:
-    """Make the names of all blobs in checkpoints durable, before what a relink exchanged them with goes.
-
-    Where the disk refuses that, only the space of the old files is lost, and all else goes on: `verify` finds the disk.
-    """
+    """Make the names of all blobs in checkpoints durable, before what a relink exchanged them with goes."""
+    # Where the disk refuses that, only the space of the old files is lost, and all else goes on: `verify` finds the
+    # disk.
     try:
         for run, step, _ in layout.published():
             with suppress(FileNotFoundError, NotADirectoryError):
@@ -205,10 +195,8 @@ def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator
 
 
 def sweep_locks(layout: Layout, grace: Grace | None) -> None:
-    """Unlink what processes left that died while they made the file of a lock, after the grace if there is one.
-
-    A further name of a lock goes at once: its time is that of the last mark, and so would never be over.
-    """
+    """Unlink what processes left that died while they made the file of a lock, after the grace if there is one."""
+    # A further name of a lock goes at once: its time is that of the last mark, and so would never be over.
     for path in leftovers(layout.locks):
         with suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
             if grace is None or peek.status(path).st_nlink > 1 or grace.is_over(path):
@@ -216,10 +204,8 @@ def sweep_locks(layout: Layout, grace: Grace | None) -> None:
 
 
 def put_back(layout: Layout, digest: str, path: Inside) -> bool:
-    """Give a blob in trash its canonical name again; False if another copy has it: then it stays in trash.
-
-    So does a blob of another user, to which the kernel may refuse a link.
-    """
+    """Give a blob in trash its canonical name again; False if another copy has it: then it stays in trash."""
+    # So does a blob of another user, to which the kernel may refuse a link.
     canonical = layout.blob(digest)
     links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
     try:

@@ -30,11 +30,9 @@ _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 def default_threads(cores: int) -> int:
-    """Return how many threads a call works with on so many cores, if the settings do not say.
-
-    Four on up to eight: fewer leave a disk waiting, more gained less than a tenth (docs/adr/0009). Half of the cores
-    above, since training goes on beside a save.
-    """
+    """Return how many threads a call works with on so many cores, if the settings do not say."""
+    # Four on up to eight: fewer leave a disk waiting, more gained less than a tenth (docs/adr/0009). Half of the cores
+    # above, since training goes on beside a save.
     return max(_LEAST_THREADS, min(cores // 2, _MOST_THREADS))
 
 
@@ -131,11 +129,9 @@ def _drop(begun: Sequence[Future[Any]]) -> None:
 
 
 def _patiently(end: Callable[[], object], is_more: Callable[[], bool]) -> None:
-    """Do `end` until there is no more; what a signal handler raises meanwhile, as at Ctrl-C, is raised afterwards.
-
-    Else threads would go on in a directory that is taken apart, or whose lock was released. The third time ends the
-    wait: a disk that hangs must not keep the user who means it.
-    """
+    """Do `end` until there is no more; what a signal handler raises meanwhile, as at Ctrl-C, is raised afterwards."""
+    # Else threads would go on in a directory that is taken apart, or whose lock was released. The third time ends the
+    # wait: a disk that hangs must not keep the user who means it.
     raised: list[BaseException] = []
     while is_more() and len(raised) < _PATIENCE:
         try:
@@ -154,17 +150,10 @@ def for_each(
     say: Callable[[], None] | None = None,
     stopping: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do the work for each item, in their order, by several threads; nothing of it runs any more when this ends.
+    """Do the work for each item, in their order, by `threads`; nothing of it runs any more when this ends.
 
-    Args:
-        work: Called with an item.
-        items: Taken one by one, so that a thread which is done early takes the next.
-        threads: At most so many; with one the caller's own thread does it.
-        say: Called in the caller's thread now and then.
-        stopping: Called after an error, here or in a thread, before the others are waited for.
-
-    Raises:
-        BaseException: The first error, or what a signal handler raised meanwhile; items not begun are dropped.
+    `say` is called in the caller's thread now and then; `stopping` after the first error, here or in a thread, before
+    the others are waited for. Items not begun are dropped then.
     """
     waiting = deque(items)
 
@@ -204,11 +193,7 @@ def for_each(
 
 
 def waited_for(future: Future[Any]) -> Iterator[None]:
-    """Wait for one piece of work: give None now and then until it is done, and once more then.
-
-    Raises:
-        BaseException: What the work raised.
-    """
+    """Wait for one piece of work: give None now and then until it is done, and once more then; raise what it raised."""
     while not future.done():
         try:
             future.exception(timeout=_LOOK_S)  # which returns what the work raised

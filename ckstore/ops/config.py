@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable
 from ckstore.model.best import metrics_there
 from ckstore.model.document import shown
 from ckstore.model.settings.retention import Budget, RetentionPolicy
+from ckstore.objects.layout import Layout
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.ops.config_file import Setting
-from ckstore.ops.context import annotated, read_info
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context, annotated, read_info
 
 T = TypeVar("T")
 _GLOB = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,100}")
@@ -48,11 +43,9 @@ def _json_of_budget(_: Context, member: str, budget: object) -> dict[str, Any]:
 
 
 def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> None:
-    """Refuse a metric that no checkpoint has where there are other metrics.
-
-    The catalog's word is enough to take it; only the directories refuse it. A new store, and one whose checkpoints
-    have no metrics yet, takes any name.
-    """
+    """Refuse a metric that no checkpoint has where there are other metrics."""
+    # The catalog's word is enough to take it; only the directories refuse it. A new store, and one whose checkpoints
+    # have no metrics yet, takes any name.
     wanted = {best.metric for best in policy.bests}
     try:
         metrics = [info.metrics for info in context.catalog.infos()] if wanted else []

@@ -35,9 +35,18 @@ _MAX_BYTES = 2**20
 _YEAR_S = 366 * 86400.0
 
 
-def _is_number(value: object, least: float, most: float) -> bool:
+def _number(least: float, most: float) -> Callable[[object], bool]:
     # `True` is an `int` to Python, and would pass as one second or one thread.
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+    return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _whole(least: int, most: int) -> Callable[[object], bool]:
+    is_in_range = _number(least, most)
+    return lambda value: isinstance(value, int) and is_in_range(value)
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _is_duration(value: object) -> bool:
@@ -49,19 +58,12 @@ def _is_duration(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
-    """A setting that is one plain value.
+    """A setting that is one plain value."""
 
-    Attributes:
-        name: Its member in ``config.json``.
-        default: What holds where there is no such member.
-        wanted: What it may be, in words.
-        fits: Whether a value can be it.
-    """
-
-    name: str
-    default: T
-    wanted: str
-    fits: Callable[[object], bool]
+    name: str  # its member in ``config.json``
+    default: T  # what holds where there is no such member
+    wanted: str  # what it may be, in words
+    fits: Callable[[object], bool]  # whether a value can be it
 
     def of(self, config: Mapping[str, Any], where: str) -> T:
         """Return its value in settings that were read; `where` is their path, for messages."""
@@ -71,64 +73,46 @@ class Setting(Generic[T]):
         return self.default if value is None else value
 
 
-READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=lambda value: isinstance(value, bool))
+READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=_is_bool)
 # Within the noise of a save that writes nothing: docs/adr/0010-rereading.md.
-RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", lambda value: _is_number(value, 0, 1))
+RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", _number(0, 1))
 # Longer than what an NFS client remembers, and than a save stands still on a busy cluster: docs/adr/0011-grace.md.
-GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
+GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", _number(0, _YEAR_S))
 # A person finds a mistake on the next day; a rule drops with each save, and is seldom one: docs/adr/0022-undo.md.
-UNDO_BY_HAND_S = Setting(
-    "undo_by_hand_s", 86400.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S)
-)
-UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", lambda value: _is_number(value, 0, _YEAR_S))
-SHARED: Setting[bool | None] = Setting("shared", None, "true or false", lambda value: isinstance(value, bool))
+UNDO_BY_HAND_S = Setting("undo_by_hand_s", 86400.0, "seconds from 0 to a year", _number(0, _YEAR_S))
+UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", _number(0, _YEAR_S))
+SHARED: Setting[bool | None] = Setting("shared", None, "true or false", _is_bool)
 THREADS: Setting[int | None] = Setting(
-    "threads", None, f"a whole number from 1 to {THREADS_MOST}", lambda value: _is_whole(value, THREADS_MOST)
+    "threads", None, f"a whole number from 1 to {THREADS_MOST}", _whole(1, THREADS_MOST)
 )
-
-
 MIRROR: Setting[str | None] = Setting(
     "mirror", None, "the name of a remote", lambda value: isinstance(value, str) and bool(value)
 )
-MIRROR_AGE_S = Setting("mirror_age_s", 600.0, "seconds from 1 to a year", lambda value: _is_number(value, 1, _YEAR_S))
+MIRROR_AGE_S = Setting("mirror_age_s", 600.0, "seconds from 1 to a year", _number(1, _YEAR_S))
 MIRROR_BYTES_S: Setting[int | None] = Setting(
-    "mirror_bytes_s", None, "a whole number of bytes a second above 0", lambda value: _is_whole(value, 2**53)
+    "mirror_bytes_s", None, "a whole number of bytes a second above 0", _whole(1, 2**53)
 )
 # A service that is away for some saves costs the disk as much as three checkpoints, not one for each save.
-MIRROR_KEEP = Setting(
-    "mirror_keep", 3, "a whole number from 0 to 10000", lambda value: _is_whole(value, 10_000, least=0)
-)
-CACHE_BYTES: Setting[int | None] = Setting(
-    "cache_bytes", None, "a whole number of bytes, 0 or more", lambda value: _is_whole(value, 2**53, least=0)
-)
-
-
+MIRROR_KEEP = Setting("mirror_keep", 3, "a whole number from 0 to 10000", _whole(0, 10_000))
+CACHE_BYTES: Setting[int | None] = Setting("cache_bytes", None, "a whole number of bytes, 0 or more", _whole(0, 2**53))
 # Off until asked for: what was compacted needs an extra to be read.
 COMPACT_AFTER: Setting[float | str | None] = Setting(
     "compact_after", None, "a duration such as '12h', or seconds", _is_duration
 )
-COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", lambda value: _is_number(value, 0.001, 1))
-COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", lambda value: _is_whole(value, 10_000))
+COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", _number(0.001, 1))
+COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", _whole(1, 10_000))
 # Off: the mirror is the last copy when a node dies, and plain blobs need nothing but their own bytes (docs/adr/0024).
-PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=lambda value: isinstance(value, bool))
-
-
-def _is_whole(value: object, most: int, least: int = 1) -> bool:
-    return isinstance(value, int) and _is_number(value, least, most)
+PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=_is_bool)
 
 
 @dataclass(frozen=True, slots=True)
 class SaveChecks:
-    """What a save reads from the disk to compare it.
+    """What a save reads from the disk to compare it."""
 
-    Attributes:
-        read_back: Whether what it writes is read back before it counts as durable.
-        recheck_share: How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
-        unread: Why the settings could not be read, so that all of it is; None if they could.
-    """
-
-    read_back: bool = False
+    read_back: bool = False  # whether what it writes is read back before it counts as durable
+    # How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
     recheck_share: float = RECHECK_SHARE.default
+    # Why the settings could not be read, so that all of it is; None if they could.
     unread: CkstoreError | OSError | None = None
 
 
@@ -169,17 +153,11 @@ def policy_of(layout: Layout, member: PolicyMember, config: Mapping[str, Any] | 
 
 @dataclass(frozen=True, slots=True)
 class StoreRules:
-    """What a store keeps by itself.
+    """What a store keeps by itself."""
 
-    Attributes:
-        default: The policy of runs that have none of their own; None: everything of them stays.
-        by_run: The policies of single runs, by their names or globs.
-        budget: How much all checkpoints may take; None: as much as there is.
-    """
-
-    default: RetentionPolicy | None
-    by_run: Mapping[str, RetentionPolicy]
-    budget: Budget | None
+    default: RetentionPolicy | None  # the policy of runs that have none of their own; None: everything of them stays
+    by_run: Mapping[str, RetentionPolicy]  # the policies of single runs, by their names or globs
+    budget: Budget | None  # how much all checkpoints may take; None: as much as there is
 
     def of(self, run: str) -> RetentionPolicy | None:
         """Return the policy of a run: that of its name, else of the longest glob that fits, else the default."""
@@ -248,12 +226,7 @@ def change(layout: Layout, member: str, value: object) -> None:
 
 
 def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
-    """Give one setting the value that `make` returns for the present one; None: it has none.
-
-    Raises:
-        BadInput: The new settings could not be read again; nothing was changed.
-        CkstoreError: The present settings are damaged, or others write to the store all the time; nothing was changed.
-    """
+    """Give one setting the value that `make` returns for the present one (None: there is none); no error changes it."""
     # L3: read and written under one lock, or of two processes that change different settings one change is lost.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)

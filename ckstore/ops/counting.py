@@ -6,13 +6,11 @@ import os
 import threading
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.metrics import Metric
 from ckstore.model.times import time_of_text
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
 
 _mutex = threading.RLock()  # a signal handler may come while this thread holds it
 
@@ -26,14 +24,10 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 
 class Laps:
-    """Seconds of each part of a save; a part ends where the next begins, and can come again.
-
-    Attributes:
-        seconds: Part -> seconds.
-    """
+    """Seconds of each part of a save; a part ends where the next begins, and can come again."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # part -> seconds
         self._begun = time.monotonic()
 
     def end(self, part: str) -> None:

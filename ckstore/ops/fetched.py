@@ -10,18 +10,16 @@ import os
 import re
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
+from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import CACHE_BYTES, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
 
 NAME = ".cache"  # no remote can have a name that begins with a point
 _RANGE = re.compile(r"([a-z0-9]+-[0-9a-f]+)\.([0-9]{1,12})\.([0-9]{1,12})\Z")
@@ -82,11 +80,7 @@ def clear(layout: Layout) -> int:
 
 
 class Fetched:
-    """The cache as one open store uses it; several threads may call it. It raises nothing: bytes are fetched instead.
-
-    Args:
-        context: The store; one that is only read takes from the cache, and adds nothing.
-    """
+    """The cache as one open store uses it, for several threads. It raises nothing: bytes are fetched instead."""
 
     def __init__(self, context: Context) -> None:
         self._layout = context.layout

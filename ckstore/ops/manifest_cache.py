@@ -47,11 +47,7 @@ os.register_at_fork(after_in_child=_renew_in_child)
 
 
 def file_stamp(dir_fd: int) -> FileStamp:
-    """Return which file the manifest in an open directory is; to be asked before it is read.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
+    """Return which file the manifest in an open directory is; to be asked before it is read."""
     status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
     # ctime as well: mtime can be set back by who writes into a manifest, ctime cannot.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -103,18 +99,12 @@ def _weight(manifest: Manifest | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """The directory of a run as it was seen.
+    """The directory of a run as it was seen."""
 
-    Attributes:
-        stamp: None: it is to be listed again.
-        names: Everything in it with its inode number.
-        published: Run, step and inode number of each checkpoint.
-        unsure: Those of them whose place in the order of commits has not been looked at.
-    """
-
-    stamp: RunStamp | None = None
-    names: dict[str, int] = field(default_factory=dict)
-    published: dict[CheckpointKey, int] = field(default_factory=dict)
+    stamp: RunStamp | None = None  # none: it is to be listed again
+    names: dict[str, int] = field(default_factory=dict)  # everything in it with its inode number
+    published: dict[CheckpointKey, int] = field(default_factory=dict)  # run, step and inode number of each checkpoint
+    # Those of them whose place in the order of commits has not been looked at.
     unsure: frozenset[CheckpointKey] = frozenset()
 
 
@@ -161,11 +151,7 @@ class DirectoryCache:
     def changed(self, place: CheckpointKey, inode: int | None, change: RunChange | None) -> None:
         """Take note of the checkpoint with this inode number that was published here; None: that was dropped here.
 
-        Args:
-            place: Run and step.
-            inode: Of the directory.
-            change: The run before and after, while no other process could drop or replace anything in it; None:
-                unknown.
+        `change` is the run before and after, while no other process could drop or replace anything in it, or unknown.
         """
         try:
             self._runs[place[0]] = _after_change(self._runs.get(place[0], RunSeen()), place, inode, change)

@@ -7,29 +7,25 @@ says that nothing is mirrored, and more is kept.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
+from ckstore.fs.inside import Inside
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_document, refuse
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.mirror import MirrorStatus
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.retention_plan import Candidate, plan
 from ckstore.model.times import time_of_text
 from ckstore.objects.documents import atomic_file
+from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context
 
 FOLDER, FILE = "remotes", ".mirror.json"  # no remote can have a name that begins with a point
 _FORMAT = "ckstore-mirrored"
@@ -40,20 +36,13 @@ _WHY_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """What the file says.
+    """What the file says."""
 
-    Attributes:
-        remote: Name of the remote that it is about.
-        uuid: Of that remote: another one may have the name by now.
-        ids: The checkpoints of this store that were seen there.
-        problem: Why the last try failed; empty if it did not.
-        documents: Key of a tag, a pin or annotations -> digest of what it was given last.
-    """
-
-    remote: str = ""
-    uuid: str = ""
-    ids: frozenset[str] = field(default_factory=frozenset)
-    problem: str = ""
+    remote: str = ""  # name of the remote that it is about
+    uuid: str = ""  # of that remote: another one may have the name by now
+    ids: frozenset[str] = field(default_factory=frozenset)  # the checkpoints of this store that were seen there
+    problem: str = ""  # why the last try failed; empty if it did not
+    # Key of a tag, a pin or annotations -> digest of what it was given last.
     documents: dict[str, str] = field(default_factory=dict)
 
     def render(self) -> bytes:
@@ -114,7 +103,13 @@ def write_mirrored(layout: Layout, mirrored: Mirrored) -> None:
 
 
 def add_mirrored(
-    layout: Layout, remote: str, uuid: str, *, ids: Iterable[str], here: Iterable[str], documents: Mapping[str, str]
+    layout: Layout,
+    remote: str,
+    uuid: str,
+    *,
+    ids: Iterable[str],
+    here: Sequence[CheckpointInfo],
+    documents: Mapping[str, str],
 ) -> None:
     """Note what the mirror was given.
 
@@ -123,13 +118,17 @@ def add_mirrored(
         remote: The mirror.
         uuid: Of the remote that it was given to.
         ids: Checkpoints that were seen there.
-        here: Those of the store; others are forgotten.
+        here: Those of the store; others are forgotten once the mirror lacks none of these: until then one of these may
+            have the step of one that it was given.
         documents: All small objects that it was given, as `Mirrored.documents` has them.
     """
     known = read_mirrored(layout, remote)
     if known.uuid != uuid:  # another remote has got the name meanwhile
         return
-    new = replace(known, ids=(known.ids | {*ids}) & {*here}, problem="", documents=dict(documents))
+    given = known.ids | {*ids}
+    if all(info.id in given or info.elsewhere for info in here):
+        given &= {info.id for info in here}
+    new = replace(known, ids=given, problem="", documents=dict(documents))
     if new != known:
         write_mirrored(layout, new)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreWarning
 from ckstore.model.names import DEFAULT_RUN
-
-if TYPE_CHECKING:
-    from ckstore.model.settings.settings import StoreSettings
-    from ckstore.objects.layout import Layout
+from ckstore.model.settings.settings import StoreSettings
+from ckstore.objects.layout import Layout
 
 _CATALOG = "catalog"
 _warned_not_durable: set[str] = set()  # why stores are not durable: what this process has warned of

@@ -7,20 +7,15 @@ durable before the first old one goes. A kill leaves whole checkpoints under bot
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ckstore.errors import (
-    BadInput,
-    BytesElsewhere,
-    DamagedBlob,
-    InUse,
-    StepExists,
-)
-from ckstore.fs import files
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, StepExists
+from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
 from ckstore.model.names import check_run
 from ckstore.objects import publish, trash
@@ -31,7 +26,7 @@ from ckstore.objects.layout import PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.objects.swap import take_annotations
 from ckstore.ops import config_file, events
-from ckstore.ops.context import info_of
+from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
@@ -39,13 +34,6 @@ from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, check_unprotected, gone, held
 from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ckstore.fs import locks
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
 
 
 def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:

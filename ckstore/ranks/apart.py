@@ -58,15 +58,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A checkpoint that exists at the remote; every rank is told of it.
+    """A checkpoint that exists at the remote; every rank is told of it."""
 
-    Attributes:
-        info: It.
-        manifest: The bytes of its manifest; empty: only one store has it, where it was before.
-    """
-
-    info: CheckpointInfo
-    manifest: bytes
+    info: CheckpointInfo  # it
+    manifest: bytes  # the bytes of its manifest; empty: only one store has it, where it was before
 
 
 def elsewhere_at(holder: Holder) -> Elsewhere:
@@ -80,10 +75,8 @@ def mirror_of(context: Context) -> str | None:
 
 
 def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[PushedPart, Document]:
-    """Bring what a rank staged to the remote; return what keeps it there, and what the rank that joins needs of it.
-
-    If that fails, what was staged is given back.
-    """
+    """Bring what a rank staged to the remote; return what keeps it there, and what the rank that joins needs of it."""
+    # If that fails, what was staged is given back.
     try:
         work.doing("looked at the mirror")
         remote, holder = common_remote(context)
@@ -97,19 +90,9 @@ def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[Pus
 
 
 def publish_apart(context: Context, request: Request, whole: Whole, work: RankWork, sequence: int) -> Joined:
-    """Join the parts of all nodes, and let the checkpoint exist at the remote, then in the store of this node.
-
-    Args:
-        context: The store of this node.
-        request: What the caller wants.
-        whole: The parts; `elsewhere` says where.
-        work: Who is told how far it is.
-        sequence: A number in the order of commits that is free in the stores of all nodes.
-
-    Raises:
-        UnknownOutcome: The remote did not answer, and the checkpoint may exist.
-        CkstoreError: It does not exist.
-    """
+    """Join the parts of all nodes, and let the checkpoint exist at the remote, then in the store of this node."""
+    # `sequence` is free in the stores of all nodes. After `UnknownOutcome` it may exist at the remote, else it does
+    # not.
     remote, holder = common_remote(context)
     require(context)
     if request.step is not None:
@@ -136,17 +119,12 @@ def publish_apart(context: Context, request: Request, whole: Whole, work: RankWo
 
 
 class _ToRemote(WorkWatch):
-    """Lets the checkpoint exist at the remote right before it gets its place in the store.
-
-    Attributes:
-        pushed: What exists there; None: nothing.
-        unknown: Why it is not known whether it exists.
-    """
+    """Lets the checkpoint exist at the remote right before it gets its place in the store."""
 
     def __init__(self, context: Context, work: RankWork, remote: Remote) -> None:
         super().__init__(work)
-        self.pushed: Joined | None = None
-        self.unknown: UnknownOutcome | None = None
+        self.pushed: Joined | None = None  # what exists there; None: nothing
+        self.unknown: UnknownOutcome | None = None  # why it is not known whether it exists
         self._context, self._remote = context, remote
 
     def sealed(self, staging: Staging, manifest: Manifest, if_there: IfThere) -> None:
@@ -167,10 +145,8 @@ class _ToRemote(WorkWatch):
 
 
 def adopt(context: Context, joined: Joined, staging: Staging | None) -> CheckpointInfo:
-    """List a checkpoint of all nodes in the store of this one, which keeps what this rank staged of it.
-
-    Without `staging`, as where another process staged it: what the store has under the digests of its blobs.
-    """
+    """List a checkpoint of all nodes in the store of this one, which keeps what this rank staged of it."""
+    # Without `staging`, as where another process staged it: what the store has under the digests of its blobs.
     if not joined.manifest:
         return joined.info
     info = joined.info

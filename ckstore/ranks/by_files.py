@@ -17,23 +17,19 @@ import contextlib
 import json
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import files, links, locks, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.document import parse_object
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.objects import trash
+from ckstore.objects.layout import Layout
 from ckstore.ranks.meeting import Meeting
-from ckstore.ranks.who import named
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
-    from ckstore.ranks.who import Document, Who
+from ckstore.ranks.who import Document, Who, named
 
 OUTCOME = "outcome.json"
 _JOIN = "join"
@@ -128,10 +124,8 @@ class FilesMeeting(Meeting):
         return self.hear("publishing")
 
     def say_outcome(self, outcome: Document) -> None:
-        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does.
-
-        Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
-        """
+        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does."""
+        # Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
         self._put(OUTCOME, outcome)
         # Those who are in it read on by their descriptors; who comes from now on begins another try.
         if not self.layout.shared:

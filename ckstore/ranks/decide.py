@@ -4,47 +4,34 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, RankFailed, RankMismatch, UnknownOutcome
 from ckstore.fs import files
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.messages import info_from
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
-from ckstore.ops.context import info_of
+from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
-from ckstore.ranks.by_files import Pace
+from ckstore.ops.save.save import Request
+from ckstore.ranks.by_files import FilesMeeting, Pace
 from ckstore.ranks.join import beside
 from ckstore.ranks.meeting import reason_of
 from ckstore.ranks.outcome import error_of, given_up, is_of_try, lost, published, stuck, with_news
+from ckstore.ranks.who import Document
 from ckstore.ranks.whole import Whole
-from ckstore.ranks.work import WorkWatch
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.context import Context
-    from ckstore.ops.save.save import Request
-    from ckstore.ranks.by_files import FilesMeeting
-    from ckstore.ranks.who import Document
-    from ckstore.ranks.work import RankWork
+from ckstore.ranks.work import RankWork, WorkWatch
 
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """One rank, while it waits for the others.
+    """One rank, while it waits for the others."""
 
-    Attributes:
-        context: The store.
-        meeting: Where they meet.
-        work: How long it waits, and who is told how far it is.
-        request: What the caller wants; None: this rank has failed, and only sees how it ends.
-    """
-
-    context: Context
-    meeting: FilesMeeting
-    work: RankWork
-    request: Request | None = None
+    context: Context  # the store
+    meeting: FilesMeeting  # where they meet
+    work: RankWork  # how long it waits, and who is told how far it is
+    request: Request | None = None  # what the caller wants; None: this rank has failed, and only sees how it ends
 
     def wait(self, staging: Staging) -> CheckpointInfo:
         """Return the checkpoint of all, once it is published; `staging` is the part of this rank."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import CannotStore, RankMismatch, SaveFailed
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
@@ -23,9 +24,6 @@ from ckstore.model.manifest.tiles import Block, fill_exactly, in_bytes
 from ckstore.model.names import join_index, join_key
 from ckstore.ranks.part import pieces_of
 from ckstore.tensors.walks import with_leaves
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 @dataclass

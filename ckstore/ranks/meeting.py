@@ -7,15 +7,11 @@ both a rank says the same: ``rank`` when it has come, ``part`` when its part is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
-from ckstore.ranks.who import named, what_became_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ckstore.ranks.who import Document, Who
+from ckstore.ranks.who import Document, Who, named, what_became_of
 
 _MEANT = ("run", "step", "store", "hash", "chunk_bytes")
 """What a rank means to save, and where: all ranks must say the same."""
@@ -24,17 +20,13 @@ _MEANT_APART = ("run", "step", "hash", "chunk_bytes", "remote")
 
 
 class Meeting(ABC):
-    """The place of one save, or load, which this process has entered as a rank.
-
-    Attributes:
-        who: This process.
-    """
+    """The place of one save, or load, which this process has entered as a rank."""
 
     UNSAID: ClassVar[Mapping[str, str]]
     """What is to be said of a rank that has not said this; in the order in which a rank says these."""
 
     def __init__(self, who: Who) -> None:
-        self.who = who
+        self.who = who  # this process
 
     @abstractmethod
     def say(self, kind: str, **more: object) -> bool:
@@ -96,11 +88,8 @@ def _but(hint: str, cause: BaseException) -> str:
 
 
 def check_agreement(said: Iterable[Document]) -> bool:
-    """Raise if ranks do not mean the same checkpoint; those are named that differ from most.
-
-    Returns:
-        Whether the ranks have stores of their own, and save together by the mirror that each of these has.
-    """
+    """Raise if ranks do not mean the same checkpoint, naming those that differ from most; True if they are apart."""
+    # Apart: they have stores of their own, and save together by the mirror that each of these has.
     said = [*said]
     are_apart = len({one["store"] for one in said}) > 1 and all(one["mirrored"] for one in said)
     names = _MEANT_APART if are_apart else _MEANT

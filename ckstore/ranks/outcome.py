@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, DamagedBlob, MissingRanks, RankFailed, RankMismatch
 from ckstore.fs import peek
 from ckstore.model.digest import short_id
+from ckstore.model.manifest.info import CheckpointInfo, Published
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.saver.messages import info_json
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.ranks.by_files import elsewhere
+from ckstore.objects.layout import Layout
+from ckstore.ranks.by_files import FilesMeeting, elsewhere
 from ckstore.ranks.meeting import failed_on_all
-from ckstore.ranks.who import named
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.manifest.info import CheckpointInfo, Published
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.objects.layout import Layout
-    from ckstore.ranks.by_files import FilesMeeting
-    from ckstore.ranks.who import Document, Who
+from ckstore.ranks.who import Document, Who, named
 
 
 def published(info: CheckpointInfo) -> Document:
@@ -51,11 +45,9 @@ def stuck(meeting: FilesMeeting, publishing: Mapping[int, Document]) -> Document
 
 
 def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
-    """Return the outcome of a try that may have been published and is at its place no more; None: it was not.
-
-    A rank that died after its rename has said nothing, and another try may have replaced what it published: to publish
-    once more would put the older try in the place of the newer one.
-    """
+    """Return the outcome of a try that may have been published and is at its place no more; None: it was not."""
+    # A rank that died after its rename has said nothing, and another try may have replaced what it published: to
+    # publish once more would put the older try in the place of the newer one.
     if not all(peek.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
         return None  # who joins the parts finds that, and says which is gone
     said = [
@@ -84,10 +76,8 @@ def is_of_try(manifest: Manifest, who: Who) -> bool:
 
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
-    """Return what a try published, with a warning if something else is at its place by now, or nothing.
-
-    The caller may have stood still for long: it is told of what it took part in, not of what it finds.
-    """
+    """Return what a try published, with a warning if something else is at its place by now, or nothing."""
+    # The caller may have stood still for long: it is told of what it took part in, not of what it finds.
     if found is not None and found.manifest_id == info.id:
         return info
     now = "was deleted since" if found is None else f"was replaced since, by {short_id(found.manifest_id)}"

@@ -14,13 +14,7 @@ from ckstore.errors import CannotStore
 from ckstore.model.manifest.captured import RangeSource
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
-from ckstore.model.manifest.manifest import (
-    Description,
-    LeafRecord,
-    StateTexts,
-    StorageRecord,
-    render,
-)
+from ckstore.model.manifest.manifest import Description, LeafRecord, StateTexts, StorageRecord, render
 from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
 from ckstore.objects.staging import Staging
@@ -43,28 +37,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A tensor, or the part of it that this rank has.
+    """A tensor, or the part of it that this rank has."""
 
-    Attributes:
-        name: Of the whole tensor.
-        tensor: What this rank has.
-        shape: Of the whole tensor.
-        offsets: Where the part begins in it.
-    """
-
-    name: str
-    tensor: Any
-    shape: tuple[int, ...]
-    offsets: tuple[int, ...]
+    name: str  # of the whole tensor
+    tensor: Any  # what this rank has
+    shape: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...]  # where the part begins in it
 
 
 def pieces_of(
     shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], item_bytes: int, chunk_bytes: int
 ) -> list[Block]:
-    """Return the pieces of a shard, in the order of its bytes; where it lies in one row, they have one dimension.
-
-    Both who stages a part and who joins the parts ask this.
-    """
+    """Return the pieces of a shard, in the order of its bytes; where it lies in one row, they have one dimension."""
+    # Both who stages a part and who joins the parts ask this.
     whole, block = in_bytes(shape, item_bytes), block_of(offsets, sizes, item_bytes)
     start = flat_start(whole, block)
     if start is None:
@@ -74,17 +59,11 @@ def pieces_of(
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a rank saves.
+    """What a rank saves."""
 
-    Attributes:
-        captured: Its values.
-        about: What the join is to know of them.
-        cuts: Of how many sources each storage is made; None: of one.
-    """
-
-    captured: Captured
-    about: dict[str, Any]
-    cuts: Sequence[int] | None = None
+    captured: Captured  # its values
+    about: dict[str, Any]  # what the join is to know of them
+    cuts: Sequence[int] | None = None  # of how many sources each storage is made; None: of one
 
 
 def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int) -> Content:
@@ -106,10 +85,8 @@ def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: 
 
 
 def stage_part(context: Context, work: RankWork, content: Content) -> Staging:
-    """Put what a rank saves into a staging directory, seal it, and return it with its lock; a failure leaves nothing.
-
-    The lock is held until the parts were joined: a staging without a lock is taken for dead, and swept.
-    """
+    """Put what a rank saves into a staging directory, seal it, and return it with its lock; an error leaves nothing."""
+    # The lock is held until the parts were joined: a staging without a lock is taken for dead, and swept.
     who = work.who
     work.doing("began to stage its part")
     checks = save_checks_or_all(context.layout)

@@ -43,11 +43,7 @@ def save_state(context: Context, state: object, request: Callable[[], Request], 
 
 
 def commit_files(
-    context: Context,
-    paths: Sequence[Path],
-    request: Callable[[], Request],
-    options: CommitOptions,
-    as_rank: AsRank,
+    context: Context, paths: Sequence[Path], request: Callable[[], Request], options: CommitOptions, as_rank: AsRank
 ) -> CheckpointInfo:
     """Commit the files of one rank; see `ckstore.Store.commit`."""
     said: list[str] = []
@@ -66,15 +62,11 @@ def commit_files(
 def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], timeout_s: float) -> CheckpointInfo:
     """Save what `prepare` gives as the part of one rank; return the checkpoint of all, once it is published.
 
-    What `prepare` raises is told to the other ranks, too. It is called in this thread: the state is the caller's.
-
-    Raises:
-        RankFailed: A rank failed, or the disk did not answer it. After all of these nothing was published.
-        UnknownOutcome: The disk stopped answering when the others, or this rank, could publish.
+    What `prepare` raises is told to the other ranks, too. It is called in this thread: the state is the caller's. After
+    `RankFailed` nothing was published; `UnknownOutcome`: the disk stopped answering when a rank could publish.
     """
-    tell_not_durable(
-        context.not_durable_because, context.settings
-    )  # which finds the caller's line in the stack of this thread
+    # Here, since it finds the caller's line in the stack of this thread.
+    tell_not_durable(context.not_durable_because, context.settings)
     work = RankWork(who, timeout_s)  # the deadline counts from here, what `prepare` takes included
     try:
         request, captured = prepare()
@@ -92,10 +84,8 @@ def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], ti
 
 def _fail(context: Context, work: RankWork, error: BaseException) -> None:
     """Tell the other ranks that this one has failed before it had anything to stage."""
-    with (
-        suppress(CkstoreError, OSError),
-        FilesMeeting.enter(context.layout, work.who) as meeting,
-    ):  # the error is the news
+    # Whatever fails here: the error is the news.
+    with suppress(CkstoreError, OSError), FilesMeeting.enter(context.layout, work.who) as meeting:
         Deciding(context, meeting, work).fail(error)
 
 

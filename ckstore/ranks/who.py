@@ -23,20 +23,16 @@ _STANDS_STILL = {
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """A rank, and what it takes part in.
+    """A rank, and what it takes part in."""
 
-    Attributes:
-        run, step: What is saved.
-        rank, world_size: Its number, and how many there are.
-        attempt: Names the try; the same on all ranks.
-        host, pid: Where it runs.
-    """
-
+    # What is saved.
     run: str
     step: int
+    # Its number, and how many there are.
     rank: int
     world_size: int
-    attempt: str
+    attempt: str  # names the try; the same on all ranks
+    # Where it runs.
     host: str
     pid: int
 

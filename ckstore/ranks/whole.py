@@ -35,20 +35,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What the parts of all ranks become.
+    """What the parts of all ranks become."""
 
-    Attributes:
-        parts: What the ranks said of their parts.
-        attempt: Names the try.
-        state_of: Joins the parts, which it is given by rank, and returns the state of all.
-        entries: What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
-        elsewhere: Where the parts are that ranks staged in stores of their own; None: all are in this store.
-    """
-
-    parts: Mapping[int, Document]
-    attempt: str
+    parts: Mapping[int, Document]  # what the ranks said of their parts
+    attempt: str  # names the try
+    # Joins the parts, which it is given by rank, and returns the state of all.
     state_of: Callable[[Join, Sequence[Manifest]], Node]
+    # What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
     entries: tuple[DcpValue, ...] | None = None
+    # Where the parts are that ranks staged in stores of their own; None: all are in this store.
     elsewhere: Elsewhere | None = None
 
     def publish(

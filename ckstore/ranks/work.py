@@ -43,9 +43,6 @@ class RankWork:
         who: The rank.
         timeout_s: How long it waits for the others; infinite: for ever, and without a thread.
         grace_s: How long besides if it is publishing; None: as long again, and at least `GRACE_LEAST_S`.
-
-    Attributes:
-        progress: Called in the thread of the caller.
     """
 
     def __init__(self, who: Who, timeout_s: float, grace_s: float | None = None) -> None:
@@ -53,7 +50,7 @@ class RankWork:
         self.timeout_s = timeout_s
         self.grace_s = max(GRACE_LEAST_S, timeout_s) if grace_s is None else grace_s
         self._deadline_s = time.monotonic() + timeout_s
-        self.progress: Progress | None = None
+        self.progress: Progress | None = None  # called in the thread of the caller
         self._bytes: tuple[int, int] | None = None
         self._changed = threading.Condition()  # its lock may be taken again by the thread that has it
         self._doing = "began"
@@ -112,13 +109,8 @@ class RankWork:
     def run(self, work: Callable[[], R], unwanted: Callable[[R], object] = lambda _: None) -> R:
         """Do the work; return what it returns, or what was decided, or raise why it failed.
 
-        Args:
-            work: What is done.
-            unwanted: Is given what it returns after all, when the caller has given up.
-
-        Raises:
-            RankFailed: The disk did not answer until the deadline; nothing was published.
-            UnknownOutcome: The same, and the others, or this rank, may have published.
+        `unwanted` is given what it returns after all, when the caller has given up. After `RankFailed` nothing was
+        published, after `UnknownOutcome` a rank may have.
         """
         if self.timeout_s == math.inf:
             return work()

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from ckstore.ops.call_threads import for_each
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.objects import THREADS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ckstore.remote.objects import Listed, Objects
+from ckstore.remote.objects import THREADS, Listed, Objects
 
 # Asking for so many names costs about as much as a page of a listing.
 PAGE_ASKS = 12
@@ -24,13 +19,8 @@ def is_asked(count: int, there_count: int) -> bool:
 
 
 def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[dict[str, Listed], int]:
-    """Return what a remote says of some keys, and how many keys their folders have, as far as is known.
-
-    Args:
-        objects: The remote.
-        wanted: The keys; those that are missing are left out.
-        there_count: How many keys their folders had when they were listed last.
-    """
+    """Return what a remote says of the keys that it has of these."""
+    # `there_count`: how many keys their folders had when they were listed last.
     if is_asked(len(wanted), there_count):
         return ask(objects, wanted), there_count
     found: dict[str, Listed] = {}

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Six blobs of the default 32 MiB: with four Ceph on the same machine took a third longer, and eight were no faster.
 # 256 MiB for all of a transfer leave room for the rest.
@@ -51,10 +48,8 @@ class MemoryBudget:
 
     @contextmanager
     def lending(self, nbytes: int) -> Iterator[memoryview]:
-        """As `taking`, and give memory of this size, aligned for direct writes; it may hold what another blob left.
-
-        The kernel takes longer to make fresh memory than a digest of it takes.
-        """
+        """As `taking`, and give memory of this size, aligned for direct writes; it may hold what another blob left."""
+        # The kernel takes longer to make fresh memory than a digest of it takes.
         wanted = max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES
         with self.taking(wanted):
             memory = self._found_idle(wanted) or aligned_buffer(wanted)
@@ -89,10 +84,8 @@ class MemoryBudget:
             self._changed.notify_all()
 
     def ending(self, close: Callable[[], None]) -> Callable[[], None]:
-        """Return what ends it in an error's handler: `close`, which ends requests in hand, only after a Ctrl-C.
-
-        After any other error the remote is still needed, for what has to be taken back there.
-        """
+        """Return what ends it in an error's handler: `close`, which ends requests in hand, only after a Ctrl-C."""
+        # After any other error the remote is still needed, for what has to be taken back there.
 
         def end() -> None:
             self.end()

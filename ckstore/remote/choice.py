@@ -50,15 +50,10 @@ class TransferOptions(ChoiceOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the caller named.
+    """What the caller named."""
 
-    Attributes:
-        refs: One ref, or several; None: none.
-        options: The rule, if it is one.
-    """
-
-    refs: AnyRef | Iterable[AnyRef] | None
-    options: ChoiceOptions
+    refs: AnyRef | Iterable[AnyRef] | None  # one ref, or several; None: none
+    options: ChoiceOptions  # the rule, if it is one
 
     @property
     def run(self) -> str | None:
@@ -71,11 +66,7 @@ class Choice:
         return self.options.get("tagged", False)
 
     def by_rule(self) -> bool:
-        """Whether a rule says which, not refs.
-
-        Raises:
-            BadInput: Both do.
-        """
+        """Whether a rule says which, not refs; both are refused."""
         rule = self.options.get("all", False) or self.tagged or self.run is not None
         if self.refs is not None and rule:
             raise BadInput("refs were given, and a rule as well", **HINT)
@@ -90,12 +81,7 @@ class Choice:
         return [self.refs]
 
     def of(self, context: Context) -> list[CheckpointInfo]:
-        """Return the checkpoints of a store, each once.
-
-        Raises:
-            BadInput: Both refs and a rule are given.
-            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-        """
+        """Return the checkpoints of a store, each once."""
         if self.by_rule():
             run = self.run if self.run is not None else context.run
             return [info for info in infos(context, run) if info.tags or not self.tagged]

@@ -9,20 +9,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ckstore.codecs import container
+from ckstore.codecs.container import Header, Tiles
 from ckstore.codecs.tiles import Stored, decode, needs_base
 from ckstore.errors import DamagedBlob, RemoteError
-from ckstore.model.digest import algorithm_of
+from ckstore.model.digest import Buffer, algorithm_of
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
+from ckstore.model.manifest.stored import EncodedBlob, Encoding, OldPiece
 from ckstore.model.words import mending_there
 from ckstore.remote import keys
-
-if TYPE_CHECKING:
-    from ckstore.codecs.container import Header, Tiles
-    from ckstore.model.digest import Buffer
-    from ckstore.model.manifest.stored import EncodedBlob, Encoding, OldPiece
 
 ReadFile = Callable[[str, int, memoryview], bool]
 """Fills memory with bytes of a file of the remote: its digest, the first byte; False if it is missing."""
@@ -53,11 +49,7 @@ class Decoding:
         self._mutex = threading.Lock()
 
     def read_into(self, encoding: Encoding, digest: str, offset: int, into: memoryview) -> int | None:
-        """Fill memory with bytes of a plain blob; return how many bytes came from the remote. None: one is missing.
-
-        Raises:
-            RemoteError: Something there is damaged, or cannot be read.
-        """
+        """Fill memory with bytes of a plain blob; return how many bytes came from the remote. None: one is missing."""
         work = _Work(self, encoding)
         try:
             if digest not in encoding.encoded and not work.is_near(encoding.links.get(digest)):
@@ -75,10 +67,8 @@ class Decoding:
     def advance(self, encoding: Encoding, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
         """Turn an old piece that is in memory into one of this blob, in its place; return the bytes that came.
 
-        None: there is no difference between the two, or the memory is not what it was said to be; it is as it was.
-
-        Raises:
-            RemoteError: What is there cannot be read, or is damaged; the memory may be changed.
+        None: there is no difference between the two, or the memory is not what it was said to be; it is as it was. An
+        error may leave it changed.
         """
         forms = (encoding.links.get(digest), encoding.encoded.get(digest))
         form = next((form for form in forms if form is not None and old.blob in form.bases), None)
@@ -111,12 +101,7 @@ class Decoding:
         return work.received_bytes
 
     def file(self, digest: str, nbytes: int) -> tuple[Buffer, int]:
-        """Return a file of the remote that has its digest, and how many bytes came.
-
-        Raises:
-            Lost: It is not there.
-            DamagedBlob: It has other bytes.
-        """
+        """Return a file of the remote that has its digest, and how many bytes came; `Lost`: it is not there."""
         if (kept := self.kept(digest)) is not None:
             return kept, 0
         data = bytearray(nbytes)

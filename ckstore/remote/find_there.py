@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, CkstoreError, NoSuchRef, RemoteError
 from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
@@ -12,29 +12,14 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
 from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS
-from ckstore.remote.source import Removed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ckstore.remote.keys import Place
-    from ckstore.remote.source import Source
+from ckstore.remote.source import Removed, Source
 
 
 def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
-    """Return the checkpoint that a ref names at a source.
-
-    Args:
-        source: Where to look.
-        text: Any ref; ``latest-valid`` is the latest there: what is read from it is verified, or the reading fails.
-        run: Where the ref names none; None: as in a store.
-        hash_prefix: Of the digests that the reader takes.
-
-    Raises:
-        NoSuchRef, AmbiguousRef: It does not name one checkpoint there.
-        RemoteError: A manifest that has to be looked at is damaged.
-    """
+    """Return the checkpoint that a ref names at a source."""
+    # ``latest-valid`` is the latest there: what is read from it is verified, or the reading fails.
     ref = parse_ref(text)
     tags = source.tags() if ref.kind == "tag" else {}
     if ref.kind == "tag" and ref.value in tags:
@@ -92,11 +77,7 @@ def newest_of_steps(source: Source, places: Sequence[Place], hash_prefix: str) -
 
 
 def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[Place, CheckpointInfo]:
-    """Return what the manifests of checkpoints say; those that are gone meanwhile are left out.
-
-    Raises:
-        RemoteError: A manifest is damaged, or is not that of its place.
-    """
+    """Return what the manifests of checkpoints say; those that are gone meanwhile are left out."""
     found: dict[Place, CheckpointInfo] = {}
 
     def look(place: Place) -> None:

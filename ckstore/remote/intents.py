@@ -27,24 +27,15 @@ class Voided(Exception):
 
 @dataclass(slots=True)
 class Intent:
-    """The intent of this process for one checkpoint.
+    """The intent of this process for one checkpoint."""
 
-    Attributes:
-        key: Of its object.
-        place: The checkpoint.
-        digests: Every blob that it needs.
-        version: The mark of what this process wrote last; None: nothing yet.
-        written_s: When, by `clock`.
-        mutex: Held while it is renewed.
-    """
-
-    key: str
-    place: Place
-    digests: tuple[str, ...]
+    key: str  # of its object
+    place: Place  # the checkpoint
+    digests: tuple[str, ...]  # every blob that it needs
     clock: Callable[[], float]
-    version: str | None = None
-    written_s: float = 0.0
-    mutex: threading.Lock = field(default_factory=threading.Lock)
+    version: str | None = None  # the mark of what this process wrote last; None: nothing yet
+    written_s: float = 0.0  # when, by `clock`
+    mutex: threading.Lock = field(default_factory=threading.Lock)  # held while it is renewed
 
     @classmethod
     def of(cls, place: Place, digests: Iterable[str], clock: Callable[[], float]) -> Intent:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from datetime import datetime
+from datetime import datetime
+from typing import NamedTuple, Protocol
 
 THREADS = 8
 """So many requests are under way at once: each waits most of its time, and eight filled a link when it was measured."""
 
 
 class Listed(NamedTuple):
-    """An object as its service lists it.
+    """An object as its service lists it."""
 
-    Attributes:
-        key: Its key below the target's prefix.
-        nbytes: Its length.
-        modified: By the server's clock, never by this machine's.
-        tag: The service's mark of this version of it (an ETag); "" if it gives none.
-    """
-
-    key: str
-    nbytes: int
-    modified: datetime
-    tag: str
+    key: str  # its key below the target's prefix
+    nbytes: int  # its length
+    modified: datetime  # by the server's clock, never by this machine's
+    tag: str  # the service's mark of this version of it (an ETag); "" if it gives none
 
 
 class Objects(Protocol):
@@ -40,10 +31,7 @@ class Objects(Protocol):
         """Return a whole small object; None if it is missing. More than `max_bytes` is refused before it is read."""
 
     def read_into(self, key: str, offset: int, into: memoryview) -> bool:
-        """Fill `into` with the bytes of an object from an offset on; False if the object is missing.
-
-        Nothing is verified here: the caller compares digests.
-        """
+        """Fill `into` with the bytes of an object from an offset on, unverified; False if the object is missing."""
 
     def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object, over what is there, and return the service's mark of this write."""
@@ -75,18 +63,10 @@ class Objects(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A remote on object storage, as a transfer needs it.
+    """A remote on object storage, as a transfer needs it."""
 
-    Attributes:
-        name: What users call it.
-        objects: Its objects.
-        cas: Whether its compare-and-swap was seen to work.
-        checks_bodies: Whether it was seen to refuse a body that was damaged on the way.
-        uuid: What it had when it was added; "": not known.
-    """
-
-    name: str
-    objects: Objects
-    cas: bool = True
-    checks_bodies: bool = False
-    uuid: str = ""
+    name: str  # what users call it
+    objects: Objects  # its objects
+    cas: bool = True  # whether its compare-and-swap was seen to work
+    checks_bodies: bool = False  # whether it was seen to refuse a body that was damaged on the way
+    uuid: str = ""  # what it had when it was added; "": not known

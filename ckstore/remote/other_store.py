@@ -6,21 +6,18 @@ What is pushed to it is pulled by it; what is pulled from it is read as from any
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob, InUse, RemoteError
 from ckstore.fs import files, locks, peek
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.manifest.stored import OldPiece
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
+from ckstore.ops.context import Context
 from ckstore.remote.keys import Place
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.stored import OldPiece
-    from ckstore.ops.context import Context
 
 
 class StoreSource:

@@ -7,33 +7,24 @@ nothing that the others saw. Source: docs/format/remote-v1.md, "Parts of several
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreError, UnknownOutcome
 from ckstore.model.checkpoint.elsewhere import Holder
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import MIRROR, setting_of
+from ckstore.ops.context import Context
 from ckstore.remote.documents.info import check_takes
 from ckstore.remote.elsewhere.clone import list_remote
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import Push, end_intents
+from ckstore.remote.push import Manner, Push, end_intents
 from ckstore.remote.push_plan import There
 from ckstore.remote.reach import reach
 from ckstore.remote.source import ObjectSource
 
-if TYPE_CHECKING:
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.context import Context
-    from ckstore.remote.push import Manner
-
 
 def common_remote(context: Context) -> tuple[Remote, Holder]:
-    """Return the mirror of a store, by which nodes save together, and what says that it is the same for all.
-
-    Raises:
-        BadInput: It is a store in a directory, or there is no mirror.
-        RemoteError: It does not answer.
-    """
+    """Return the mirror of a store, by which nodes save together, and what says that it is the same for all."""
     name = setting_of(context.layout, MIRROR)
     if name is None:
         msg = f"the store {context.layout.path} has no mirror, and the ranks have stores of their own"
@@ -51,15 +42,10 @@ def common_remote(context: Context) -> tuple[Remote, Holder]:
 
 @dataclass(frozen=True, slots=True)
 class PushedPart:
-    """A part whose blobs are at the remote, and kept there.
+    """A part whose blobs are at the remote, and kept there."""
 
-    Attributes:
-        remote: Where.
-        intents: The keys of what keeps them.
-    """
-
-    remote: Remote
-    intents: list[str]
+    remote: Remote  # where
+    intents: list[str]  # the keys of what keeps them
 
     def end(self) -> None:
         """Keep them no more: the checkpoint exists, or was given up."""
@@ -76,12 +62,7 @@ def push_part(context: Context, staging: Staging, remote: Remote, manner: Manner
 
 
 def push_whole(context: Context, staging: Staging, remote: Remote, manner: Manner) -> None:
-    """Let a checkpoint exist at the remote that has the blobs of all its parts; it lies sealed in `staging`.
-
-    Raises:
-        UnknownOutcome: The remote did not answer, and it may exist.
-        CkstoreError: It does not exist.
-    """
+    """Let a checkpoint exist at the remote that has the blobs of all its parts; it lies sealed in `staging`."""
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
         push = Push(context, remote, manner, There.nothing(context, remote))
         try:

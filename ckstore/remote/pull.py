@@ -53,7 +53,7 @@ from ckstore.remote.keys import Place
 from ckstore.remote.source import read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from ckstore.fs.inside import Inside
     from ckstore.model.manifest.info import CheckpointInfo
@@ -109,6 +109,7 @@ class Pull:
         manner: How fast.
         if_exists: What to do where another checkpoint has the run and step.
         is_push: The source brings them, and its tags and pins move those that are here.
+        own: Ids of checkpoints here that it brought before: what it has at their steps now takes their places.
         warnings: What the user should know.
     """
 
@@ -117,6 +118,7 @@ class Pull:
     manner: Manner
     if_exists: IfExists = "error"
     is_push: bool = False
+    own: Container[str] = ()
     warnings: list[str] = field(default_factory=list)
     _moved_bytes: int = 0
     _moved_count: int = 0
@@ -229,8 +231,8 @@ class Pull:
                 path = staging.lock.inside / ANNOTATIONS
                 files.create_file(path, seal(annotations.render()), mode=0o600)
             staging.seal(found.data)
-            check = partial(check_unprotected, context, place.key, replacing=True)
-            if_there = publishing.IfThere(self.if_exists, check)
+            if_exists = "replace" if self._is_own(place) else self.if_exists
+            if_there = publishing.IfThere(if_exists, partial(self._check_replaceable, place, if_exists))
             outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
         except BaseException as error:
             # What was fetched stays under its digest until the next gc, for the next try; not where the disk is full.
@@ -239,6 +241,17 @@ class Pull:
             reclaim.abandon(context, staging, error)
             raise
         return self._follow_up(staging, manifest, place, outcome)
+
+    def _is_own(self, place: Place) -> bool:
+        there = look(self.context.layout, *place.key).published
+        return there is not None and there.manifest_id in self.own
+
+    def _check_replaceable(self, place: Place, if_exists: IfExists) -> None:
+        # A tag that goes along names the same step afterwards.
+        moving = [name for name, one in self.source.tags().items() if one == place] if self.is_push else ()
+        check_unprotected(self.context, place.key, moving=moving, replacing=True)
+        if if_exists != self.if_exists and not self._is_own(place):
+            raise StepExists(f"{place.name} of this store was replaced meanwhile")
 
     def _bring_back(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
         """Give an evicted checkpoint its blobs again; it stays listed and readable meanwhile."""

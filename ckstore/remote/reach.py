@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files
+from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
+from ckstore.objects.layout import Layout
+from ckstore.ops.context import Context
 from ckstore.ops.open.opening import open_context
 from ckstore.remote.decode import Near, nothing_near
 from ckstore.remote.documents.info import check_uuid_is, read_info
@@ -19,23 +21,13 @@ from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.entries import check_takes_pushes, entry_named, open_objects
 from ckstore.remote.source import ObjectSource, Source
 
-if TYPE_CHECKING:
-    from ckstore.model.digest import Buffer
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
-
 
 @dataclass(frozen=True, slots=True)
 class OtherStore:
-    """A store in another directory.
+    """A store in another directory."""
 
-    Attributes:
-        name: What users call it.
-        context: It, open.
-    """
-
-    name: str
-    context: Context
+    name: str  # what users call it
+    context: Context  # it, open
 
 
 RemoteLike = str | os.PathLike[str]
@@ -102,11 +94,7 @@ def near(layout: Layout) -> Near:
 
 
 def uuid_of(remote: Remote | OtherStore) -> str:
-    """Return the uuid of what is at a remote; another one under its name is another remote.
-
-    Raises:
-        RemoteError: There is nothing there.
-    """
+    """Return the uuid of what is at a remote; another one under its name is another remote."""
     if isinstance(remote, Remote):
         return read_info(remote.objects, remote.name).uuid
     return remote.context.settings.uuid

@@ -37,17 +37,13 @@ How = Literal["sent", "read"]
 
 
 class Seen(NamedTuple):
-    """A version of an object that was seen.
+    """A version of an object that was seen."""
 
-    Attributes:
-        nbytes, modified, tag: As the remote listed it.
-        how: How it is known what it holds.
-    """
-
+    # As the remote listed it.
     nbytes: int
     modified: str
     tag: str
-    how: How
+    how: How  # how it is known what it holds
 
     def is_still(self, listed: Listed) -> bool:
         """Whether a remote lists this very version."""
@@ -61,19 +57,14 @@ def seen(listed: Listed, how: How) -> Seen:
 
 @dataclass(slots=True)
 class Record:
-    """What one remote was seen to have.
+    """What one remote was seen to have."""
 
-    Attributes:
-        blobs: Digest -> the version whose bytes are known.
-        documents: Key of a small document -> digest of the bytes that it was given, and the version that came of it.
-        checkpoints: Ids of the checkpoints of which every blob was seen there after the manifest was written.
-        blob_count: How many blobs the last listing of all had.
-    """
-
-    blobs: dict[str, Seen] = field(default_factory=dict)
+    blobs: dict[str, Seen] = field(default_factory=dict)  # digest -> the version whose bytes are known
+    # Key of a small document -> digest of the bytes that it was given, and the version that came of it.
     documents: dict[str, tuple[str, str]] = field(default_factory=dict)
+    # Ids of the checkpoints of which every blob was seen there after the manifest was written.
     checkpoints: dict[str, str] = field(default_factory=dict)
-    blob_count: int = 0
+    blob_count: int = 0  # how many blobs the last listing of all had
 
     def render(self) -> bytes:
         """Return the content of the file: the newest of each, as many as are rewritten with each push in no time."""

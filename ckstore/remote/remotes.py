@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.reports.remote_prune import RemotePruneReport
@@ -14,18 +16,13 @@ from ckstore.model.words import counted
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
+from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
 from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
 from ckstore.remote.service.target import Target, parse_target
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator
-
-    from ckstore.ops.context import Context
 
 
 class Remotes:

@@ -69,19 +69,10 @@ def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, RemoteTag]
 
 
 def change(remote: Remote, key: str, make: Callable[[bytes | None], bytes | None], *, most_bytes: int) -> str | None:
-    """Give a small object the content that `make` returns for what is there, by compare-and-swap where it works.
+    """Give a small object the content that `make` returns for what is there; return the mark of the version there now.
 
-    Args:
-        remote: Where.
-        key: Which object.
-        make: Called with what is there, None if nothing is, perhaps several times; None: leave it.
-        most_bytes: More is refused.
-
-    Returns:
-        The mark of the version that is there now; None: nothing is there.
-
-    Raises:
-        RemoteError: Others changed it again and again.
+    `make` gets None if nothing is there, may be called several times, and leaves it by returning None. It is written by
+    compare-and-swap where that works; `RemoteError`: others changed it again and again.
     """
     objects = remote.objects
     for _ in range(_TRIES):

@@ -44,12 +44,7 @@ class Source(Protocol):
         """Return the bytes of a manifest; None if the checkpoint is not there."""
 
     def plain(self, place: Place) -> bytes:
-        """Return the bytes of the manifest proper of a checkpoint whose `manifest` is an encoding.
-
-        Raises:
-            Removed: The checkpoint was removed since.
-            RemoteError: They are missing.
-        """
+        """Return the bytes of the plain manifest of a checkpoint whose `manifest` is an encoding, or `Removed`."""
 
     def annotations(self, place: Place) -> bytes | None:
         """Return the bytes of what was added to a checkpoint; None: nothing."""
@@ -124,11 +119,7 @@ class ObjectSource:
         return data
 
     def encoding(self, place: Place) -> Encoding | None:
-        """Return how the blobs of a checkpoint are stored there; None: as they are, or it is gone.
-
-        Raises:
-            RemoteError: It cannot be read, or a newer ckstore wrote it.
-        """
+        """Return how the blobs of a checkpoint are stored there; None: as they are, or it is gone."""
         if place not in self._encodings:
             head = memoryview(bytearray(HEAD_BYTES))
             # Most are plain, and their manifests are long.
@@ -193,29 +184,17 @@ class ObjectSource:
 
 
 class Found(NamedTuple):
-    """A manifest at a source.
+    """A manifest at a source."""
 
-    Attributes:
-        manifest: What it says.
-        id: Its id.
-        data: Its bytes.
-        encoding: How the blobs are stored there; None: as they are.
-    """
-
-    manifest: Manifest
-    id: str
-    data: bytes
-    encoding: Encoding | None
+    manifest: Manifest  # what it says
+    id: str  # its id
+    data: bytes  # its bytes
+    encoding: Encoding | None  # how the blobs are stored there; None: as they are
 
 
 def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | None:
-    """Return the manifest of a checkpoint at a source; None if it is not there any more.
-
-    It is read by the reader of every manifest, with its bounds, and must be the checkpoint that its place says.
-
-    Raises:
-        RemoteError: It is damaged, or another one.
-    """
+    """Return the manifest of a checkpoint at a source; None if it is not there any more."""
+    # It is read by the reader of every manifest, with its bounds, and must be the checkpoint that its place says.
     data = source.manifest(place)
     if data is None:
         return None

@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.evict_report import EvictReport
+from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.sizes import parse_size
+from ckstore.objects.publish import IfExists
+from ckstore.ops.context import Context
 from ckstore.ops.refs import listing
 from ckstore.ops.refs.find import AnyRef, text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
-from ckstore.remote.choice import HINT, Choice
+from ckstore.remote.beside import Said
+from ckstore.remote.choice import HINT, Choice, ChoiceOptions, TransferOptions
 from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.elsewhere.keep_local import evict_by_rule
 from ckstore.remote.find_there import find_there, newest_of_steps
+from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.pull import Pull
 from ckstore.remote.push import Manner
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import RemoteLike, near, reach, source_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.reports.evict_report import EvictReport
-    from ckstore.model.reports.transfer import TransferPlan, TransferReport
-    from ckstore.objects.publish import IfExists
-    from ckstore.ops.context import Context
-    from ckstore.remote.beside import Said
-    from ckstore.remote.choice import ChoiceOptions, TransferOptions
-    from ckstore.remote.keys import Place
-    from ckstore.remote.source import Source
-
+from ckstore.remote.source import Source
 
 Refs = AnyRef | Iterable[AnyRef] | None
 
 
 def _manner(options: TransferOptions) -> Manner:
-    """Return how a transfer goes.
-
-    Raises:
-        BadInput: `bwlimit` is not above 0.
-    """
+    """Return how a transfer goes."""
     bwlimit = options.get("bwlimit")
     bytes_s = parse_size(bwlimit) if isinstance(bwlimit, str) else bwlimit
     if bytes_s is not None and bytes_s <= 0:
@@ -66,9 +55,19 @@ def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: 
 
 
 def push(
-    context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions, *, lacks_all: bool = False
+    context: Context,
+    refs: Refs,
+    remote: RemoteLike | None,
+    options: TransferOptions,
+    *,
+    lacks_all: bool = False,
+    own: Container[str] = (),
 ) -> TransferReport:
-    """See `ckstore.Store.push`; `lacks_all`: the remote has none of them, as the caller has just seen."""
+    """See `ckstore.Store.push`; as a mirror calls it.
+
+    `lacks_all`: the remote has none of them, as the caller has just seen. `own`: ids of checkpoints that were brought
+    there before; in a store in a directory these are replaced by what has their steps now.
+    """
     how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
     there = reach(context, remote, writing=True)
@@ -77,7 +76,7 @@ def push(
     # The other store takes them by its own protocol, as it takes those of any source.
     newest_first = sorted(infos, key=lambda info: info.order, reverse=True)
     source = StoreSource(str(context.layout.path), context)
-    report = Pull(there.context, source, how, is_push=True).bring([place_of(info) for info in newest_first])
+    report = Pull(there.context, source, how, is_push=True, own=own).bring([place_of(info) for info in newest_first])
     return replace(report, direction="push", remote=there.name)
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
+from ckstore.fs.locks import DirectoryLock
 from ckstore.ops.config_file import COMPACT_AFTER, setting_of
+from ckstore.ops.context import Context
 from ckstore.saver.mirror import start_beside
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ckstore.fs.locks import DirectoryLock
-    from ckstore.ops.context import Context
 
 ENTRY = "ckstore.saver.server.compactor"
 PROBLEM = "compaction"

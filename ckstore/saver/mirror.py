@@ -6,21 +6,18 @@ import json
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
+from ckstore.fs.locks import DirectoryLock
 from ckstore.ops.config_file import MIRROR, setting_or_none
+from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.saver.client.process import children, reap, start
 from ckstore.saver.client.savers import savers_seen, status_at
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ckstore.fs.locks import DirectoryLock
-    from ckstore.ops.context import Context
 
 ENTRY = "ckstore.saver.server.mirror"
 PROBLEM = "mirror"
@@ -31,13 +28,8 @@ _started_s: dict[str, float] = {}
 
 
 def wake(context: Context, catalog_path: Path | None, why: Why = "saved") -> None:
-    """Start the process that mirrors if there is need of one; raise nothing, since the save is durable.
-
-    Args:
-        context: The store, open for writing.
-        catalog_path: As with `ckstore.Store.open`.
-        why: What happened; ``opened``: it is needed only if the mirror lacks checkpoints.
-    """
+    """Start the process that mirrors if there is need of one; raise nothing, since the save is durable."""
+    # If the store was only ``opened`` it is needed only if the mirror lacks checkpoints.
     remote = setting_or_none(context.layout, MIRROR)
     try:
         if remote is None or (why == "opened" and not behind(context.layout, remote, infos(context))):

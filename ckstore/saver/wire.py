@@ -11,13 +11,10 @@ import contextlib
 import os
 import select
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import Message, decode, encode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Well below the socket's buffer (208 KiB by default), so that a short message finds room.
 _PACKET_BYTES = 32 * 1024
@@ -61,11 +58,8 @@ def _send(sock: socket.socket, packet: bytes, descriptors: Sequence[int], flags:
 
 
 def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Message | None, list[int]] | None:
-    """Return the next message and the descriptors that came with it, which the caller closes.
-
-    Returns:
-        None: nothing came in time. ``(None, [])``: the other side is gone.
-    """
+    """Return the next message and the descriptors that came with it, which the caller closes."""
+    # None: nothing came in time. ``(None, [])``: the other side is gone.
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     # `poll`, not `select`: a trainer may have more than 1,024 descriptors open.

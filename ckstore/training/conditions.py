@@ -13,21 +13,14 @@ from ckstore.model.brief import brief
 @brief()
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a run depended on when it was saved.
+    """What a run depended on when it was saved."""
 
-    Attributes:
-        world_size: How many processes trained.
-        rng_ranks: The ranks of which random states are there.
-        rng_kinds: Which generators, ``python``, ``numpy``, ``torch``, ``cuda``.
-        dataloader: What describes the data loader: class, batch size, lengths; empty if there was none.
-        dataloader_resumes: Whether the data loader has a state of its own, with its place in the data.
-    """
-
-    world_size: int = 1
-    rng_ranks: tuple[int, ...] = ()
-    rng_kinds: tuple[str, ...] = ()
+    world_size: int = 1  # how many processes trained
+    rng_ranks: tuple[int, ...] = ()  # the ranks of which random states are there
+    rng_kinds: tuple[str, ...] = ()  # which generators, ``python``, ``numpy``, ``torch``, ``cuda``
+    # What describes the data loader: class, batch size, lengths; empty if there was none.
     dataloader: Mapping[str, Any] = field(default_factory=dict)
-    dataloader_resumes: bool = True
+    dataloader_resumes: bool = True  # whether the data loader has a state of its own, with its place in the data
 
     def to_json(self) -> dict[str, Any]:
         """Return this as metadata of a checkpoint."""

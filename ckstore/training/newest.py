@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
 
 def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInfo:
-    """Return the checkpoint that a ref names; for ``latest-valid`` one that was not tried, if there is one.
-
-    Damage that a read finds is marked, and ``latest-valid`` names the checkpoint before. A store that is open for
-    reading only has no marks made: there it is the newest before those that were tried, with a warning.
-    """
+    """Return the checkpoint that a ref names; for ``latest-valid`` one that was not tried, if there is one."""
+    # Damage that a read finds is marked, and ``latest-valid`` names the checkpoint before. A store that is open for
+    # reading only has no marks made: there it is the newest before those that were tried, with a warning.
     info = store.info(ref)
     # A writer's damage mark has moved `latest-valid` on by itself: only a reader without marks has to go back.
     if info.id not in tried or not is_latest_valid(ref):

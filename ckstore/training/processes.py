@@ -44,11 +44,8 @@ def wait_for_all() -> None:
 
 
 def from_rank_zero(act: Callable[[], T]) -> T:
-    """Have rank 0 do something and return what it got on every rank; all ranks must call it.
-
-    Raises:
-        Exception: On rank 0 what `act` raised; elsewhere that, or a `CkstoreError` that says it.
-    """
+    """Have rank 0 do something and return what it got on every rank; all ranks must call it."""
+    # Raises Exception: on rank 0 what `act` raised; elsewhere that, or a `CkstoreError` that says it.
     group = _group()
     if group is None:
         return act()

@@ -13,6 +13,7 @@ import pytest
 
 from ckstore import BytesElsewhere, CheckpointInfo, DamagedBlob, RemoteError, RetentionPolicy, Store
 from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.model.words import mending_there
 from ckstore.ops.context import Context
 from ckstore.remote import keys
 from ckstore.remote.objects import Remote
@@ -322,8 +323,9 @@ def test_bytes_that_were_changed_on_the_way_are_read_again_and_never_mark_the_ch
     objects.fault = flip_once  # type: ignore[assignment]
     assert same(store.load(1), state(1))
     objects.fault = lambda call, key: "flip" if call == "read" else None
-    with pytest.raises(RemoteError, match="damaged there"):
+    with pytest.raises(RemoteError, match="damaged there") as raised:
         store.load(1)
+    assert raised.value.hint == f"{mending_there()}; in a store: store.verify(repair=True)"
     assert not (store.path / "checkpoints/main/1/damaged.json").exists()
     objects.fault = lambda *_: None
     assert same(store.load(1), state(1))

@@ -19,7 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, Store
+from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, StepExists, Store
 from ckstore.model.times import time_of_text
 from ckstore.ops import mirrored
 from ckstore.remote.mirror.work import Mirror
@@ -574,6 +574,34 @@ def test_what_is_said_later_follows_and_a_tag_moves_there_as_here(kept: Store, t
     kept.tag("best", 2)
     all_steps(kept)
     assert names_there(kept, tmp_path / "c")[0] == {"newest": 2, "best": 2}
+
+
+def test_a_step_that_is_saved_again_takes_the_place_of_what_the_mirror_was_given(kept: Store, tmp_path: Path) -> None:
+    kept.config.keep_local = RetentionPolicy(keep_last=1)
+    for step in (1, 2, 3):
+        kept.save(state(step), step=step, tags=[f"t{step}"])
+    all_steps(kept)
+    for step in (2, 1):
+        kept.save(state(10 + step), step=step, if_exists="replace", force=True)
+        kept.save(state(20 + step), step=step, if_exists="replace", force=True)
+    all_steps(kept)
+    clone = Store.clone(kept.remotes.get("cold").target.address, tmp_path / "clone")
+    assert [info.id for info in clone.checkpoints()] == [info.id for info in kept.checkpoints()]
+    assert same(clone.load("t1"), state(21))
+    assert same(clone.load("t2"), state(22))
+
+
+def test_what_another_store_put_at_a_step_of_the_mirror_stays(tmp_path: Path, quiet: list[str]) -> None:
+    store = Store.open_or_init(tmp_path / "a", chunk_bytes=MIB, mirror=tmp_path / "m")
+    other = Store.open(tmp_path / "m")
+    store.save(state(1), step=1)
+    all_steps(store)
+    other.save(state(5), step=2)
+    store.save(state(2), step=2)
+    with pytest.raises(StepExists):
+        all_steps(store)
+    assert same(other.load(2), state(5))
+    del quiet
 
 
 def test_what_was_said_is_brought_once_and_nothing_of_what_was_removed_there(counted: tuple[Store, Double]) -> None:

@@ -216,7 +216,7 @@ def test_what_breaks_the_engine_is_an_error_of_ckstore() -> None:
         ("http://127.0.0.1:9000/bucket/run", "its URL as the endpoint"),
     ],
 )
-def test_an_address_that_was_mistyped_is_not_taken_for_a_directory(store: Store, text: str, hint: str) -> None:
+def test_an_address_that_was_mistyped_is_not_a_directory(store: Store, text: str, hint: str) -> None:
     with pytest.raises(BadInput) as raised:
         store.remotes.add("cold", text)
 

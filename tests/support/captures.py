@@ -91,7 +91,7 @@ class Saved:
         for storage, memory in plan.direct.items():
             memory[:] = self.data[storage]
         for storage in plan.copied:
-            plan.fill(storage, self.memory(storage))
+            plan.filling.fill(storage, self.memory(storage))
         self.asked.clear()
         plan.finish(self.memory)
         assert sorted(self.asked) == sorted(plan.indirect)

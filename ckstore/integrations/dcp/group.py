@@ -59,12 +59,7 @@ def is_alone() -> bool:
 
 
 class GroupMeeting(Meeting):
-    """The ranks of one call.
-
-    Args:
-        act: What they do, for messages.
-        group: The ranks; None: all.
-    """
+    """The ranks of one call; without a `group`, all. `act`: what they do, for messages."""
 
     UNSAID: ClassVar[Mapping[str, str]] = {
         "rank": "did not come",
@@ -144,11 +139,9 @@ class GroupMeeting(Meeting):
         return {rank: said for rank, said in self._heard.items() if said} | self._mine.known
 
     def agree(self, work: Callable[[], R], tell: Callable[[R], str] = lambda _: "") -> R:
-        """Do `work`, and return what it returns if it succeeds on all ranks; else raise what failed, on all of them.
-
-        It asks no other rank for anything: that one may have given up. What `tell` makes of it is in `told` afterwards,
-        of all ranks.
-        """
+        """Do `work`, and return what it returns if it succeeds on all ranks; else raise what failed, on all of them."""
+        # It asks no other rank for anything: that one may have given up. What `tell` makes of it is in `told`
+        # afterwards, of all ranks.
         if self.is_alone:
             return work()
         text = ""
@@ -174,10 +167,8 @@ class GroupMeeting(Meeting):
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Turn the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, into ours.
-
-        So also that of a backend which has lost a rank: whatever a rank raises by itself comes as the former.
-        """
+        """Turn the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, into ours."""
+        # So also that of a backend which has lost a rank: whatever a rank raises by itself comes as the former.
         try:
             yield
         except CheckpointException as error:

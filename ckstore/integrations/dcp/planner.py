@@ -25,17 +25,12 @@ if TYPE_CHECKING:
 
 
 class ComparingPlanner(DefaultLoadPlanner):
-    """Loads what fits.
-
-    Args:
-        strict: Refuse a name that the checkpoint lacks, and what has another shape or kind there.
-
-    Attributes:
-        missing, unexpected, not_loaded, cast: As in `LoadReport`, of this rank.
-    """
+    """Loads what fits."""
 
     def __init__(self, *, strict: bool = True) -> None:
+        # Strict: refuse a name that the checkpoint lacks, and what has another shape or kind there.
         super().__init__(allow_partial_load=not strict)
+        # As in `LoadReport`, of this rank.
         self.missing: tuple[str, ...] = ()
         self.unexpected: tuple[str, ...] = ()
         self.not_loaded: dict[str, str] = {}

@@ -98,10 +98,7 @@ class CkstoreReader(StorageReader):
         self.load_id = str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what the checkpoint has, without reading data.
-
-        Its `storage_meta` has ``RUN@STEP`` as `checkpoint_id`, the id of the checkpoint as `save_id`, and `load_id`.
-        """
+        """Return what the checkpoint has, without reading data."""
         del args, kwargs
         self.info = untried(self.store, self.ref, self.tried)
         ids = StorageMeta(checkpoint_id=self.info.name, save_id=self.info.id, load_id=self.load_id)

@@ -110,11 +110,7 @@ class CkstoreWriter(StorageWriter):
     # ------------------------------------------------------------------ what torch.distributed.checkpoint calls
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Refuse another name: the checkpoint has its run and step.
-
-        Raises:
-            BadInput: A ``checkpoint_id`` was given that is not ``RUN@STEP``.
-        """
+        """Refuse another name: the checkpoint has its run and step."""
         if checkpoint_id is not None and os.fspath(checkpoint_id) != self.checkpoint_id:
             msg = f"checkpoint_id={os.fspath(checkpoint_id)!r}: the writer saves {self.checkpoint_id}"
             raise BadInput(
@@ -201,14 +197,14 @@ class CkstoreWriter(StorageWriter):
             self._pushed = None
 
     def request(self) -> Any:
-        """Return what `Store.save` would make of the arguments."""
-        return request_of(context_of(self.store), self.run, self.step, self._options, None)
+        """Return what `Store.save` would make of the arguments, checked."""
+        request = request_of(context_of(self.store), self.run, self.step, self._options, None)
+        request.check()
+        return request
 
     def ended(self, said: CheckpointInfo | Joined) -> CheckpointInfo:
-        """Return what was published; where nodes have stores of their own, this one's keeps what this rank staged.
-
-        With a warning if it is at its place no more: this rank may have stood still.
-        """
+        """Return what was published; where nodes have stores of their own, this one's keeps what this rank staged."""
+        # With a warning if it is at its place no more: this rank may have stood still.
         if isinstance(said, Joined):
             return self.info or self._taken(said)
         info = self.info or said
@@ -256,9 +252,7 @@ def _stage(
 @act
 def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch) -> CheckpointInfo:
     context = context_of(store)
-    request = writer.request()
-    request.check()
-    info = whole.publish(context, request, watch)
+    info = whole.publish(context, writer.request(), watch)
     log_notes(info.name, info.warnings, context.notices.logged)
     return info
 
@@ -266,10 +260,8 @@ def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch
 @act
 def _publish_apart(store: Store, writer: CkstoreWriter, whole: Whole, work: RankWork) -> Joined:
     context = context_of(store)
-    request = writer.request()
-    request.check()
     sequence = max(part["sequence"] for part in whole.parts.values())
-    joined = publish_apart(context, request, whole, work, sequence)
+    joined = publish_apart(context, writer.request(), whole, work, sequence)
     log_notes(joined.info.name, joined.info.warnings, context.notices.logged)
     return joined
 

@@ -179,11 +179,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     _rm = rm_file
 
     def rmdir(self, path: str) -> None:
-        """Raise: directories go with their files.
-
-        Raises:
-            BadInput: Always.
-        """
+        """Raise `BadInput`: directories go with their files."""
         raise BadInput(f"{path}: directories go with their files", hint="fs.rm(checkpoint, recursive=True)")
 
     def _remove(self, place: Place, *, recursive: bool) -> None:

@@ -13,15 +13,11 @@ if TYPE_CHECKING:
 
 
 class OpenedFile(io.BufferedReader):
-    """A file of a checkpoint that is kept open until it is closed.
-
-    Attributes:
-        size: In bytes, as other files of fsspec have it.
-    """
+    """A file of a checkpoint that is kept open until it is closed."""
 
     def __init__(self, raw: CommittedFile, checkpoint: OpenCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self.size = raw.nbytes
+        self.size = raw.nbytes  # as other files of fsspec have it
         super().__init__(raw, BUFFER_BYTES)
 
     def close(self) -> None:

@@ -17,21 +17,13 @@ PREFIX = "ckstore://"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a path leads; what it does not go down to is empty.
+    """Where a path leads; what it does not go down to is empty."""
 
-    Attributes:
-        store: Directory of the store, without symlinks on the way.
-        written: The same as it stands in the path.
-        run: A run in it.
-        name: A checkpoint of the run: a step, a name with a step in it, or what else may stand after ``RUN@``.
-        path: Of a file or directory in the checkpoint.
-    """
-
-    store: Path
-    written: str
-    run: str = ""
-    name: str = ""
-    path: str = ""
+    store: Path  # directory of the store, without symlinks on the way
+    written: str  # the same as it stands in the path
+    run: str = ""  # a run in it
+    name: str = ""  # a checkpoint of the run: a step, a name with a step in it, or what else may stand after ``RUN@``
+    path: str = ""  # of a file or directory in the checkpoint
 
     @property
     def step(self) -> int | None:

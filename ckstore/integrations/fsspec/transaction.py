@@ -24,14 +24,10 @@ _NEVER_BUILT = "fsspec"
 
 
 class Staging:
-    """The files of one checkpoint that is being written, in a directory that goes when it is committed or given up.
-
-    Attributes:
-        target: Store, run and step.
-    """
+    """The files of one checkpoint that is being written, in a directory that goes when it is committed or given up."""
 
     def __init__(self, target: tuple[Path, str, int], folder: Path | None) -> None:
-        self.target = target
+        self.target = target  # store, run and step
         store = target[0]
         try:
             self.tree = NewTree.beside((folder or store.parent) / f"{store.name}.{_NEVER_BUILT}")
@@ -71,15 +67,10 @@ class Staging:
 
 
 class CheckpointTransaction(Transaction):  # type: ignore[misc]
-    """``with fs.transaction``: at its end everything that was written in it is one checkpoint, or nothing is.
+    """``with fs.transaction``: at its end everything that was written in it is one checkpoint, or nothing is."""
 
-    Without a file, as when all were removed again, there is no checkpoint.
-
-    Of one in another the outermost counts, and if one failed, all of it did. Several threads may write in one.
-
-    Attributes:
-        staging: What waits; None: nothing was written yet.
-    """
+    # Without a file, as when all were removed again, there is no checkpoint. Of one in another the outermost counts; if
+    # one failed, all of it did. Several threads may write in one.
 
     fs: Any
     files: deque[Any]
@@ -90,7 +81,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         self._depth = 1 if fs._intrans else 0  # noqa: SLF001 - start_transaction of fsspec has set it
         self._failed = False
         self._lock = threading.Lock()
-        self.staging: Staging | None = None
+        self.staging: Staging | None = None  # what waits; None: nothing was written yet
 
     def start(self) -> None:
         """Begin, or go one deeper."""
@@ -113,13 +104,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         self.complete(commit=kind is None)
 
     def complete(self, commit: bool = True) -> None:
-        """End it: commit, or give up, what was written.
-
-        Raises:
-            SaveFailed: A transaction in this one failed.
-            BadInput: A file is still open, or the ranks of a distributed checkpoint would each commit a part of it.
-            StepExists: The run has another checkpoint at that step.
-        """
+        """End it: commit, or give up, what was written."""
         with self._lock:
             self._depth -= 1
             # Kept for the outermost: an inner `with` that failed has written files that its program gave up.

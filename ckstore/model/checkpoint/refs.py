@@ -16,6 +16,7 @@ from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.best import best_of, metrics_there
 from ckstore.model.digest import short_id
 from ckstore.model.names import COMPUTED, DEFAULT_RUN, MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
+from ckstore.model.words import some_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -253,5 +254,4 @@ def _near(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _some(names: Sequence[str], separator: str = ", ") -> str:
-    more = len(names) - _SHOWN
-    return separator.join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return some_of(names, _SHOWN, separator)

@@ -94,5 +94,5 @@ def age_words(age_s: float) -> str:
     for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
         count = int(age_s // unit_s)
         if count >= 2 or unit_s == 1:
-            return f"{max(count, 0)} {unit}{'' if count == 1 else 's'}"
+            return counted(max(count, 0), unit)
     return "0 seconds"

@@ -32,14 +32,7 @@ def read_annotations(directory: Inside) -> Annotations | None:
 
 
 def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> Annotations:
-    """Add to what the locked checkpoint has, durably and in one step; return all of it.
-
-    Of two who do so at once, both are kept.
-
-    Raises:
-        BadInput: All of it together could not be read again; nothing was added.
-        CkstoreError: The present file is damaged or of a newer ckstore, or too many write at once; nothing was added.
-    """
+    """Add to what the locked checkpoint has, durably and in one step; return all of it. An error adds nothing."""
     from ckstore.model.checkpoint.annotations import parse_annotations
     from ckstore.model.seal import to_write
 

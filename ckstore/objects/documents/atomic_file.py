@@ -21,26 +21,21 @@ _TIMEOUT_S = 10.0
 
 
 def changing(layout: Layout) -> locks.DirectoryLock:
-    """Lock out everybody else who changes such a file, from reading its old content to writing the new one.
-
-    It is the flock of those who write the catalog, on the store's directory: the holder must not use the catalog.
-    """
+    """Lock out everybody else who changes such a file, from reading its old content to writing the new one."""
+    # It is the flock of those who write the catalog, on the store's directory: the holder must not use the catalog.
     return store_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
 
 
 def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: str, data: bytes) -> None:
     """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable.
 
-    The caller holds `lock`, that of `changing`, so what is at the temporary name is of a process that died. That name
-    is one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new
-    name).
-    Where other hosts may be at work it is one of this start of this machine: they do not see the lock, and must not
-    take the file for a dead one's.
-
-    Raises:
-        InUse: The lock was lost; nothing was changed.
-        OSError: It has its old content or, if only the directory could not be made durable, perhaps the new one.
+    With `InUse` the lock was lost, and nothing was changed; after an `OSError` it has its old content or, if only the
+    directory could not be made durable, perhaps the new one.
     """
+    # The caller holds `lock`, that of `changing`, so what is at the temporary name is of a process that died. That name
+    # is one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new
+    # name). Where other hosts may be at work it is one of this start of this machine: they do not see the lock, and
+    # must not take the file for a dead one's.
     from ckstore.fs.host import machine  # listing needs this module only to read
 
     # Other hosts do not see the lock, so the name has the id of this start of this machine.
@@ -49,11 +44,7 @@ def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: s
 
 
 def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callable[[], None] = lambda: None) -> None:
-    """As `replace_file`, by way of the temporary name `fresh`, which no other process uses meanwhile.
-
-    Raises:
-        CkstoreError: What `check` raises, which is called before the rename; nothing was changed.
-    """
+    """As `replace_file`, by the temporary name `fresh`, which no other process uses; then `check`, then the rename."""
     # Under the lock no living process has that name: a file there is of one that died.
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)

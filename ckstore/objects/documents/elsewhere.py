@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
+from ckstore.fs.inside import Inside
+from ckstore.fs.locks import DirectoryLock
 from ckstore.model.checkpoint.elsewhere import Elsewhere, parse_elsewhere
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
-from ckstore.objects.layout import ELSEWHERE, MANIFEST
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.fs.locks import DirectoryLock
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import ELSEWHERE, MANIFEST, Layout
 
 _MAX_BYTES = 2**20
 
 
 def read_elsewhere(dir_fd: int) -> Elsewhere | None:
-    """Return where the blobs are that a checkpoint lacks, by its open directory; None: nowhere else.
-
-    Raises:
-        CkstoreError: The file cannot be read, or a newer ckstore wrote it.
-    """
+    """Return where the blobs are that a checkpoint lacks, by its open directory; None: nowhere else."""
     try:
         data = files.read_file(ELSEWHERE, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:

@@ -67,11 +67,9 @@ def is_marked(path: Inside) -> bool:
 
 
 def marked(layout: Layout) -> Iterator[Inside]:
-    """Yield the directory of every published checkpoint that is marked.
-
-    Each save asks this of all of them, so the names are looked up below the open directory of the run, and the few that
-    have a mark are looked at closer. One that cannot be looked at is among them, since it may have one.
-    """
+    """Yield the directory of every published checkpoint that is marked, or may be, since it cannot be looked at."""
+    # Each save asks this of all of them, so the names are looked up below the open directory of the run, and the few
+    # that have a mark are looked at closer.
     for run in layout.runs():
         folder = layout.checkpoints / run
         try:
@@ -94,11 +92,7 @@ def _may_be_marked(run_directory: Held, step: str) -> bool:
 
 
 def blobs_of(path: Inside) -> list[str]:
-    """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once.
-
-    Raises:
-        OSError: This process lacks descriptors or memory, or the server lost the file: they are not known.
-    """
+    """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once."""
     try:
         with files.opened_directory(path) as fd:
             mark = read_mark(fd)
@@ -125,11 +119,7 @@ def read_mark(dir_fd: int) -> Mark | None:
 
 
 def write_mark(lock: DirectoryLock, mark: Mark) -> None:
-    """Mark the checkpoint whose directory is locked, durably, in one step; what was known before is kept.
-
-    Raises:
-        OSError: It could not be written, or what is there not looked at; the mark is as it was.
-    """
+    """Mark the checkpoint whose directory is locked, durably, in one step; what was known before is kept."""
     old = read_mark(lock.fd)
     if old is not None:
         joined = old.joined(mark)
@@ -141,11 +131,7 @@ def write_mark(lock: DirectoryLock, mark: Mark) -> None:
 
 
 def forget_blob(lock: DirectoryLock, digest: str) -> None:
-    """Take note that a blob was healed; the mark goes with the last thing that it says.
-
-    Raises:
-        OSError: The mark could not be changed; it says too much, never too little.
-    """
+    """Take note that a blob was healed; the mark goes with the last thing that it says, and an error leaves it."""
     old = read_mark(lock.fd)
     if old is None:
         return
@@ -160,14 +146,7 @@ def forget_blob(lock: DirectoryLock, digest: str) -> None:
 
 
 def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
-    """Remove the mark of a checkpoint that was found whole; False if there is none, or another than the one `known`.
-
-    It stays also where this process could not make durable what it put right.
-
-    Args:
-        lock: On its directory.
-        known: The `identity` of the mark before the checkpoint was looked at: a later one knows of later damage.
-    """
+    """Remove the mark of a checkpoint that was found whole; False if there is none, or another than the one `known`."""
     # A mark that came while the checkpoint was being read is of damage that this reading may have missed.
     if known is None or identity(lock.fd) != known:
         return False

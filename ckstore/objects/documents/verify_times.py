@@ -30,10 +30,8 @@ def read_checked(layout: Layout) -> CheckedTimes:
 
 
 def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[Copy], bool]) -> bool:
-    """Add when copies were read, and forget those that `keep` does not want; False if it was not possible.
-
-    It is a hint about what to read first: that it cannot be written must not fail a verification.
-    """
+    """Add when copies were read, and forget those that `keep` does not want; False if it was not possible."""
+    # It is a hint about what to read first: that it cannot be written must not fail a verification.
     try:
         with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
             # Read under the lock: the notes of another verification are kept.

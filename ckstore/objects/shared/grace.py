@@ -11,30 +11,21 @@ from __future__ import annotations
 import os
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.fs import files, links, peek, statx
+from ckstore.fs.inside import Inside
 from ckstore.fs.peek import open_at
-from ckstore.objects.layout import BLOBS
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import BLOBS, Layout
 
 _SECOND_NS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """Says what has waited long enough.
+    """Says what has waited long enough."""
 
-    Attributes:
-        now_ns: What the clock of the filesystem says.
-        grace_ns: How long a thing waits.
-    """
-
-    now_ns: int
-    grace_ns: int
+    now_ns: int  # what the clock of the filesystem says
+    grace_ns: int  # how long a thing waits
 
     def is_over(self, path: Inside) -> bool:
         """Whether what is there was not touched for so long, a staging's ``blobs/`` neither; False if it is gone."""

@@ -28,17 +28,11 @@ _OLD = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.(?P<id>[0-9a-f]{12})\.old")
 
 
 class Gap(NamedTuple):
-    """A replacement that was begun: the old checkpoint has left its place.
+    """A replacement that was begun: the old checkpoint has left its place."""
 
-    Attributes:
-        key: Run and step.
-        old: Where the old checkpoint is.
-        new: Where the new one may be; the name of a save that had no step yet has ``next`` in it.
-    """
-
-    key: CheckpointKey
-    old: Inside
-    new: tuple[Inside, Inside]
+    key: CheckpointKey  # run and step
+    old: Inside  # where the old checkpoint is
+    new: tuple[Inside, Inside]  # where the new one may be; the name of a save that had no step yet has ``next`` in it
 
 
 def replace(
@@ -47,11 +41,8 @@ def replace(
     """Put the sealed checkpoint `new` in the place of another one; return where that is now, in ``staging/``.
 
     The caller holds `lock`, the exclusive one of the run, has `new` `opened`, and makes the parents durable afterwards.
-
-    Raises:
-        FileNotFoundError: There is no other one, or no new one.
-        InUse: The lock was lost while ``staging/`` was made durable; the old one is in its place.
-        UnknownOutcome: It stopped in the gap, or going back may not be durable; `complete` fills the gap.
+    With `InUse` the lock was lost, and the old one is in its place. `UnknownOutcome`: it stopped in the gap, or going
+    back may not be durable; `complete` fills the gap.
     """
     target = layout.checkpoint(*key)
     # Twelve digits of the new one's name: the process that finds it knows which staging was to follow.
@@ -76,10 +67,8 @@ def replace(
 
 
 def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -> None:
-    """Rename a directory that is open; an error although it was done is ignored.
-
-    So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
-    """
+    """Rename a directory that is open; an error although it was done is ignored."""
+    # So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
     try:
         links.rename(source, target)
     except OSError as error:
@@ -102,10 +91,8 @@ def is_done(opened: locks.DirectoryLock, target: Inside, error: OSError) -> bool
 
 
 def _forget_begun(layout: Layout, key: CheckpointKey) -> None:
-    """Give what an earlier replacement of this place left the name of a dead staging: it must not come back.
-
-    Its process died after the second rename, so the old checkpoint still names a new one that is about to move, too.
-    """
+    """Give what an earlier replacement of this place left the name of a dead staging: it must not come back."""
+    # Its process died after the second rename, so the old checkpoint still names a new one that is about to move, too.
     for gap in begun(layout):
         if gap.key == key:
             with suppress(FileNotFoundError):  # swept meanwhile
@@ -153,19 +140,15 @@ def begun(layout: Layout, names: Collection[str] | None = None) -> Iterator[Gap]
 
 
 def make_successor_durable(layout: Layout, name: str) -> None:
-    """Make durable what took the place of what has this name in ``staging/``, before that goes; else nothing is done.
-
-    The process that put it there may have died before it did so, and then neither of them might come back.
-    """
+    """Make durable what took the place of what has this name in ``staging/``, before that goes, if anything did."""
+    # The process that put it there may have died before it did so, and then neither of them might come back.
     for replaced in begun(layout, [name]):
         files.sync_directory(layout.checkpoints / replaced.key[0])
 
 
 def complete(layout: Layout, gap: Gap) -> bool:
-    """Fill a gap durably: forwards if the new checkpoint is whole, else back. False: a process has the new one open.
-
-    The caller holds the exclusive lock of the run. With something at the place nothing is changed.
-    """
+    """Fill a gap durably: forwards if the new checkpoint is whole, else back. False: a process has the new one open."""
+    # The caller holds the exclusive lock of the run. With something at the place nothing is changed.
     from ckstore.objects.checkpoints import look  # who only lists needs no more than names
 
     target = layout.checkpoint(*gap.key)

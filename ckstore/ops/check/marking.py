@@ -35,14 +35,10 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
         directory = CheckpointDirectory.locked(path, lock, context.layout.hash_prefix)
-    except OtherHash:  # nothing is wrong with it where it comes from
-        lock.release()
-        raise
-    except DamagedBlob as error:
-        remember(context, lock, [MarkEntry("", (), error.message)])
-        lock.release()
-        raise
-    except BaseException:
+    except BaseException as error:
+        # Nothing is wrong with one of another hash where it comes from.
+        if isinstance(error, DamagedBlob) and not isinstance(error, OtherHash):
+            remember(context, lock, [MarkEntry("", (), error.message)])
         lock.release()
         raise
 
@@ -59,11 +55,9 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
 def remember(
     context: Context, lock: locks.DirectoryLock, entries: Iterable[MarkEntry], *, distrust: bool = True
 ) -> bool:
-    """Mark the checkpoint whose directory is locked, as far as this process may; False if it was not possible.
-
-    With `distrust` the blobs are no longer trusted by their time either, so that saving the same bytes again heals
-    them. An error here must not hide the damage, so none is raised.
-    """
+    """Mark the checkpoint whose directory is locked, as far as this process may; False if it was not possible."""
+    # With `distrust` the blobs are no longer trusted by their time either, so that saving the same bytes again heals
+    # them. An error here must not hide the damage, so none is raised.
     if context.readonly or context.writes_disabled_because:
         return False
     entries = tuple(entries)
@@ -86,10 +80,8 @@ def remember(
 
 
 def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
-    """Put the canonical name of a damaged blob aside if it is the file of another user, who alone can change its time.
-
-    Else a save of that user would rely on it.
-    """
+    """Put the canonical name of a damaged blob aside if it is the file of another user, who alone can set its time."""
+    # Else a save of that user would rely on it.
     canonical = layout.blob(digest)
     damaged, offered = peek.find(lock.inside / BLOBS / digest), peek.find(canonical)
     # This user's own file lost its time above, and no save relies on it.

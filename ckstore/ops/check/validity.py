@@ -6,37 +6,28 @@ That is a cheap look: the manifest is read, no data is. Reads and verifications 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.objects.checkpoints import judge_blobs, manifest_in
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import MANIFEST, MARK
-from ckstore.ops.manifest_cache import file_stamp
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
-    from ckstore.ops.manifest_cache import ManifestCache
+from ckstore.ops.context import Context
+from ckstore.ops.manifest_cache import ManifestCache, file_stamp
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a cheap look at the directory of a checkpoint gives.
+    """What a cheap look at the directory of a checkpoint gives."""
 
-    Attributes:
-        manifest, manifest_id: What it holds; None and empty if the manifest cannot be read.
-        problem: Why it is not whole, or what the mark says; empty if it is.
-        touched: Blobs of the right size that a program wrote into, or that were copied without their time: only
-            reading tells whether they are right.
-    """
-
-    manifest: Manifest | None = None
+    manifest: Manifest | None = None  # None, with an empty id, if it cannot be read
     manifest_id: str = ""
-    problem: str = ""
+    problem: str = ""  # why it is not whole, or what the mark says; empty if it is
+    # Blobs of the right size that a program wrote into, or that were copied without their time: only reading tells
+    # whether they are right.
     touched: tuple[BlobRecord, ...] = ()
 
 

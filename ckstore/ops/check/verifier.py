@@ -11,13 +11,15 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob, InUse, OtherHash
 from ckstore.fs import buffers, locks, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import MarkEntry
-from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.manifest import BlobRecord, Manifest
+from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.verify_report import Damage
 from ckstore.objects import blobs
@@ -27,13 +29,8 @@ from ckstore.objects.documents import marks
 from ckstore.objects.pieces import extents_of, why_not_right
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.check.marking import remember_damage
+from ckstore.ops.context import Context
 from ckstore.ops.pace import Budget
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.ops.context import Context
 
 # Results are taken in between, so that progress is shown and memory stays small.
 _BATCH = 256
@@ -52,15 +49,6 @@ class Verifier:
         pace: Called before each read.
         budget: Says which blobs may still be read.
         quick: Read nothing of what has another size.
-
-    Attributes:
-        checked_bytes: Bytes that were read and compared.
-        decoded_bytes: Bytes of encoded blobs that were decoded and compared.
-        good, bad: The copies that were read, by what they turned out to be.
-        missing: Blobs that a checkpoint needs and does not have.
-        away: The checkpoints of which blobs are at a remote alone.
-        locked: The checkpoints that another process had locked for too long, so that they were not looked at.
-        ids: The id of each checkpoint that has a manifest.
     """
 
     def __init__(
@@ -72,13 +60,15 @@ class Verifier:
         budget: Budget | None = None,
         quick: bool = False,
     ) -> None:
-        self.checked_bytes = 0
-        self.decoded_bytes = 0
+        self.checked_bytes = 0  # bytes that were read and compared
+        self.decoded_bytes = 0  # bytes of encoded blobs that were decoded and compared
+        # The copies that were read, by what they turned out to be.
         self.good: set[Unit] = set()
         self.bad: set[Unit] = set()
-        self.missing: set[str] = set()
-        self.away: set[CheckpointKey] = set()
-        self.ids: dict[CheckpointKey, str] = {}
+        self.missing: set[str] = set()  # blobs that a checkpoint needs and does not have
+        self.away: set[CheckpointKey] = set()  # the checkpoints of which blobs are at a remote alone
+        self.ids: dict[CheckpointKey, str] = {}  # the id of each checkpoint that has a manifest
+        # The checkpoints that another process had locked for too long, so that they were not looked at.
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
         self._report = report
@@ -208,10 +198,8 @@ class Verifier:
         return damage
 
     def _decoded(self, directory: CheckpointDirectory, encoding: Encoding, teller: Teller) -> Iterator[Damage]:
-        """Decode what is encoded and was not decoded yet, from files that are right; give what comes out wrong.
-
-        Of the same files always the same comes out, so each is decoded once however many checkpoints have it.
-        """
+        """Decode what is encoded and was not decoded yet, from files that are right; give what comes out wrong."""
+        # Of the same files always the same comes out, so each is decoded once however many checkpoints have it.
         right = {unit[2] for unit in self.good}
         for index, extents in enumerate(extents_of(directory.manifest)):
             form = encoding.encoded.get(directory.manifest.blobs[index].digest)

@@ -7,16 +7,14 @@ have any more.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ckstore.fs.inside import Inside
+from ckstore.model.reports.compaction import CompactionPlan
 from ckstore.objects import trash
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.compact.plan import opened
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.reports.compaction import CompactionPlan
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context
 
 
 class _Base(NamedTuple):

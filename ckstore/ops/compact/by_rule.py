@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ckstore.model.reports.compaction import CompactionReport
 from ckstore.model.times import duration_s, text_of_time
+from ckstore.objects.layout import Layout
 from ckstore.ops.compact.compact import compact
 from ckstore.ops.compact.plan import plan
 from ckstore.ops.config_file import COMPACT_AFTER, COMPACT_KEEP, COMPACT_SHARE, read_config
+from ckstore.ops.context import Context
 from ckstore.ops.pace import Share
 from ckstore.ops.refs.listing import infos
 
-if TYPE_CHECKING:
-    from ckstore.model.reports.compaction import CompactionReport
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
-
 
 class Rule(NamedTuple):
-    """What the settings say.
+    """What the settings say."""
 
-    Attributes:
-        after_s: How old a checkpoint is before it is compacted.
-        share: Of one processor.
-        keep_newest: So many of each run stay plain.
-    """
-
-    after_s: float
-    share: float
-    keep_newest: int
+    after_s: float  # how old a checkpoint is before it is compacted
+    share: float  # of one processor
+    keep_newest: int  # so many of each run stay plain
 
     @property
     def created_before(self) -> datetime:

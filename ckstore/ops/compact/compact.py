@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, UnknownOutcome
-from ckstore.model.reports.compaction import Compacted, CompactionPlan, CompactionReport, Uncompacted
+from ckstore.fs import locks
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import Manifest
+from ckstore.model.manifest.stored import Encoding
+from ckstore.model.reports.compaction import Compacted, CompactionEntry, CompactionPlan, CompactionReport, Uncompacted
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import is_encoded
 from ckstore.objects.staging import Staging
@@ -24,41 +29,22 @@ from ckstore.ops.compact.encode import BlobSource
 from ckstore.ops.compact.forms import Forms
 from ckstore.ops.compact.orphans import Orphans
 from ckstore.ops.compact.plan import opened
-from ckstore.ops.compact.settle import Settler
+from ckstore.ops.compact.settle import Encoded, Settler
 from ckstore.ops.compact.shares import Owners, own_blobs
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
-from ckstore.ops.os_errors import describe_os_error
-
-if TYPE_CHECKING:
-    from ckstore.fs import locks
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.model.reports.compaction import CompactionEntry
-    from ckstore.ops.compact.settle import Encoded
-    from ckstore.ops.context import Context
-    from ckstore.ops.pace import Share
+from ckstore.ops.os_errors import why_of
+from ckstore.ops.pace import Share
 
 _CATALOG_TIMEOUT_S = 5.0
 
 
 def compact(context: Context, plan: CompactionPlan, share: Share | None = None) -> CompactionReport:
-    """Carry out a plan. What is in use, or was changed since, stays as it is.
-
-    Args:
-        context: The store.
-        plan: What to do.
-        share: How much of a processor it takes; None: as much as there is.
-
-    Raises:
-        SaveFailed: The store cannot be written.
-        UnknownOutcome: A directory could not be made durable; what was compacted before is.
-        OSError: The system refused; what was compacted before is.
-    """
+    """Carry out a plan, at a share of a processor; what is in use, or was changed since, stays as it is."""
+    # After an error all that was compacted before it stays so.
     context.check_writable()
     with _Compaction(context, plan, share) as work:
         for entry in plan.compacted:
@@ -143,8 +129,7 @@ class _Compaction:
             self._bases.used(entry.base)
 
     def _skip(self, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
-        why = error.message if isinstance(error, CkstoreError) else describe_os_error(error)
-        self.skipped.append(Uncompacted(entry.info, why))
+        self.skipped.append(Uncompacted(entry.info, why_of(error)))
 
     def _forget(self, info: CheckpointInfo, before: set[str]) -> None:
         """Settle the blobs of a checkpoint that stays as it is as they are there: others may have them, too."""
@@ -186,11 +171,8 @@ class _Compaction:
         self._publish(entry, directory, staging, base)
 
     def _rest(self, directory: CheckpointDirectory) -> None:
-        """Rest where that is due. Meanwhile what is read may be deleted: at a small share it is nearly all of the time.
-
-        Raises:
-            FileNotFoundError, InUse: One of them was dropped or replaced, or is going.
-        """
+        """Rest where that is due; `FileNotFoundError` or `InUse` if one of the checkpoints was dropped or replaced."""
+        # Meanwhile what is read may be deleted: at a small share it is nearly all of the time.
         if self._share is None or not self._share.is_due:
             return
         try:

@@ -26,11 +26,7 @@ _KEPT_BYTES = 160 * 2**20
 
 
 class BlobSource:
-    """Whole plain blobs of open checkpoints, each compared with its digest; a few stay in memory. Not for threads.
-
-    Args:
-        before_each: Called before each tile that is encoded or decoded again.
-    """
+    """Whole plain blobs of open checkpoints, each compared with its digest; a few stay in memory. Not for threads."""
 
     def __init__(self, before_each: Callable[[], None] = lambda: None) -> None:
         self.before_each = before_each
@@ -47,11 +43,7 @@ class BlobSource:
             self._sizes[blob.digest] = blob.nbytes
 
     def read(self, digest: str) -> bytearray:
-        """Return a plain blob.
-
-        Raises:
-            DamagedBlob: Its bytes are not what its digest says: nothing may be encoded from them, or against them.
-        """
+        """Return a plain blob; `DamagedBlob`: nothing may be encoded from its bytes, or against them."""
         if digest in self._kept:
             self._kept.move_to_end(digest)
             return self._kept[digest]
@@ -103,11 +95,7 @@ def encode(source: BlobSource, blob: BlobRecord, header: Header) -> bytes:
 
 
 def stage(source: BlobSource, staging: Staging, blob: BlobRecord, data: bytes) -> BlobRecord:
-    """Write an encoded form durably, read it from the disk, and decode it; only then is it one.
-
-    Raises:
-        SaveFailed: What comes out is not the plain blob.
-    """
+    """Write an encoded form durably, read it from the disk, and decode it; only then is it one, else `SaveFailed`."""
     digest = algorithm_of(blob.digest).digest(data)
     staging.put(digest, memoryview(data))
     # From the disk, not from memory: the plain bytes go because of it.

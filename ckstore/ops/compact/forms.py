@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ckstore.model.manifest.encoding import PATH_MOST
-from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import EncodedBlob, Encoding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.model.manifest.manifest import Manifest
 
 # A load reads and decodes the whole path: with more than this a dense tensor takes longer than it saves.
 PATH_TIMES = 2
 
 
 class Form(NamedTuple):
-    """A plain blob in encoded form.
+    """A plain blob in encoded form."""
 
-    Attributes:
-        nbytes: Size of the plain blob.
-        file: The encoded blob.
-        bases: Digests of the plain blobs that it is decoded with.
-    """
-
-    nbytes: int
-    file: BlobRecord
-    bases: tuple[str, ...]
+    nbytes: int  # size of the plain blob
+    file: BlobRecord  # the encoded blob
+    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
 
 
 class Forms:
@@ -95,15 +85,8 @@ class Forms:
         return found
 
     def allows(self, digest: str, nbytes: int, file_nbytes: int, bases: Iterable[str], masters: Iterable[str]) -> bool:
-        """Whether a blob may be encoded so: not through itself, nor by too long a path, nor through too many bytes.
-
-        Args:
-            digest: The plain blob.
-            nbytes: Its size.
-            file_nbytes: Size of its encoded form.
-            bases: What it is decoded with.
-            masters: Those of which it is a copy: a load reads them anyway.
-        """
+        """Whether a blob may be encoded so: not through itself, nor by too long a path, nor through too many bytes."""
+        # `masters` are those of which it is a copy: a load reads them anyway.
         path = self.path(bases)
         if digest in path or any(not self.is_settled(one) for one in path):
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import accumulate
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.codecs.casts import Prediction, base_bytes, predicted
@@ -27,21 +28,13 @@ _COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class Segment(NamedTuple):
-    """Bytes of a blob, and the bytes of another blob that say something about them.
+    """Bytes of a blob, and the bytes of another blob that say something about them."""
 
-    Attributes:
-        nbytes: How many.
-        width: Bytes of an element.
-        prediction: What the base says.
-        base: Digest of the plain blob; empty: none.
-        offset: Where in it.
-    """
-
-    nbytes: int
-    width: int
-    prediction: Prediction = "same"
-    base: str = ""
-    offset: int = 0
+    nbytes: int  # how many
+    width: int  # bytes of an element
+    prediction: Prediction = "same"  # what the base says
+    base: str = ""  # digest of the plain blob; empty: none
+    offset: int = 0  # where in it
 
 
 class _Place(NamedTuple):
@@ -106,10 +99,7 @@ class Layout:
         leaf, record = self.leaves.get(storage), self.manifest.storages[storage]
         if leaf is None or leaf.kind != "torch" or leaf.strides is not None or record.tiling is not None:
             return False
-        count = 1
-        for size in leaf.shape:
-            count *= size
-        return not leaf.offset and count * (itemsize(leaf.kind, leaf.dtype) or 0) == record.nbytes
+        return not leaf.offset and prod(leaf.shape) * (itemsize(leaf.kind, leaf.dtype) or 0) == record.nbytes
 
     def width(self, storage: int) -> int:
         """Return the size of what is counted in a storage; 1 where that is not known."""
@@ -132,13 +122,7 @@ class Matcher:
         may_be_base: Whether a blob may be decoded with another one: first the base, then the blob.
     """
 
-    def __init__(
-        self,
-        own: Layout,
-        base: Layout,
-        read: ReadRange,
-        may_be_base: Callable[[str, str], bool],
-    ) -> None:
+    def __init__(self, own: Layout, base: Layout, read: ReadRange, may_be_base: Callable[[str, str], bool]) -> None:
         self._may_be_base = may_be_base
         self._own = own
         self._base = base

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import peek
-from ckstore.model.names import check_run
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -15,17 +17,10 @@ from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
 from ckstore.ops.compact.orphans import Orphans
 from ckstore.ops.compact.shares import own_blobs
-from ckstore.ops.refs.find import find
+from ckstore.ops.context import Context
+from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import pins_by_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.names import CheckpointKey
-    from ckstore.ops.context import Context
-    from ckstore.ops.refs.find import AnyRef
 
 KEEP_NEWEST = 3
 """A resume, a rollout worker and an evaluation read the newest ones."""
@@ -50,16 +45,7 @@ def plan(
 ) -> CompactionPlan:
     """Say which checkpoints are to be encoded, against which, and why the others are not.
 
-    Args:
-        context: The store.
-        refs: Only these; none: all.
-        run: Only this one; None: each by itself.
-        keep_newest: So many of the newest of a run stay plain.
-        created_before: Those that are younger stay plain, too.
-
-    Raises:
-        NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-        BadInput: `keep_newest` is below 1.
+    Without `refs` all are meant. Of a run the newest `keep_newest` stay plain, and those younger than `created_before`.
     """
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
@@ -148,12 +134,7 @@ def _why_plain(info: CheckpointInfo, pinned: Collection[CheckpointKey]) -> str:
 
 
 def opened(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """Open a checkpoint of a plan.
-
-    Raises:
-        DamagedBlob: It is damaged, or another one by now.
-        FileNotFoundError: It is gone.
-    """
+    """Open a checkpoint of a plan; `DamagedBlob` also if it is another one by now."""
     directory = CheckpointDirectory.at(context.layout.checkpoint(*info.key), context.layout.hash_prefix)
     if directory.manifest_id != info.id:
         directory.close()

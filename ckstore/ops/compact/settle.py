@@ -29,14 +29,10 @@ class Encoded:
 
 
 class Settler:
-    """Settles forms, and stages the encoded files.
-
-    Attributes:
-        encoded: What was encoded.
-    """
+    """Settles forms, and stages the encoded files."""
 
     def __init__(self, forms: Forms, orphans: Orphans) -> None:
-        self.encoded = Encoded()
+        self.encoded = Encoded()  # what was encoded
         self._forms = forms
         self._orphans = orphans
 
@@ -85,11 +81,9 @@ class Settler:
         self._forms.keep_plain([blob])
 
     def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord) -> bool:
-        """Keep what a blob is decoded with of checkpoints that are gone, where no base is near enough; True if so.
-
-        Against a base it takes less than its present form with the piece of the hole; without one more than half of
-        its plain bytes, nearly always (docs/adr/0020). So nothing is encoded only to compare.
-        """
+        """Keep what a blob is decoded with of checkpoints that are gone, where no base is near enough; True if so."""
+        # Against a base it takes less than its present form with the piece of the hole; without one more than half of
+        # its plain bytes, nearly always (docs/adr/0020). So nothing is encoded only to compare.
         form = None if manifest.encoding is None else manifest.encoding.encoded.get(blob.digest)
         if manifest.encoding is None or form is None:
             return False

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, InUse
 from ckstore.fs.lock_files import service_failed
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.words import counted
 from ckstore.ops.config_file import UNDO_BY_RULE_S, read_config, rules_of
+from ckstore.ops.context import Context
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_drops, plan_retention
 from ckstore.ops.os_errors import describe_os_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ckstore.ops.context import Context
 
 PROBLEM = "retention"
 _UNASKED = "unasked"

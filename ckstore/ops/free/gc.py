@@ -18,21 +18,25 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
-from ckstore.model.reports.gc_report import GcReport
+from ckstore.model.names import CheckpointKey
+from ckstore.model.reports.gc_report import GcPlan, GcReport
 from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import RetentionPlan
-from ckstore.model.words import counted
+from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
+from ckstore.objects.shared.grace import Grace
 from ckstore.ops import events, fetched
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.gc_plan import differences, linked_elsewhere, plan_gc
 from ckstore.ops.free.waiting import waiting
@@ -42,15 +46,6 @@ from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.notices import warn
 from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
 from ckstore.ops.refs.listing import fill_dead
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from ckstore.model.names import CheckpointKey
-    from ckstore.model.reports.gc_report import GcPlan
-    from ckstore.model.settings.retention import RetentionPolicy
-    from ckstore.objects.shared.grace import Grace
-    from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")
@@ -88,9 +83,8 @@ def prune(
         if not done.dropped:
             raise
         # What was dropped is dropped: an error instead of the report would hide it from the caller.
-        names = ", ".join(info.name for info in done.dropped[:_NAMES_SHOWN])
-        more = f" and {len(done.dropped) - _NAMES_SHOWN} more" if len(done.dropped) > _NAMES_SHOWN else ""
-        warn(f"dropped {names}{more}; the space is not free yet, and the next gc frees it: {error}")
+        names = some_of([info.name for info in done.dropped], _NAMES_SHOWN)
+        warn(f"dropped {names}; the space is not free yet, and the next gc frees it: {error}")
         report = GcReport(trash_left=tuple(trash.due(context.layout)), waiting=waiting(context))
     return replace(report, retention=done)
 
@@ -114,13 +108,10 @@ def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge:
 def collect(context: Context, *, settle: bool = True, exclusive: bool = False, purge: bool = False) -> GcReport:
     """Free what can be freed now, and say what could not be and why.
 
-    Args:
-        context: The store.
-        settle: Foresee what comes of the plan, wait a moment for the filesystem to count what was freed as free, and
-            where the catalog is this user's alone, look at what others did. False: as after each save, so that the
-            report has only what was done.
-        exclusive: No other host is at work, so nothing waits for the grace; where there can be none it does not matter.
-        purge: Free what waits to be brought back, too.
+    With `settle` it is foreseen what comes of the plan, the filesystem has a moment to count what was freed as free,
+    and where the catalog is this user's alone, it looks at what others did; after a save the report has only what was
+    done. `exclusive`: no other host is at work, so nothing waits for the grace. `purge`: what could be brought back
+    goes, too.
     """
     context.check_writable()
     try:
@@ -187,10 +178,8 @@ def _make_current(context: Context, grace: Grace | None, *, settle: bool) -> Non
 
 
 def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace | None) -> Collection[str]:
-    """Do the steps of a plan, and look at each thing again; return the stagings that went to trash.
-
-    What appeared since the plan was made is left to the next gc.
-    """
+    """Do the steps of a plan, and look at each thing again; return the stagings that went to trash."""
+    # What appeared since the plan was made is left to the next gc.
     layout = context.layout
     # (a) A rename, as from all places that savers look at; in trash they are taken apart like all else.
     swept = trash.sweep_staging(layout, grace, plan.dead_stagings)
@@ -211,10 +200,8 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
 
 
 def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
-    """Return the one collector of the store.
-
-    A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
-    """
+    """Return the one collector of the store."""
+    # A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
     write = reclaim.catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
@@ -237,10 +224,8 @@ def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
 
 
 def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int) -> int:
-    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for a moment.
-
-    What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
-    """
+    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for a moment."""
+    # What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
     most_bytes = grown_bytes = peek.free_space(context.layout.path).unused_bytes - before_bytes
     begun_s = grew_s = time.monotonic()
     while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:
@@ -279,10 +264,8 @@ def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
 
 
 def _look_at_everything(context: Context) -> None:
-    """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs.
-
-    Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
-    """
+    """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs."""
+    # Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
     keys = {(run, step) for run, step, _ in context.layout.published()} | context.catalog.listing().keys()
     reconcile_all(context, sorted(keys))
     list_blobs(context, timeout_s=TIMEOUT_S)

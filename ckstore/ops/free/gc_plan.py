@@ -36,12 +36,8 @@ def plan_gc(
 ) -> GcPlan:
     """Say what gc does now, or after the checkpoints `dropping` (run, step) were dropped; change nothing.
 
-    Args:
-        context: The store.
-        dropping: Looked at as if they were in ``trash/``.
-        forecast: Also what comes of it, which asks of each blob the same as gc will ask again. False: the steps alone,
-            so that a gc after each save costs no second look.
-        purge: Also of what waits in trash to be brought back.
+    With `forecast` also what comes of it, which asks of each blob the same as gc will ask again: after each save that
+    would be a second look. `purge` takes what waits in trash to be brought back, too.
     """
     layout = context.layout
     waiting = trash.waiting_blobs(layout, purge=purge)
@@ -100,12 +96,10 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
 def linked_elsewhere(
     context: Context, sizes: Mapping[str, int], dropping: Collection[CheckpointKey] = ()
 ) -> tuple[LinkedBlob, ...]:
-    """Return those of some blobs that no checkpoint uses and that have names outside the store.
-
-    A save at work makes names and moves them, so one look may miss a name on its way. A count is believed when two
-    looks, one after the other, found the same directories and the same counts; while the store is too busy for that
-    nothing is said, and the next gc looks again. The checkpoints `dropping` are looked at as if they were gone.
-    """
+    """Return those of some blobs that no checkpoint uses, but for `dropping`, and that have names outside the store."""
+    # A save at work makes names and moves them, so one look may miss a name on its way. A count is believed when two
+    # looks, one after the other, found the same directories and the same counts; while the store is too busy for that
+    # nothing is said, and the next gc looks again.
     if not sizes:
         return ()
     seen = None
@@ -159,14 +153,7 @@ class _Names:
 
 
 def differences(context: Context, plan: GcPlan, done: Collected, swept: Collection[str]) -> tuple[str, ...]:
-    """Say where what was done is not what a plan had foreseen, and why, as it looks now.
-
-    Args:
-        context: The store.
-        plan: What was foreseen.
-        done: What the collector did.
-        swept: Names of the stagings that went to trash.
-    """
+    """Say where what was `done`, and `swept`, is not what a plan had foreseen, and why, as it looks now."""
     planned, freed = Counter(blob.digest for blob in plan.blobs), Counter(blob.digest for blob in done.freed)
     kept = {blob.digest: blob for blob in plan.held}
     said = [
@@ -195,10 +182,8 @@ def _why_not(context: Context, digest: str, done: Collected) -> str:
 
 
 def next_to_free(context: Context) -> NextToFree | None:
-    """Return what deleting the oldest checkpoint would free that is not the newest and may go; None: there is none.
-
-    Which is the oldest the catalog says; what it would free the link counts do.
-    """
+    """Return what deleting the oldest checkpoint would free that is not the newest and may go; None: there is none."""
+    # Which is the oldest the catalog says; what it would free the link counts do.
     try:
         spared = tags_by_checkpoint(context.layout).keys() | pins_by_checkpoint(context, datetime.now(UTC)).keys()
         listed = [*context.catalog.listing()]
@@ -213,10 +198,8 @@ def next_to_free(context: Context) -> NextToFree | None:
 
 
 def freed_in_turn(context: Context, folders: Iterable[Inside]) -> list[list[tuple[str, int]]]:
-    """Return, for directories of checkpoints that go one after another, the blobs (digest, size) that go with each.
-
-    The link counts say it: a blob goes with the last of the checkpoints that have it, unless it has another name.
-    """
+    """Return, for directories of checkpoints that go one after another, the blobs (digest, size) that go with each."""
+    # The link counts say it: a blob goes with the last of the checkpoints that have it, unless it has another name.
     going = NameCount()
     canonical: set[str] = set()
     freed = []

@@ -9,24 +9,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
+from ckstore.model.words import some_of
 from ckstore.objects import reserve, trash
 from ckstore.ops import fetched
 from ckstore.ops.config_file import KEEP_LOCAL, MAKE_ROOM, MIRROR, UNDO_BY_HAND_S, policy_of, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
 from ckstore.ops.free.retain import carry_out, plan_local, plan_retention
 from ckstore.ops.mirrored import behind
 from ckstore.ops.refs.listing import infos
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
 
 _KEEP_LAST = (10, 3, 1)
 """What the advice plays through, the gentlest first."""
@@ -37,14 +35,9 @@ _SHOWN = 5
 
 
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
-    """Free what a save lacks, by the mirror and the policy of the store for that; on a shared filesystem drop nothing.
-
-    To drop checkpoints with the blobs that it has `claimed` would not free those. Returned is what was done, a sentence
-    each.
-
-    Raises:
-        CkstoreError: The policy or a pin cannot be read, or the catalog cannot be used; what was dropped is dropped.
-    """
+    """Free what a save lacks, by the mirror and the policy for that; on a shared filesystem drop nothing."""
+    # Returns what was done, a sentence each. To drop checkpoints with the blobs that the save has `claimed` would not
+    # free those.
     # What was fetched can be fetched again.
     fetched.clear(context.layout)
     # Then what was dropped before: to be able to bring it back is worth less than this save, and than what is there.
@@ -72,12 +65,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         collect(context)
     if not dropped:
         return evicted
-    return (*evicted, f"dropped {_some(dropped)} to make room for this save")
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+    return (*evicted, f"dropped {some_of(dropped, _SHOWN)} to make room for this save")
 
 
 def _let_go(context: Context, policy: RetentionPolicy | None, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
@@ -104,7 +92,7 @@ def _let_go(context: Context, policy: RetentionPolicy | None, new: Amount, claim
     collect(context)
     if not report.evicted:
         return ()
-    evicted = _some([info.name for info in report.evicted])
+    evicted = some_of([info.name for info in report.evicted], _SHOWN)
     return (f"let go of the bytes of {evicted}, which {mirror} has, to make room for this save",)
 
 
@@ -154,10 +142,8 @@ def _freed_by_each(
 
 
 def how_to_free(context: Context, missing: Amount | None = None) -> str:
-    """Return in words what would free how much of what is missing, if that is known.
-
-    Nothing is raised, since it is only advice.
-    """
+    """Return in words what would free how much of what is missing, if that is known."""
+    # Nothing is raised, since it is only advice.
     try:
         by_gc = _freed_by_gc(context)
         gc = "gc --exclusive" if context.shared else "gc"

@@ -86,10 +86,8 @@ def discard_path(context: Context, path: Inside, undo_s: float = 0) -> None:
 
 
 def give_back(context: Context, digests: Iterable[str] = (), *, purge: bool = False) -> None:
-    """Empty the trash, then free the unused ones of the blobs `digests`; unless a collector is running.
-
-    Whatever does not work now is left for gc, without an error; so is everything where other hosts may be at work.
-    """
+    """Empty the trash, then free the unused ones of the blobs `digests`; unless a collector is running."""
+    # Whatever does not work now is left for gc, without an error; so is everything where other hosts may be at work.
     if context.shared:
         return
     try:
@@ -115,11 +113,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def _free_own(context: Context, name: str, written: Mapping[str, int]) -> None:
-    """Take apart one entry of trash, the staging of a save of this process, and free the blobs that it wrote itself.
-
-    Raises:
-        OSError: It was not to be had; gc frees it after the grace.
-    """
+    """Take apart one entry of trash, the staging of a save of this process, and free the blobs that it wrote itself."""
     try:
         write = catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
         collector = Collector.try_start(context.layout, write, leases=False)

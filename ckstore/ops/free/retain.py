@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.fs.held import through_parents
 from ckstore.model.best import metrics_there
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
-from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Candidate, RetentionPlan, plan
+from ckstore.model.settings.retention import Budget, RetentionPolicy
+from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import rules_of
-from ckstore.ops.context import annotation_problem
+from ckstore.ops.context import Context, annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.still_needed import with_needed_bytes
 from ckstore.ops.index.facts import sure as as_in_manifest
@@ -31,14 +32,6 @@ from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.settings.retention import Budget
-    from ckstore.model.settings.retention_plan import PlanEntry
-    from ckstore.ops.context import Context
-
 # Who has it alone is dropping it, which takes a moment; then the next newest is held instead.
 _GUARD_TIMEOUT_S = 1.0
 _SPARE = 5
@@ -46,26 +39,16 @@ _SPARE = 5
 
 
 def plan_retention(
-    context: Context,
-    policy: RetentionPolicy | None,
-    run: str | None = None,
-    *,
-    sure: bool = True,
-    urgent: bool = False,
+    context: Context, policy: RetentionPolicy | None, run: str | None = None, *, sure: bool = True, urgent: bool = False
 ) -> RetentionPlan:
     """Say what a policy keeps and drops now, and why; nothing is changed but rows of the catalog that are wrong.
 
-    Validity is looked at for those that the plan relies on, and reader locks for those that it would drop: looking at
-    all would cost time with every save. The manifests of both are read (rule D): a row of the catalog that is wrong
-    drops nothing. What is kept for another reason may be there by such a row; then more is kept.
-
-    Args:
-        context: The store.
-        policy: None: the one of the store.
-        run: None: all runs.
-        sure: False: for advice alone; the rows of the catalog are believed.
-        urgent: A save has no room: nothing is kept for the mirror, which must not make a save fail.
+    Without `policy` that of the store, without `run` all of them. Not `sure`: for advice alone, the rows of the catalog
+    are believed. `urgent`: a save has no room, so nothing is kept for the mirror, which must not make a save fail.
     """
+    # Validity is looked at for those that the plan relies on, and reader locks for those that it would drop: looking at
+    # all would cost time with every save. The manifests of both are read (rule D): a row of the catalog that is wrong
+    # drops nothing. What is kept for another reason may be there by such a row; then more is kept.
     rules: RetentionPolicy | Mapping[str, RetentionPolicy] = policy or {}
     budget: Budget | None = None
     if policy is None:
@@ -82,11 +65,9 @@ def plan_retention(
 
 
 def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> RetentionPlan:
-    """Say which checkpoints keep their bytes here, and why; of the others a remote was seen to have each.
-
-    Those without bytes here are not in it: they would take the places of those that a resume loads. No manifest is
-    read, since an eviction looks at each checkpoint itself (it cannot be carried out as a drop).
-    """
+    """Say which checkpoints keep their bytes here, and why; of the others a remote was seen to have each."""
+    # Those without bytes here are not in it: they would take the places of those that a resume loads. No manifest is
+    # read, since an eviction looks at each checkpoint itself (it cannot be carried out as a drop).
     here = [info for info in infos(context) if not info.elsewhere]
     history = _history(context, datetime.now(UTC), here, policy, urgent=True)
     for info in behind(context.layout, remote, here):
@@ -106,11 +87,7 @@ def _refuse_no_policy(context: Context) -> NoReturn:
 def plan_asked(
     context: Context, policy: RetentionPolicy | None, run: str | None, *, sure: bool = True
 ) -> RetentionPlan:
-    """As `plan_retention`, for a policy and a run that a person gives now: what is misspelt is refused.
-
-    Raises:
-        BadInput: `policy` is of another type, or no checkpoint has one of its metrics; or as `plan_retention`.
-    """
+    """As `plan_retention`, for a policy and a run that a person gives now: what is misspelt is refused."""
     if policy is not None and not isinstance(policy, RetentionPolicy):
         raise BadInput(f"policy must be a RetentionPolicy or None, got {policy!r:.80}")
     made = with_needed_bytes(context, plan_retention(context, policy, run, sure=sure))
@@ -130,11 +107,9 @@ def plan_asked(
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> RetentionPlan:
-    """As `plan_retention` of one run; most that stay for their step alone are not looked at, and not in the plan.
-
-    With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan. A wrong row can
-    hide one from the plan whose step keeps it anyway; then others are kept in its place.
-    """
+    """As `plan_retention` of one run; most that stay for their step alone are not looked at, and not in the plan."""
+    # With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan. A wrong row can
+    # hide one from the plan whose step keeps it anyway; then others are kept in its place.
     every, last = policy.keep_every, policy.keep_last or 1
     # The other rules, and a budget, need to see what is around a checkpoint.
     if policy.to_json().keys() - {"keep_last", "keep_every", "keep_within"} or every is None:
@@ -253,14 +228,11 @@ def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
 def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> RetentionReport:
     """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
 
-    It can be brought back for `undo_s`, but for what a budget drops.
-
-    Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
-    its run stays, which is held meanwhile.
-
-    Raises:
-        OSError: The system refused. Those before it were dropped, those after it were not.
+    It can be brought back for `undo_s`, but for what a budget drops. After an error those before it were dropped, those
+    after it were not.
     """
+    # Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
+    # its run stays, which is held meanwhile.
     if to_do.shown_only:  # rule D: what drops a checkpoint was read from its manifest
         msg = "this plan was made with shown_only=True, without reading the manifests of what it drops"
         raise BadInput(msg, hint="make the plan again without it: store.plan_retention(policy)")

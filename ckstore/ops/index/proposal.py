@@ -9,18 +9,14 @@ first opening after a start of the machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.manifest.info import Stamp
-    from ckstore.model.names import CheckpointKey
-    from ckstore.objects.layout import OpenRuns
-    from ckstore.ops.context import Context
+from ckstore.model.manifest.info import Stamp
+from ckstore.model.names import CheckpointKey
+from ckstore.objects.layout import OpenRuns
+from ckstore.ops.context import Context
 
 FEW = 1000  # so many checkpoints are all looked at, which takes 10 ms and finds a changed manifest in any of them
 _MOST_UNKNOWN = 200  # more are looked at faster along with all others

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.names import CheckpointKey
+from ckstore.model.words import some_of
 from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 
@@ -141,6 +142,5 @@ def _damaged(count: int) -> str:
 
 
 def _forged(places: Collection[CheckpointKey]) -> str:
-    named = ", ".join(f"{run}@{step}" for run, step in sorted(places)[:3])
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return f"the catalog and the manifest disagree about {named}{more}; the manifest counts"
+    named = some_of([f"{run}@{step}" for run, step in sorted(places)], 3)
+    return f"the catalog and the manifest disagree about {named}; the manifest counts"

@@ -6,21 +6,17 @@ with the store (about a second for 100,000 blobs), hence not at every opening.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
 from ckstore.fs.held import through_parents
 from ckstore.fs.host import machine
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out, is_digest
+from ckstore.objects.layout import Layout
 from ckstore.objects.trash import names_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context
 
 CANDIDATES_BATCH = 5000  # blobs that are entered in one transaction
 

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
+from ckstore.catalog.values import Counted, Listing
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
+from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
 from ckstore.ops.context import Context
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.proposal import propose
 from ckstore.ops.index.reconcile import write_again
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.catalog.values import Counted, Listing
-    from ckstore.model.manifest.info import Stamp
-    from ckstore.ops.manifest_cache import RunSeen
+from ckstore.ops.manifest_cache import RunSeen
 
 
 def next_sequence(context: Context, counted: Counted | None = None) -> int:
-    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not.
-
-    `counted`: what the catalog said when this save asked it for pieces.
-    """
+    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
+    # `counted`: what the catalog said when this save asked it for pieces.
     runs = context.known.directories.look(context.layout)
     known = _Known(context)
     known.look(*_asked(context, runs, context.known.greatest_sequence.value, counted))

@@ -14,14 +14,7 @@ from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissio
 from ckstore.model.doctor.place import PlaceFacts, check_place, durability
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context
-from ckstore.ops.index.catalog_place import (
-    catalog_of,
-    is_private,
-    make_folder,
-    place_of,
-    refuse_foreign,
-    why_shared,
-)
+from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, place_of, refuse_foreign, why_shared
 from ckstore.ops.open.create import read_settings
 
 _NEW = "not made yet"

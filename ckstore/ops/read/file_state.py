@@ -18,13 +18,7 @@ from ckstore.errors import BadInput, CannotLoad, CannotStore
 from ckstore.fs.memory_file import memory_file
 from ckstore.model.digest import Algorithm, algorithm_of
 from ckstore.model.manifest.captured import ByteSource, Captured
-from ckstore.model.manifest.manifest import (
-    BlobRecord,
-    Extent,
-    StateTexts,
-    StorageRecord,
-    content_digest,
-)
+from ckstore.model.manifest.manifest import BlobRecord, Extent, StateTexts, StorageRecord, content_digest
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.described import StoredSource, places_of
 from ckstore.ops.read.stored_file import StoredFile, find_file
@@ -108,12 +102,7 @@ class _FileView(CheckpointDirectory):
 
 
 def _view(
-    directory: CheckpointDirectory,
-    path: str,
-    *,
-    chunk_bytes: int,
-    keep: Callable[[str], bool] | None,
-    verify: bool,
+    directory: CheckpointDirectory, path: str, *, chunk_bytes: int, keep: Callable[[str], bool] | None, verify: bool
 ) -> _FileView:
     name = directory.manifest.name
     with directory.reporting_damage():

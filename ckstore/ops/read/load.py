@@ -81,19 +81,12 @@ def load(
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(
-                source,
-                device=device,
-                select=wanted,
-                mmap=mmap,
-                verify=verify,
-                progress=progress,
-                max_bytes=max_bytes,
+                source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress, max_bytes=max_bytes
             )
         manifest = directory.manifest
+        # But for a few values, such as a record: no run goes on from those.
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
-            continue_from(
-                context, manifest.run, directory.manifest_id
-            )  # but for a few values, such as a record: no run goes on from those
+            continue_from(context, manifest.run, directory.manifest_id)
         return state if rank is None else _state_of_rank(state, rank)
 
     return read_checkpoint(context, ref, read, verify=verify)
@@ -203,34 +196,30 @@ def check_selection(directory: CheckpointDirectory, select: Select) -> None:
 def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
     """Map storages copy-on-write; those that cannot be mapped as they lie are read."""
     # With `verify`, every byte is read and checked now, not when it is used.
-    with directory.reporting_damage():
-        return _map_memories(directory, storages, verify=verify)
-
-
-def _map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
     names = names_of(directory)
     records = directory.manifest.storages
     memories: dict[int, StorageMemory] = {}
     to_read = []
-    maps = PieceMaps(directory)
-    for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
-        view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
-        # It does not lie where pages begin, or is mapped already: a process may have only so many mappings.
-        if view is None:
-            to_read.append(i)
-        else:
-            memories[i] = wrap(names.kind(i), view)
-    if verify:
-        check_memories(directory, memories)
-    decoded = [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]
-    nbytes = sum(records[i].nbytes for i in decoded)
-    # Not of the small tensors of an old pack, which a checkpoint that stays plain has, too.
-    if nbytes >= _SAID_BYTES:
-        tensors = counted(len(decoded), "storage")
-        warn(
-            f"{tensors} of {directory.manifest.name} are encoded, and were decoded into memory ({size_text(nbytes)}) "
-            "instead of being mapped"
-        )
-    if to_read:
-        memories.update(read_memories(directory, to_read, verify=verify))
+    with directory.reporting_damage():
+        maps = PieceMaps(directory)
+        for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
+            view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
+            # It does not lie where pages begin, or is mapped already: a process may have only so many mappings.
+            if view is None:
+                to_read.append(i)
+            else:
+                memories[i] = wrap(names.kind(i), view)
+        if verify:
+            check_memories(directory, memories)
+        decoded = [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]
+        nbytes = sum(records[i].nbytes for i in decoded)
+        # Not of the small tensors of an old pack, which a checkpoint that stays plain has, too.
+        if nbytes >= _SAID_BYTES:
+            tensors = counted(len(decoded), "storage")
+            warn(
+                f"{tensors} of {directory.manifest.name} are encoded, and were decoded into memory "
+                f"({size_text(nbytes)}) instead of being mapped"
+            )
+        if to_read:
+            memories.update(read_memories(directory, to_read, verify=verify))
     return memories

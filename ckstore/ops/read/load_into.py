@@ -214,9 +214,9 @@ def _load_into_open(
     old = {} if before is None or plan.new_bytes else old_pieces(before.manifest, manifest, before.names)
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, old=old, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
-    stream_storages(directory, streamed, plan.fill_part, verify=request.verify, skip=skip, tally=tally)
+    stream_storages(directory, streamed, plan.filling.fill_part, verify=request.verify, skip=skip, tally=tally)
     for storage in sorted(whole - skip.keys()):
-        plan.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
+        plan.filling.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
     # Last: values that are not tensors are set only when every tensor is in.
     plan.finish(memories.__getitem__)
@@ -244,7 +244,7 @@ def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
     for storage in plan.copied:
         record = manifest.storages[storage]
         cuts = list(accumulate(extent.length for extent in record.extents))[:-1]
-        if record.tiling is not None or not plan.streams(storage, cuts):
+        if record.tiling is not None or not plan.filling.streams(storage, cuts):
             whole.add(storage)
     return whole
 

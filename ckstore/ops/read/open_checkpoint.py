@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -307,9 +308,7 @@ class LeafSlice:
         size = itemsize(leaf.kind, leaf.dtype)
         if size is None:
             raise BadInput(f"{self._name} is not a tensor and has no rows")
-        row_bytes = size
-        for n in leaf.shape[1:]:
-            row_bytes *= n
+        row_bytes = size * math.prod(leaf.shape[1:])
         first, last = leaf.offset + start * row_bytes, leaf.offset + stop * row_bytes
         directory = self._here()
         checkpoint = self._checkpoint
@@ -324,12 +323,7 @@ class LeafSlice:
 
 def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> LeafSummary:
     size = itemsize(leaf.kind, leaf.dtype)
-    if size is None:
-        nbytes = directory.manifest.storages[leaf.storage].nbytes
-    else:
-        nbytes = size
-        for n in leaf.shape:
-            nbytes *= n
+    nbytes = directory.manifest.storages[leaf.storage].nbytes if size is None else size * math.prod(leaf.shape)
     return LeafSummary(name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 

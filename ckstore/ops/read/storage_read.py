@@ -90,7 +90,27 @@ def read_storages(
     """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads."""
     # Raises DamagedBlob: some bytes are damaged or missing; the memories hold an unknown part.
     with _filling(into.values()):
-        _read_storages(directory, into, verify=verify, skip=skip, old=old or {}, tally=tally)
+        names = names_of(directory)
+        parts: list[Part] = []
+        for storage, out in into.items():
+            record = directory.manifest.storages[storage]
+            # Tiles of ranks do not lie one after another, so no stretch of the memory is a piece.
+            if record.tiling is not None:
+                whole = out if isinstance(out, memoryview) else memoryview(bytearray(record.nbytes))
+                RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, whole)
+                if not isinstance(out, memoryview):
+                    out.take(whole)
+                if tally is not None:
+                    tally.add(record.nbytes)
+                continue
+            at, has = 0, skip.get(storage, ()) if skip else ()
+            for extent in record.extents:
+                # Bytes that the target has from the checkpoint before are not read at all (`since=`).
+                if at not in has:
+                    there = old.get(storage, {}).get(at) if old else None
+                    parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
+                at += extent.length
+        _read_parts(directory, parts, verify=verify, tally=tally)
 
 
 @contextmanager
@@ -107,38 +127,6 @@ def _filling(memories: Iterable[memoryview | DeviceMemory]) -> Iterator[None]:
     finally:  # also after an error: copies that are on their way read memory of ours
         for one in feeds:
             one.finish()
-
-
-def _read_storages(
-    directory: CheckpointDirectory,
-    into: Mapping[int, memoryview | DeviceMemory],
-    *,
-    verify: bool,
-    skip: HeldExtents | None,
-    old: OldPieces,
-    tally: Tally | None,
-) -> None:
-    names = names_of(directory)
-    parts: list[Part] = []
-    for storage, out in into.items():
-        record = directory.manifest.storages[storage]
-        # Tiles of ranks do not lie one after another, so no stretch of the memory is a piece.
-        if record.tiling is not None:
-            whole = out if isinstance(out, memoryview) else memoryview(bytearray(record.nbytes))
-            RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, whole)
-            if not isinstance(out, memoryview):
-                out.take(whole)
-            if tally is not None:
-                tally.add(record.nbytes)
-            continue
-        at, has = 0, skip.get(storage, ()) if skip else ()
-        for extent in record.extents:
-            # Bytes that the target has from the checkpoint before are not read at all (`since=`).
-            if at not in has:
-                there = old.get(storage, {}).get(at)
-                parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
-            at += extent.length
-    _read_parts(directory, parts, verify=verify, tally=tally)
 
 
 class Tally:
@@ -176,9 +164,8 @@ class Tally:
 def _read_parts(
     directory: CheckpointDirectory, parts: Iterable[Part], *, verify: bool, tally: Tally | None = None
 ) -> None:
-    blobs = sorted(
-        by_blob(parts), key=_nbytes, reverse=True
-    )  # the largest first, or one thread ends long after the others
+    # The largest first, or one thread ends long after the others.
+    blobs = sorted(by_blob(parts), key=_nbytes, reverse=True)
 
     def read_blob(of_blob: list[Part]) -> None:
         with PieceReader(directory, verify=verify) as pieces:
@@ -307,16 +294,8 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
 
 
 def check_bound(what: str, nbytes: int, max_bytes: int | None, less: str) -> None:
-    """Raise if more bytes are to be read than the caller allows: by the manifest, before a byte is allocated.
-
-    A few bytes on the disk can be terabytes of zeros in memory.
-
-    Args:
-        what: What is to be read, for the message.
-        nbytes: What it takes in memory.
-        max_bytes: None: any number.
-        less: How to read less.
-    """
+    """Raise if more bytes are to be read than the caller allows: by the manifest, before a byte is allocated."""
+    # A few bytes on the disk can be terabytes of zeros in memory.
     if max_bytes is not None and type(max_bytes) is not int:
         raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
     if max_bytes is not None and nbytes > max_bytes:
@@ -339,18 +318,9 @@ def read_memories(
 
 
 def read_device_memories(
-    directory: CheckpointDirectory,
-    storages: Iterable[int],
-    device: object,
-    *,
-    verify: bool,
-    tally: Tally | None = None,
+    directory: CheckpointDirectory, storages: Iterable[int], device: object, *, verify: bool, tally: Tally | None = None
 ) -> dict[int, StorageMemory]:
-    """Read storages to a device, if `device` is one: large ones of tensors alone, through memory that is pinned once.
-
-    Raises:
-        BadInput: There is no room on the device.
-    """
+    """Read storages to a device, if `device` is one: large ones of tensors alone, by memory that is pinned once."""
     names = names_of(directory)
     records = directory.manifest.storages
     sizes = {

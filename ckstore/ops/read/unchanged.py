@@ -60,10 +60,7 @@ def _pairs(
             continue
         there = _places(before, old_storage)
         places = _places(after, storage).items()
-        yield (
-            storage,
-            [(at, there[at], new) for at, new in places if at in there and there[at].length == new.length],
-        )
+        yield (storage, [(at, there[at], new) for at, new in places if at in there and there[at].length == new.length])
 
 
 def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int | None:

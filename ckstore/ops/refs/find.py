@@ -168,11 +168,7 @@ def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo 
 
 
 def _best(context: Context, ref: Ref) -> CheckpointInfo:
-    """Return the checkpoint that a ref by a metric names.
-
-    Raises:
-        NoSuchRef: No checkpoint has a number for that metric.
-    """
+    """Return the checkpoint that a ref by a metric names."""
     listed = {info.name: info for info in infos(context)}
     read: set[str] = set()
     while True:

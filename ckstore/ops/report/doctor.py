@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import peek, statx
@@ -20,11 +19,15 @@ from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners, space
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.held import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.layout import Layout
 from ckstore.ops import fetched
 from ckstore.ops.config_file import UNDO_BY_HAND_S, read_config, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.mirrored import status_of
@@ -32,12 +35,6 @@ from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.refs.pins import pins
 from ckstore.ops.refs.protection import doubtful_tags, way_out
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.reports.held import DeletedFile
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
 
 Findings = Iterator[DoctorFinding]
 Look = tuple[str, Callable[["Context"], Findings]]

@@ -9,13 +9,11 @@ from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput
 from ckstore.model.reports.html_report import HtmlReport
 from ckstore.model.sizes import size_text
 from ckstore.model.times import seconds_text
 from ckstore.model.words import counted, metrics_text, printable
-from ckstore.ops.os_errors import describe_os_error
-from ckstore.ops.report.metrics import replace_text
+from ckstore.ops.report.metrics import write_text
 from ckstore.ops.report.page import page
 
 if TYPE_CHECKING:
@@ -35,12 +33,7 @@ _ROWS_SHOWN = 500
 def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -> HtmlReport:
     """Return the report of a store, and write it if a path is given; see `ckstore.Store.report`."""
     made = HtmlReport(render(page(context, savers)))
-    if path is not None:
-        try:
-            replace_text(path, made.html)
-        except OSError as error:
-            msg = f"the report cannot be written to {path}: {describe_os_error(error)}"
-            raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
+    write_text(path, made.html, "the report")
     return made
 
 

@@ -6,15 +6,13 @@ import contextlib
 import os
 import stat
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
+from ckstore.errors import BadInput
 from ckstore.model.reports.metrics import openmetrics
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context
+from ckstore.ops.os_errors import describe_os_error
 
 _MODE = 0o644
 
@@ -22,6 +20,16 @@ _MODE = 0o644
 def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
     """Put the metrics of a store in the place of the file at `path`; see `ckstore.Store.write_metrics`."""
     replace_text(path, openmetrics(context.totals.metrics(), str(store), labels))
+
+
+def write_text(path: Path | None, text: str, what: str) -> None:
+    """As `replace_text`, if a path is given, for a person who wants a report in a file."""
+    try:
+        if path is not None:
+            replace_text(path, text)
+    except OSError as error:
+        msg = f"{what} cannot be written to {path}: {describe_os_error(error)}"
+        raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -45,22 +45,15 @@ _DURATIONS = 3000
 
 @dataclass(frozen=True, slots=True)
 class ChangeMap:
-    """Which tensors of a run changed from one checkpoint to the next.
+    """Which tensors of a run changed from one checkpoint to the next."""
 
-    Attributes:
-        run: Which.
-        names: The checkpoints, the oldest first; the first one is only compared with.
-        rows: Name of a tensor -> for each later checkpoint the share of its bytes that changed, 0 also where it is not
-            there; None: it was there the last time.
-        left_out: How many more tensors changed.
-        unchanged_count: How many tensors are the same in the last two of them.
-    """
-
-    run: str
-    names: tuple[str, ...]
+    run: str  # which
+    names: tuple[str, ...]  # the checkpoints, the oldest first; the first one is only compared with
+    # Name of a tensor -> for each later checkpoint the share of its bytes that changed, 0 also where it is not there;
+    # None: it was there the last time.
     rows: dict[str, list[float | None]]
-    left_out: int
-    unchanged_count: int
+    left_out: int  # how many more tensors changed
+    unchanged_count: int  # how many tensors are the same in the last two of them
 
 
 @dataclass(frozen=True, slots=True)

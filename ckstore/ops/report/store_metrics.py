@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
-from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.model.reports.metrics import Metric, openmetrics
 from ckstore.model.times import time_of_text
+from ckstore.ops.context import Context
 from ckstore.ops.mirrored import status_of
-from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.report.metrics import replace_text
+from ckstore.ops.report.metrics import write_text
 from ckstore.ops.report.usage import usage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ckstore.ops.context import Context
 
 
 def metrics(context: Context, path: Path | None) -> str:
     """Return the metrics as text, and put them in the place of a file if a path is given."""
     text = store_metrics(context)
-    if path is not None:
-        try:
-            replace_text(path, text)
-        except OSError as error:
-            msg = f"the metrics cannot be written to {path}: {describe_os_error(error)}"
-            raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
+    write_text(path, text, "the metrics")
     return text
 
 

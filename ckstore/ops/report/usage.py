@@ -5,27 +5,23 @@ How much of a pack is used is taken from the catalog where that is current, else
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs import peek
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, blob_uses, parts_of
 from ckstore.objects.checkpoints import encoding_at, look
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import names_in, waiting_blobs
+from ckstore.ops.context import Context
 from ckstore.ops.fetched import cached_bytes
 from ckstore.ops.refs.listing import infos
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
 
 _Inode = tuple[int, int]
 
@@ -89,10 +85,8 @@ def usage(context: Context) -> Usage:
 
 
 def _compacted_bytes(context: Context) -> tuple[int, int]:
-    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files.
-
-    One that is plain as well saves nothing.
-    """
+    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files."""
+    # One that is plain as well saves nothing.
     plain, files = {}, {}
     there: set[str] = set()
     for run, step, _ in context.layout.published():

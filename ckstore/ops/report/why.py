@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
 from ckstore.fs import files, peek
@@ -16,11 +17,7 @@ from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context
 
 # As for ids: fewer match by accident in a store of some thousand blobs.
 _LEAST_DIGITS = 6
@@ -117,10 +114,8 @@ def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Ma
 
 
 def _users(manifest: Manifest, wanted: str, *, whole: bool) -> tuple[dict[str, list[str]], dict[int, UseKind]]:
-    """Return the digests of blobs and pieces that fit with the names of the leaves that use each, and who uses it how.
-
-    The second has the indexes of the blobs of which these leaves are.
-    """
+    """Return the digests of blobs and pieces that fit with the names of the leaves that use each, and its users."""
+    # The second has the indexes of the blobs of which these leaves are.
 
     def fits(digest: str) -> bool:
         return digest == wanted if whole else digest.startswith(wanted)

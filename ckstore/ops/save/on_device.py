@@ -26,13 +26,7 @@ Key = tuple[str, int, int, int]
 
 
 class DeviceChunks:
-    """The chunks of one save that lie on devices. Its methods may be called from several threads, but for `settle`.
-
-    Args:
-        context: The store.
-        run: That is saved to.
-        sources: All of the state.
-    """
+    """The chunks of one save that lie on devices. Its methods may be called from several threads, but for `settle`."""
 
     def __init__(self, context: Context, run: str, sources: Sequence[ByteSource]) -> None:
         self.claimed_bytes = 0
@@ -85,11 +79,7 @@ class DeviceChunks:
         return found
 
     def settle(self) -> None:
-        """Keep what was read for the next save.
-
-        Raises:
-            StateChanged: The state on the devices is not what it was at the beginning.
-        """
+        """Keep what was read for the next save; `StateChanged` if what is on the devices was changed meanwhile."""
         after = self._fingerprints()
         if not (self._before and after):
             return

@@ -132,20 +132,14 @@ class Packer:
 
 
 class Placed(NamedTuple):
-    """Where small sources are.
+    """Where small sources are."""
 
-    Attributes:
-        keys: The key of each, in order: the digest, or, of further bytes with the same digest, the digest, `KEY_MARK`
-            and a number.
-        places: Where each piece is, by its key.
-        written_bytes: How many bytes of pieces were written.
-        counted: What the catalog said of its checkpoints when it was asked; None: it was not.
-    """
-
+    # The key of each, in order: the digest, or, of further bytes with the same digest, the digest, `KEY_MARK` and a
+    # number.
     keys: list[str]
-    places: dict[str, PieceLocation]
-    written_bytes: int
-    counted: Counted | None
+    places: dict[str, PieceLocation]  # where each piece is, by its key
+    written_bytes: int  # how many bytes of pieces were written
+    counted: Counted | None  # what the catalog said of its checkpoints when it was asked; None: it was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +264,8 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, PieceLocation], Counted | None]:
-    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be.
-
-    The second is what the catalog said of its checkpoints; None: it was not asked.
-    """
+    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be."""
+    # The second is what the catalog said of its checkpoints; None: it was not asked.
     # The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
     found = {digest: place for digest in sizes if (place := context.known.pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()

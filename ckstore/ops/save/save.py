@@ -22,14 +22,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import (
-    BadInput,
-    CannotStore,
-    CkstoreError,
-    InsufficientSpace,
-    SaveFailed,
-    StepExists,
-)
+from ckstore.errors import BadInput, CannotStore, CkstoreError, InsufficientSpace, SaveFailed, StepExists
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters

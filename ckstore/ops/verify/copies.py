@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import direct, files, peek
@@ -30,10 +30,8 @@ from ckstore.objects import blobs
 from ckstore.objects.blob_check import Piece
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 from ckstore.objects.trash import names_in
+from ckstore.ops.context import Context
 from ckstore.ops.verify.decoded import decoded
-
-if TYPE_CHECKING:
-    from ckstore.ops.context import Context
 
 File = Inside | Path
 """A file of the store, or of a source, which may be anywhere."""
@@ -43,15 +41,11 @@ Range = tuple[File, int]
 
 @dataclass(slots=True)
 class Wanted:
-    """A blob of which right bytes are needed.
-
-    Attributes:
-        pieces: What checkpoints say is in it.
-    """
+    """A blob of which right bytes are needed."""
 
     digest: str
     nbytes: int
-    pieces: set[Piece] = field(default_factory=set)
+    pieces: set[Piece] = field(default_factory=set)  # what checkpoints say is in it
 
 
 @dataclass(frozen=True, slots=True)

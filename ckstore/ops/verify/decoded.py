@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.fs import files
+from ckstore.fs.inside import Where
 from ckstore.model.digest import algorithm_of
+from ckstore.objects import encoded
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.encoded import Decoder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.fs.inside import Where
 
 
 def decoded(directories: Iterable[Where], digest: str, nbytes: int) -> tuple[bytearray, Where] | None:
-    """Return the bytes of a plain blob out of the first checkpoint that has it encoded and right, and which it is.
-
-    Raises:
-        OSError: A file could not be read for another reason than itself.
-    """
+    """Return the bytes of a plain blob out of the first checkpoint that has it encoded and right, and which it is."""
     for path in directories:
         try:
             with CheckpointDirectory.at(path) as directory:
-                encoding = directory.manifest.encoding
-                if encoding is None or digest not in encoding.encoded:
+                if not encoded.is_encoded(directory, digest):
                     continue
                 data = bytearray(nbytes)
-                with Decoder(directory, encoding) as decoder:
-                    for at in range(0, nbytes, TILE_BYTES):
-                        decoder.read(digest, at, memoryview(data)[at : at + TILE_BYTES], "a repair")
+                encoded.decoded(directory, digest, 0, memoryview(data), "a repair")
         except (BadInput, DamagedBlob, InUse):  # another one may do
             continue
         except OSError as error:

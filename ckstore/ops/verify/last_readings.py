@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.times import text_of_time
 from ckstore.objects.documents.elsewhere import holders_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context
 
 # Losing the note means that it is read sooner; a verification does not wait long for it.
 _TIMEOUT_S = 5.0

@@ -29,11 +29,9 @@ _FRESH = ".manifest-new"
 
 
 def repair_manifest(context: Context, copies: Copies, run: str, step: int) -> tuple[Repair | None, str]:
-    """Give a checkpoint its manifest back, if there is one with the id that it had; else return why not.
-
-    A compacted checkpoint gets its two documents: a plain manifest in the place of the encoding would say that blobs
-    are missing which are there in encoded form.
-    """
+    """Give a checkpoint its manifest back, if there is one with the id that it had; else return why not."""
+    # A compacted checkpoint gets its two documents: a plain manifest in the place of the encoding would say that blobs
+    # are missing which are there in encoded form.
     path = context.layout.checkpoint(run, step)
     try:
         with CheckpointDirectory.at(path):

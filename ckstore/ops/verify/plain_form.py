@@ -35,10 +35,8 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
-    """Return which plain blob an encoded file is a form of, and a manifest that has it; None: of no blob.
-
-    Checkpoints that another process has locked for too long are added to `held`.
-    """
+    """Return which plain blob an encoded file is a form of, and a manifest that has it; None: of no blob."""
+    # Checkpoints that another process has locked for too long are added to `held`.
     for run, step, _ in context.layout.published():
         path = context.layout.checkpoint(run, step)
         encoding = encoding_at(path)
@@ -62,13 +60,8 @@ def _decoded_from(encoding: Encoding, file: str) -> BlobRecord | None:
 
 
 def put_plain(context: Context, file: str, plain: BlobRecord, good: Inside, temporary: Inside) -> Given:
-    """Give every checkpoint that has the encoded file the plain blob in its place; return which.
-
-    What no document names any more stays in their directories, for `put_leftovers_away`.
-
-    Raises:
-        OSError: One could not be changed; those before it were.
-    """
+    """Give every checkpoint that has the encoded file the plain blob in its place; return which."""
+    # What no document names any more stays in their directories, for `put_leftovers_away`.
     count = 0
     held: dict[CheckpointKey, InUse] = {}
     for run, step, _ in context.layout.published():
@@ -132,10 +125,8 @@ def _leftovers_in(path: Inside) -> list[Inside]:
 
 
 def put_leftovers_away(context: Context, staging: Staging) -> None:
-    """Move what no document of a checkpoint names any more into the staging of a repair, which goes to trash.
-
-    Not while a process has the checkpoint open: it may yet decode with them, by the document before.
-    """
+    """Move what no document of a checkpoint names any more into the staging of a repair, which goes to trash."""
+    # Not while a process has the checkpoint open: it may yet decode with them, by the document before.
     for path in leftovers(context):
         lock = locks.try_exclusive(path)
         if lock is None:  # the next repair does it

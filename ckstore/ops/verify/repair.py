@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import DamagedBlob, InUse
 from ckstore.fs import peek
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.quarantine import put_aside
 from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.os_errors import describe_os_error
@@ -25,28 +28,18 @@ from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_righ
 from ckstore.ops.verify.manifests import repair_manifest
 from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.ops.context import Context
-
 _FRESH = ".plain-new"
 _NOWHERE = "no right copy was found"
 
 
 @dataclass(slots=True)
 class Repaired:
-    """What a repair did.
-
-    Attributes:
-        held: The checkpoints that another process had locked for too long, so that they were passed over.
-    """
+    """What a repair did."""
 
     repaired: list[Repair] = field(default_factory=list)
     unrepaired: list[Unrepaired] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
+    # The checkpoints that another process had locked for too long, so that they were passed over.
     held: dict[CheckpointKey, InUse] = field(default_factory=dict)
 
     def put_aside(self, context: Context, digest: str, names: Iterable[Inside]) -> None:
@@ -110,10 +103,8 @@ def _repair_manifests(context: Context, copies: Copies, damage: Iterable[Damage]
 
 
 def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
-    """Return the damaged blobs of which the store has right bytes; they are read, and nothing is changed.
-
-    Of what cannot be looked at for lack of means nothing is promised.
-    """
+    """Return the damaged blobs of which the store has right bytes; they are read, and nothing is changed."""
+    # Of what cannot be looked at for lack of means nothing is promised.
     copies = Copies(context, ())
     found = []
     for blob in _wanted(context, damage, {}).values():
@@ -124,10 +115,8 @@ def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
 
 
 def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey, InUse]) -> dict[str, Wanted]:
-    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it.
-
-    Those that another process has locked for too long are added to `held`.
-    """
+    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it."""
+    # Those that another process has locked for too long are added to `held`.
     wanted: dict[str, Wanted] = {}
     by_place: dict[CheckpointKey, set[str]] = {}
     for found in damage:

@@ -41,21 +41,15 @@ Inode = tuple[int, int]
 
 @dataclass(slots=True)
 class Names:
-    """The names that the store has for its blobs.
+    """The names that the store has for its blobs."""
 
-    Attributes:
-        counted: How many names each inode has.
-        canonical: Digest -> status of what is at the canonical name.
-        used: Digest -> a name in a checkpoint for each inode.
-        touched: The digest of each of these that has another time than a blob.
-        too_deep: Directories that were not looked into.
-    """
-
-    counted: NameCount = field(default_factory=NameCount)
+    counted: NameCount = field(default_factory=NameCount)  # how many names each inode has
+    # Digest -> status of what is at the canonical name.
     canonical: dict[str, os.stat_result] = field(default_factory=dict)
+    # Digest -> a name in a checkpoint for each inode.
     used: dict[str, dict[Inode, Inside]] = field(default_factory=dict)
-    touched: list[str] = field(default_factory=list)
-    too_deep: list[Inside] = field(default_factory=list)
+    touched: list[str] = field(default_factory=list)  # the digest of each of these that has another time than a blob
+    too_deep: list[Inside] = field(default_factory=list)  # directories that were not looked into
 
     @classmethod
     def of(cls, layout: Layout) -> Names:
@@ -80,10 +74,8 @@ class Names:
 
 
 def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
-    """Return what is to be said about the store; the checkpoints were looked at by `checker` before.
-
-    A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
-    """
+    """Return what is to be said about the store; the checkpoints were looked at by `checker` before."""
+    # A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because
     if mode == "quick":

@@ -35,30 +35,20 @@ if TYPE_CHECKING:
 _ROUND_BYTES = 256 * 2**20
 # A verification of hours that is killed loses a minute of its notes.
 _FLUSH_S = 60.0
-"""Run and step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to verify.
+    """How to verify."""
 
-    Attributes:
-        sample: The part of the blobs to read, above 0, those read longest ago first; None: all.
-        budget_s: Begin nothing that would end later; None: no limit. Those read longest ago come first.
-        rate_bytes_s: Read at most so fast; None: as fast as the disk.
-        quick: Read no data.
-        repair: Put damaged blobs aside and right copies in their place.
-        repair_from: Other stores and directories to take right bytes from.
-        progress: Called now and then.
-    """
-
-    sample: float | None = None
+    sample: float | None = None  # the part of the blobs to read, above 0, those read longest ago first; None: all
+    # Begin nothing that would end later; None: no limit. Those read longest ago come first.
     budget_s: float | None = None
-    rate_bytes_s: float | None = None
-    quick: bool = False
-    repair: bool = False
-    repair_from: tuple[Path, ...] = ()
-    progress: Progress | None = None
+    rate_bytes_s: float | None = None  # read at most so fast; None: as fast as the disk
+    quick: bool = False  # read no data
+    repair: bool = False  # put damaged blobs aside and right copies in their place
+    repair_from: tuple[Path, ...] = ()  # other stores and directories to take right bytes from
+    progress: Progress | None = None  # called now and then
 
     def __post_init__(self) -> None:
         if self.sample is not None and not 0 < self.sample <= 1:
@@ -80,15 +70,10 @@ class Options:
 
 @dataclass(slots=True)
 class Inventory:
-    """The blobs in the directories of some checkpoints; nothing of them was read.
+    """The blobs in the directories of some checkpoints; nothing of them was read."""
 
-    Attributes:
-        sizes: Copy of a blob -> its size.
-        first: Copy of a blob -> index of the first checkpoint that has it.
-    """
-
-    sizes: dict[Unit, int] = field(default_factory=dict)
-    first: dict[Unit, int] = field(default_factory=dict)
+    sizes: dict[Unit, int] = field(default_factory=dict)  # copy of a blob -> its size
+    first: dict[Unit, int] = field(default_factory=dict)  # copy of a blob -> index of the first checkpoint that has it
 
     @classmethod
     def of(cls, context: Context, places: Sequence[CheckpointKey]) -> Inventory:
@@ -311,10 +296,8 @@ class Verification:
         return [*locked, *closed, *survey(self._context, checker, self._options.mode)]
 
     def _look_again(self, checker: Verifier, done: Repaired) -> None:
-        """Look once more at the damaged checkpoints; `checker` reads new copies only.
-
-        After a full verification a mark goes when the whole checkpoint was found right.
-        """
+        """Look once more at the damaged checkpoints; `checker` reads new copies only."""
+        # After a full verification a mark goes when the whole checkpoint was found right.
         checker.lift_budget()
         healed = _CopiesOf({repair.digest for repair in done.repaired})
         for key, damage in list(self._found.items()):

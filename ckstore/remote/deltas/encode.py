@@ -53,20 +53,8 @@ def delta_of(
     there: Collection[Place],
     sizes: Mapping[str, Collection[int]],
 ) -> Delta | None:
-    """Encode an open checkpoint against what a remote has; None: nothing of it would be worth it.
-
-    Args:
-        context: The store.
-        directory: The checkpoint.
-        source: The remote.
-        there: The checkpoints that it has.
-        sizes: The sizes of each blob that it lists.
-
-    Raises:
-        DamagedBlob: Bytes here are damaged: nothing may be encoded from them, or against them.
-        RemoteError: How the other checkpoint is stored there cannot be read.
-        UnsafePlace: The package zstandard is not installed.
-    """
+    """Encode an open checkpoint against one of those `there`; None: nothing of it would be worth it."""
+    # Where bytes here are damaged nothing may be encoded from them, or against them.
     bases = Bases(context, directory, there)
     nearest = next(bases.nearest(), None)
     if nearest is None:

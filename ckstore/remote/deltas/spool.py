@@ -49,16 +49,11 @@ class Spool:
 
 @dataclass
 class Delta:
-    """A checkpoint as it is to be at a remote.
+    """A checkpoint as it is to be at a remote."""
 
-    Attributes:
-        encoding: How its blobs are stored.
-        spool: The files that are new.
-        text, plain: What ``manifest.json`` and ``plain.json`` are to be.
-    """
-
-    encoding: Encoding
-    spool: Spool
+    encoding: Encoding  # how its blobs are stored
+    spool: Spool  # the files that are new
+    # What ``manifest.json`` and ``plain.json`` are to be.
     text: bytes
     plain: bytes
 

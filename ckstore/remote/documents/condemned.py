@@ -33,32 +33,21 @@ PAUSE_S = 0.05
 
 
 class Batch(NamedTuple):
-    """Names that one pruner removes.
+    """Names that one pruner removes."""
 
-    Attributes:
-        names: At most `BATCH_NAMES`.
-        since: When it began, by the server's clock.
-    """
-
-    names: tuple[str, ...]
-    since: str
+    names: tuple[str, ...]  # at most `BATCH_NAMES`
+    since: str  # when it began, by the server's clock
 
 
 @dataclass(slots=True)
 class Condemned:
-    """What the object says.
+    """What the object says."""
 
-    Attributes:
-        condemned: Name of a blob -> since when nothing named it.
-        deleting: Uuid -> a batch that a pruner removes.
-        burnt: Digest -> number of the first name that may be written.
-        change: Drawn for each write. Services mark a version by a hash of its bytes: without it a client that slept
-            would take a later version for the one that it read.
-    """
-
-    condemned: dict[str, str] = field(default_factory=dict)
-    deleting: dict[str, Batch] = field(default_factory=dict)
-    burnt: dict[str, int] = field(default_factory=dict)
+    condemned: dict[str, str] = field(default_factory=dict)  # name of a blob -> since when nothing named it
+    deleting: dict[str, Batch] = field(default_factory=dict)  # uuid -> a batch that a pruner removes
+    burnt: dict[str, int] = field(default_factory=dict)  # digest -> number of the first name that may be written
+    # Drawn for each write. Services mark a version by a hash of its bytes: without it a client that slept would take a
+    # later version for the one that it read.
     change: str = field(default="", compare=False)
 
     def name(self, digest: str) -> BlobName:
@@ -66,11 +55,7 @@ class Condemned:
         return BlobName(digest, self.burnt.get(digest, 0))
 
     def spare(self, digests: Iterable[str]) -> bool:
-        """Take the current names of blobs that are needed out of it, burn those that are being removed.
-
-        Returns:
-            Whether anything changed.
-        """
+        """Take current names of needed blobs out of it, burn those being removed; return whether that changed it."""
         going = self.going()
         changed = False
         for digest in digests:
@@ -136,21 +121,13 @@ def _is_name(name: object) -> bool:
 
 
 def read_condemned(objects: Objects) -> Condemned:
-    """Return what the remote says; one that cannot be read stops every push.
-
-    Raises:
-        CkstoreError: It cannot be read, or is damaged.
-    """
+    """Return what the remote says; one that cannot be read stops every push."""
     data = objects.get(keys.CONDEMNED, MAX_BYTES)
     return Condemned() if data is None else read_document(data, _parse, keys.CONDEMNED)
 
 
 def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
-    """Keep a pruner from removing these blobs, whose intent is written; return which names of them count.
-
-    Raises:
-        RemoteUnavailable: Other clients changed the object again and again.
-    """
+    """Keep a pruner from removing these blobs, whose intent is written; return which names of them count."""
     digests = list(digests)
     for _ in range(TRIES):
         found, version = read_versioned(objects)

@@ -30,20 +30,14 @@ _READINGS = 10
 
 @dataclass(frozen=True, slots=True)
 class RemoteInfo:
-    """What a remote is.
+    """What a remote is."""
 
-    Attributes:
-        uuid: Its own.
-        store: Uuid of the store that made it.
-        hash, chunk_bytes: As of that store.
-        created: UTC, as in a manifest.
-    """
-
-    uuid: str
-    store: str
+    uuid: str  # its own
+    store: str  # uuid of the store that made it
+    # Those of that store.
     hash: str
     chunk_bytes: int
-    created: str
+    created: str  # UTC, as in a manifest
 
     @classmethod
     def of(cls, settings: StoreSettings, created: str) -> RemoteInfo:
@@ -77,12 +71,7 @@ def _parse(data: bytes, where: str) -> RemoteInfo:
 
 
 def read_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return what a remote is.
-
-    Raises:
-        RemoteError: There is none at that place.
-        CkstoreError: It cannot be read, or a newer ckstore made it.
-    """
+    """Return what a remote is; `RemoteError` if there is none at that place."""
     data = objects.get(keys.INFO, _MAX_BYTES)
     if data is None:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
@@ -91,11 +80,7 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
 
 
 def agreed_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return what a remote is at a service that lets two clients make it, as soon as two readings agree.
-
-    Raises:
-        RemoteError: It was changed again and again.
-    """
+    """Return what a remote is at a service that lets two clients make it, as soon as two readings agree."""
     found = read_info(objects, name)
     for _ in range(_READINGS):
         # The client that wrote last has the remote, and the one that wrote before it cannot see that at once.

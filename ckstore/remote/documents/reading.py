@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from ckstore.errors import BadInput, DamagedBlob, RemoteError
 from ckstore.model.seal import Document, read
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 D = TypeVar("D", bound=Document)
 
 
 def read_document(data: bytes, parse: Callable[[bytes, str], D], where: str) -> D:
-    """Return what a small object says.
-
-    Raises:
-        RemoteError: It is damaged, or has another form.
-        NewerFormat: A newer ckstore wrote it.
-    """
+    """Return what a small object says."""
     try:
         return read(data, parse, where)
     except (BadInput, DamagedBlob) as error:

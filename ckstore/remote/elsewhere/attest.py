@@ -30,21 +30,14 @@ if TYPE_CHECKING:
 
 
 class Attest(Protocol):
-    """Says what a remote has.
+    """Says what a remote has."""
 
-    Attributes:
-        read_back_bytes: Bytes that were read to compare them.
-    """
-
-    read_back_bytes: int
+    read_back_bytes: int  # bytes that were read to compare them
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
         """Return why a remote does not have a checkpoint, one sentence; empty if it has.
 
         With `read` what is not attested yet is read and compared; without, it is believed by its size.
-
-        Raises:
-            RemoteError: It cannot be read, or other bytes came.
         """
 
     def keep(self) -> None:

@@ -5,10 +5,12 @@ Manifests alone are brought, each by the protocol of every save, with ``elsewher
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import (
     CkstoreError,
@@ -20,16 +22,21 @@ from ckstore.errors import (
     StepExists,
 )
 from ckstore.fs import files, locks
+from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import Manifest
+from ckstore.model.names import CheckpointKey
 from ckstore.model.seal import seal
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents.elsewhere import elsewhere_bytes, read_elsewhere
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
+from ckstore.objects.publish import IfExists
 from ckstore.objects.staging import Staging
 from ckstore.ops.call_threads import for_each
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.open.create import read_settings
@@ -40,26 +47,14 @@ from ckstore.remote.beside import take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.elsewhere.evict import require
+from ckstore.remote.keys import Place
+from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, source_of, uuid_of
 from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.target import parse_target
-from ckstore.remote.source import read_manifest
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable
-
-    from ckstore.model.checkpoint.annotations import Annotations
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.names import CheckpointKey
-    from ckstore.objects.publish import IfExists
-    from ckstore.ops.context import Context
-    from ckstore.remote.keys import Place
-    from ckstore.remote.objects import Remote
-    from ckstore.remote.source import Found, Source
-
+from ckstore.remote.source import Found, Source, read_manifest
 
 # Read side by side, since each answer takes its time; kept until they are published.
 _BATCH = 16
@@ -85,13 +80,7 @@ def new_settings(
 def list_remote(
     context: Context, remote: Remote | OtherStore, places: Iterable[Place] | None = None
 ) -> tuple[int, list[str]]:
-    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know.
-
-    Args:
-        context: The store.
-        remote: Where they are.
-        places: These alone; None: all.
-    """
+    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
     context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)
     require(context)

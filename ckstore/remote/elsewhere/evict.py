@@ -8,16 +8,16 @@ any two of these leaves a checkpoint that reads as before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, NoSuchRef, RemoteError
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.evict_report import EvictReport
 from ckstore.model.reports.retention_report import Skipped
 from ckstore.model.seal import to_write
@@ -28,6 +28,7 @@ from ckstore.objects.checkpoints import id_at, judge_blobs
 from ckstore.objects.documents import atomic_file, marks
 from ckstore.objects.documents.elsewhere import touch, write_elsewhere
 from ckstore.objects.layout import BLOBS
+from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
@@ -35,16 +36,10 @@ from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.open.create import read_settings
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote.elsewhere.attest import Attest, attest_of
+from ckstore.remote.objects import Remote
 from ckstore.remote.push import Manner
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import OtherStore, uuid_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
-    from ckstore.remote.objects import Remote
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
@@ -59,15 +54,8 @@ def evict(
     dry_run: bool = False,
     why: Mapping[str, str] = MappingProxyType({}),
 ) -> EvictReport:
-    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`.
-
-    Args:
-        context: The store.
-        infos: Which.
-        remote: Where they are.
-        dry_run: Change nothing.
-        why: Names of checkpoints -> why they go, for the journal; by hand, if it is not said.
-    """
+    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`."""
+    # `why`: names of checkpoints -> why they go, for the journal; by hand, if it is not said.
     if not dry_run:
         context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)

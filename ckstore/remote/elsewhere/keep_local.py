@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.evict_report import EvictReport
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free.retain import plan_local
 from ckstore.remote.elsewhere.evict import evict
 from ckstore.remote.reach import reach
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
-
 
 def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
-    """Let go of the bytes that `keep_local` does not keep here, of checkpoints that the mirror has.
-
-    Raises:
-        BadInput: There is no such policy, or no mirror.
-    """
+    """Let go of the bytes that `keep_local` does not keep here, of checkpoints that the mirror has."""
     policy, mirror = policy_of(context.layout, KEEP_LOCAL), setting_of(context.layout, MIRROR)
     if policy is None:
         raise BadInput(
@@ -44,11 +36,7 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
 
 
 def evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space.
-
-    Raises:
-        RemoteError: The mirror does not answer.
-    """
+    """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space."""
     mirror = setting_of(context.layout, MIRROR) or ""
     why = "a save needed the space"
     return evict(context, infos, reach(context, mirror), why={info.name: why for info in infos})

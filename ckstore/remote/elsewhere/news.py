@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from ckstore.errors import RemoteUnavailable
+from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.remote.elsewhere.clone import list_remote
+from ckstore.remote.keys import Place
 from ckstore.remote.reach import RemoteLike, reach, source_of
-
-if TYPE_CHECKING:
-    from ckstore.ops.context import Context
-    from ckstore.remote.keys import Place
 
 POLL_S = 5.0
 """So often a remote is asked: an evaluation takes longer, and twelve requests a minute cost next to nothing."""
 
 
 class News:
-    """Lists in a store what a remote has of a run; asking costs one listing when nothing is new.
-
-    Args:
-        context: The store.
-        remote: Its name, or another store's directory.
-        run: None: all runs.
-        poll_s: Ask at most so often.
-    """
+    """Lists in a store what a remote has of a run, or of all; asking costs one listing, each `poll_s` at most."""
 
     def __init__(self, context: Context, remote: RemoteLike, run: str | None, poll_s: float) -> None:
         context.check_writable()

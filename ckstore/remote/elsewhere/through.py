@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RemoteUnavailable
+from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.stored import OldPiece
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.ops.context import Context
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
 from ckstore.remote.reach import near, reach, source_of, uuid_of
-
-if TYPE_CHECKING:
-    from ckstore.model.checkpoint.elsewhere import Holder
-    from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.model.manifest.stored import OldPiece
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
-    from ckstore.remote.source import Source
+from ckstore.remote.source import Source
 
 
 class Through:
@@ -36,14 +32,8 @@ class Through:
         old: OldPiece | None,
         again: bool,  # noqa: FBT001 - the form of `Context.fetch`
     ) -> int | None:
-        """Fill memory with a range of a blob of an open checkpoint; return how many bytes came.
-
-        With `old`, which is what is in that memory, only the difference is read; None: there is none. `again`: what
-        came before was wrong.
-
-        Raises:
-            BytesElsewhere: No remote that should have it does, or none can be reached.
-        """
+        """Fill memory with a range of a blob of an open checkpoint; return how many bytes came."""
+        # With `old`, which is what is in that memory, only the difference is read. `again`: what came before was wrong.
         if again:
             self._fetched.forget(blob.digest, offset, len(into))
         elif old is None and self._fetched.read_into(blob.digest, offset, into):

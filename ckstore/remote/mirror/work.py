@@ -195,7 +195,8 @@ class Mirror:
         said = {one.key: one.digest for one in self._said([info])}
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
-            report = transfer.push(context, [info], name, options, lacks_all=True)
+            own = read_mirrored(context.layout, name).ids
+            report = transfer.push(context, [info], name, options, lacks_all=True, own=own)
         except NoSuchRef:  # it was dropped meanwhile
             return
         except CkstoreError:
@@ -205,6 +206,5 @@ class Mirror:
         note(context, "mirrored", info.key, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
     def _note(self, name: str, uuid: str, done: list[CheckpointInfo], documents: dict[str, str]) -> None:
-        here = {info.id for info in infos(self._context)}
-        ids = [info.id for info in done]
+        here, ids = infos(self._context), [info.id for info in done]
         add_mirrored(self._context.layout, name, uuid, ids=ids, here=here, documents=documents)

@@ -28,11 +28,7 @@ _used_by_pid = 0
 
 
 def check_process() -> None:
-    """Raise in a child that was forked after its parent had used the engine.
-
-    Raises:
-        RemoteError: This is such a child.
-    """
+    """Raise in a child that was forked after its parent had used the engine."""
     global _used_by_pid  # noqa: PLW0603 - one engine a process
     pid = os.getpid()
     if _used_by_pid in (0, pid):
@@ -65,11 +61,8 @@ class Workers:
         self._stopped = False
 
     def call(self, function: Callable[[], T]) -> T:
-        """Return what a function gives, or raise what it raises; the wait for it can be interrupted.
-
-        Raises:
-            RemoteUnavailable: `stop` was called, before or meanwhile; or the call does not end.
-        """
+        """Return what a function gives, or raise what it raises; the wait for it can be interrupted."""
+        # `RemoteUnavailable`: `stop` was called, before or meanwhile; or the call does not end.
         check_process()
         call = _Call(function)
         with self._mutex:

@@ -48,12 +48,7 @@ _memory: dict[str, Any] = {}
 
 
 class ServiceObjects:
-    """Objects of one target; see `Objects`. Threads may share it; a forked child may not use it.
-
-    Args:
-        target: A URL.
-        abilities: What a probe saw; None: the service is taken to do what S3 documents.
-    """
+    """Objects of one target; see `Objects`. Threads may share it; a forked child may not use it."""
 
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         check_process()
@@ -318,10 +313,8 @@ class ServiceObjects:
         return result  # type: ignore[return-value]  # of a call without an error
 
     def _try(self, function: Callable[[], T]) -> tuple[T | None, Exception | None]:
-        """Make a call of the engine in a worker; return what it gives, or its error.
-
-        As a value, since an error that is raised while another one is handled carries it along, and shows it.
-        """
+        """Make a call of the engine in a worker; return what it gives, or its error."""
+        # As a value, since an error that is raised while another one is handled carries it along, and shows it.
         try:
             return self._workers.call(function), None
         except Exception as error:  # noqa: BLE001 - handed to the caller, who translates it

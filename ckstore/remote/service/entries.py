@@ -67,11 +67,7 @@ def entries(layout: Layout) -> dict[str, RemoteEntry]:
 
 
 def entry_named(layout: Layout, name: str) -> RemoteEntry:
-    """Return a remote by its name; "": the only one.
-
-    Raises:
-        NoSuchRemote: There is none of that name, or no only one.
-    """
+    """Return a remote by its name; "": the only one."""
     found = entries(layout)
     if not name and len(found) == 1:
         return next(iter(found.values()))
@@ -93,11 +89,7 @@ def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
 
 
 def check_takes_pushes(entry: RemoteEntry) -> None:
-    """Raise if the probe saw that a remote cannot be pushed to.
-
-    Raises:
-        RemoteError: It cannot.
-    """
+    """Raise if the probe saw that a remote cannot be pushed to."""
     abilities = entry.abilities
     if abilities is None or (abilities.writes and abilities.lists_writes):
         return

@@ -57,13 +57,7 @@ def has_lost_condition(error: BaseException | None) -> bool:
 
 
 def translated(error: BaseException | None, what: str, target: Target) -> RemoteError:
-    """Return what to raise for an error of the engine.
-
-    Args:
-        error: It; not to be chained, since its text and its own causes may show secrets.
-        what: What was being done, ``writing blobs/ab/…``.
-        target: Where.
-    """
+    """Return what to raise for an error of the engine, not to be chained: its text and causes may show secrets."""
     if isinstance(error, RemoteError):
         return error
     text, name = str(error)[:_LOOKED_AT], type(error).__name__

@@ -27,11 +27,7 @@ _BYTES = bytes(range(64))
 
 
 def probe(target: Target) -> tuple[Abilities, datetime | None]:
-    """Return what the service of a target does, and its time; None where nothing can be written.
-
-    Raises:
-        RemoteError: It cannot be reached, or neither reads nor writes with these credentials.
-    """
+    """Return what the service of a target does, and its time; None where nothing can be written."""
     folder = f"probe/{uuid.uuid4().hex}"
     objects = open_objects(target)
     try:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from ckstore.errors import BadInput
 from ckstore.model.document import refuse
 from ckstore.model.names import expanded
-
-if TYPE_CHECKING:
-    import os
 
 Kind = Literal["store", "url"]
 """A directory that holds a store, or a prefix of object storage."""
@@ -106,11 +104,7 @@ class Target:
 
 
 def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None) -> Target:
-    """Return what a user means: a URL, or the directory of a store.
-
-    Raises:
-        BadInput: It is neither, or it contains credentials.
-    """
+    """Return what a user means: a URL without credentials, or the directory of a store."""
     if isinstance(text, str) and "://" in text:
         # A slash at the end, and two of them, would make other keys of the same place.
         head, _, rest = text.partition("://")
@@ -148,11 +142,7 @@ def _check_url(address: str) -> None:
 
 
 def check_endpoint(endpoint: str, name: str = "an endpoint") -> None:
-    """Refuse what is no URL of a service; `name`: what has it.
-
-    Raises:
-        BadInput: It is no such URL, or it contains credentials.
-    """
+    """Refuse what is no URL of a service, or contains credentials; `name`: what has it."""
     if "@" in endpoint or "?" in endpoint or "#" in endpoint:
         raise BadInput(f"{name} has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(endpoint)

@@ -21,12 +21,9 @@ _RIGHT, _WRONG = b"right", b"wrong"
 
 
 def refuses_wrong_body(target: Target, key: str) -> bool | None:
-    """Write an object with a body that differs from its signed digest.
-
-    Returns:
-        Whether that was refused; None: it could not be tried, since the service is not S3, the keys of the account are
-        not in the environment, or a right body was refused as well.
-    """
+    """Return whether a body that differs from its signed digest is refused; None: it could not be tried."""
+    # It can be tried where the service is S3, the keys of the account are in the environment, and a right body is
+    # taken.
     key_id, secret = os.environ.get("AWS_ACCESS_KEY_ID", ""), os.environ.get("AWS_SECRET_ACCESS_KEY", "")
     endpoint = target.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     if target.scheme != "s3" or not (key_id and secret and endpoint):

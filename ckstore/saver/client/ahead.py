@@ -47,14 +47,10 @@ class _Remembered:
 
 
 class HeadStart:
-    """Copies that were begun. Call `give_up` at the end, whatever happened.
-
-    Attributes:
-        devices: Those that were waited for.
-    """
+    """Copies that were begun. Call `give_up` at the end, whatever happened."""
 
     def __init__(self, pool: SnapshotPool, most: int) -> None:
-        self.devices: Collection[Any] = ()
+        self.devices: Collection[Any] = ()  # those that were waited for
         self._pool = pool
         self._most = most
         self._snapshot: Snapshot | None = None
@@ -80,12 +76,8 @@ class HeadStart:
             snapshot.fill(sources, places_of(sources)[0])
 
     def indexes(self, sources: Sequence[ByteSource], fingerprints: Fingerprints) -> tuple[int, ...]:
-        """Return which sources of a state were copied, in their order in the snapshot; none if any was in vain.
-
-        Args:
-            sources: The state, as it was walked through.
-            fingerprints: Taken since: what was copied lies between two that are equal.
-        """
+        """Return which sources of a state were copied, in their order in the snapshot; none if any was in vain."""
+        # What was copied lies between two fingerprints that are equal.
         for one, source, before in self._copied:
             now: Any = sources[one.index] if one.index < len(sources) else None
             if now is None or not now.on_device or fingerprints.get(one.index) != before:

@@ -44,19 +44,14 @@ _COMPILE_S = 60.0
 
 
 class Client:
-    """The background saves of one open store.
-
-    Attributes:
-        path: Directory of the store.
-        on_ended: Called with what was saved, or why not, in the thread that watches the saver.
-    """
+    """The background saves of one open store."""
 
     def __init__(
         self, path: str, catalog_path: str | None, on_ended: Callable[[CheckpointInfo | CkstoreError], None]
     ) -> None:
-        self.path = path
+        self.path = path  # directory of the store
         self.catalog_path = catalog_path
-        self.on_ended = on_ended
+        self.on_ended = on_ended  # called with what was saved, or why not, in the thread that watches the saver
         self._begin()
         _clients.add(self)
 
@@ -79,33 +74,23 @@ class Client:
     ) -> PendingSave:
         """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved."""
         with self._submitting:
-            return self._submit(state, order, limits, last_parents, unchanged)
+            begun_at = time.monotonic()
+            # First: the caller learns of a failed save before this one is copied, and the error is raised once.
+            self.raise_unread()
+            # Names say more than fingerprints, and behind an event nothing may be asked of the devices yet.
+            has_head_start = limits.after is None and (unchanged is None or unchanged.selects is None)
+            run = order.run if has_head_start else ""
+            ahead = self._ahead.begin(run, self._queue.pool, limits.max_in_flight)
+            try:
+                return self._submit_behind(ahead, begun_at, state, order, limits, last_parents, unchanged)
+            finally:
+                ahead.give_up()
 
     def call_failed(self, run: object) -> None:
         """A call that should have saved to a run raised: what the next one names as unchanged is so since that call."""
         if isinstance(run, str):
             with self._queue.changed:
                 self._queue.bases.not_saved(run, set())
-
-    def _submit(
-        self,
-        state: object,
-        order: Order,
-        limits: SaverLimits,
-        last_parents: Mapping[str, str],
-        unchanged: UnchangedNames | None,
-    ) -> PendingSave:
-        begun_at = time.monotonic()
-        # First: the caller learns of a failed save before this one is copied, and the error is raised once.
-        self.raise_unread()
-        # Names say more than fingerprints, and behind an event nothing may be asked of the devices yet.
-        has_head_start = limits.after is None and (unchanged is None or unchanged.selects is None)
-        run = order.run if has_head_start else ""
-        ahead = self._ahead.begin(run, self._queue.pool, limits.max_in_flight)
-        try:
-            return self._submit_behind(ahead, begun_at, state, order, limits, last_parents, unchanged)
-        finally:
-            ahead.give_up()
 
     def _submit_behind(  # noqa: PLR0917
         self,

@@ -29,16 +29,11 @@ _MOST_GIVEN_UP = 4
 
 
 class SaverKeeper:
-    """The saver of one client. Its methods are called with the lock of the queue, but for those of its thread.
-
-    Attributes:
-        process: The saver that is there; None: none.
-        given_up: Those that were killed and may not have ended.
-    """
+    """The saver of one client. Its methods are called with the lock of the queue, but for those of its thread."""
 
     def __init__(self, path: str, catalog_path: str | None, queue: SaveQueue) -> None:
-        self.process: SaverProcess | None = None
-        self.given_up: list[SaverProcess] = []
+        self.process: SaverProcess | None = None  # the saver that is there; None: none
+        self.given_up: list[SaverProcess] = []  # those that were killed and may not have ended
         self._path = path
         self._catalog_path = catalog_path
         self._queue = queue
@@ -76,10 +71,8 @@ class SaverKeeper:
                     self.refuse(order.number)
 
     def refuse(self, number: int) -> None:
-        """Tell the saver that an order was given up; without the lock, since a signal handler may do so.
-
-        Where its socket takes no more it hears so when it asks.
-        """
+        """Tell the saver that an order was given up; without the lock, since a signal handler may do so."""
+        # Where its socket takes no more it hears so when it asks.
         process = self.process
         if process is not None:
             process.send(Answer(number, allowed=False))
@@ -211,10 +204,8 @@ class SaverKeeper:
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
-        """The saver is stuck: kill it, and give up what it had begun; the saves behind that go to another.
-
-        What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
-        """
+        """The saver is stuck: kill it, and give up what it had begun; the saves behind that go to another."""
+        # What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
         # Killed before anything else: from here it can ask for no permission, so the save cannot appear later.
         process.kill()
         process.let_go()

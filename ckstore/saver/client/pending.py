@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ckstore.errors import CkstoreError, InUse
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.status import SaveEvent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.model.manifest.info import CheckpointInfo
 
 
 class PendingSave:

@@ -9,17 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed
 from ckstore.fs.memory_file import open_memory
+from ckstore.model.saver.messages import Message
 from ckstore.saver import wire
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.saver.messages import Message
 
 ENTRY = "ckstore.saver.server.main"
 MARK = "ckstore-saver"
@@ -40,11 +36,7 @@ _children_mutex = threading.Lock()
 
 
 class SaverProcess:
-    """One saver, which lives until its socket is closed and its orders are done.
-
-    Attributes:
-        pid: Of the process.
-    """
+    """One saver, which lives until its socket is closed and its orders are done."""
 
     def __init__(self) -> None:
         # Else ended savers stay as zombies until the trainer ends: nothing else waits for them.
@@ -61,13 +53,11 @@ class SaverProcess:
             raise
         finally:
             saver_end.close()
-        self.pid = self._child.pid
+        self.pid = self._child.pid  # of the process
 
     def send(self, message: Message | bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Send without waiting; False if it takes no more.
-
-        `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.
-        """
+        """Send without waiting; False if it takes no more."""
+        # `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.
         try:
             # Without waiting: the trainer must never stand still for a saver that does not read.
             return wire.send(self._sock, message, descriptors, wait=False)

@@ -57,22 +57,14 @@ class Parents:
 
 @dataclass(frozen=True, slots=True)
 class SaverLimits:
-    """How many background saves there may be at a time, and for how long anything is waited for.
+    """How many background saves there may be at a time, and for how long anything is waited for."""
 
-    Attributes:
-        max_in_flight: So many snapshots there are at a time.
-        when_busy: ``wait``, ``skip`` or ``error``: what to do when there are so many.
-        timeout_s: How long ``wait`` waits.
-        stall_timeout_s: A saver that does nothing for so long is given up.
-        nice: Added to the niceness of a saver that is started now.
-        after: An event of a device, behind which the state is copied; None: all that was queued is waited for.
-    """
-
-    max_in_flight: int = 1
-    when_busy: str = "wait"
-    timeout_s: float = 600.0
-    stall_timeout_s: float = 120.0
-    nice: int = 0
+    max_in_flight: int = 1  # so many snapshots there are at a time
+    when_busy: str = "wait"  # ``wait``, ``skip`` or ``error``: what to do when there are so many
+    timeout_s: float = 600.0  # how long ``wait`` waits
+    stall_timeout_s: float = 120.0  # a saver that does nothing for so long is given up
+    nice: int = 0  # added to the niceness of a saver that is started now
+    # An event of a device, behind which the state is copied; None: all that was queued is waited for.
     after: object = None
 
     def check(self) -> None:
@@ -91,24 +83,15 @@ class SaverLimits:
 
 
 class SaveQueue:
-    """The saves of one client that have not ended.
-
-    Attributes:
-        changed: The lock of all of this, and the condition that callers wait for.
-        saves: In their order; only the first can have been begun.
-        pool: Memory of the snapshots that are not in use.
-        parents: What savers have heard of the parents of the next checkpoints.
-        bases: What unchanged tensors can be taken from.
-        limits: Those of the last save.
-    """
+    """The saves of one client that have not ended."""
 
     def __init__(self, on_ended: Callable[[CheckpointInfo | CkstoreError], None]) -> None:
-        self.changed = threading.Condition()
-        self.saves: list[Save] = []
-        self.pool = SnapshotPool()
-        self.parents = Parents()
-        self.bases = Bases()
-        self.limits = SaverLimits()
+        self.changed = threading.Condition()  # the lock of all of this, and the condition that callers wait for
+        self.saves: list[Save] = []  # in their order; only the first can have been begun
+        self.pool = SnapshotPool()  # memory of the snapshots that are not in use
+        self.parents = Parents()  # what savers have heard of the parents of the next checkpoints
+        self.bases = Bases()  # what unchanged tensors can be taken from
+        self.limits = SaverLimits()  # those of the last save
         self._on_ended = on_ended
         self._ended: list[PendingSave] = []
         self._said: deque[tuple[int, str]] = deque()
@@ -116,11 +99,7 @@ class SaveQueue:
         self._logged: set[str] = set()
 
     def make_way(self, limits: SaverLimits) -> bool:
-        """Wait until there may be one more snapshot; False: this save is to be skipped.
-
-        Raises:
-            InUse: It took too long, or `limits` do not let it wait.
-        """
+        """Wait until there may be one more snapshot; False: this save is to be skipped. `InUse`: it took too long."""
 
         def is_free() -> bool:
             return len(self.saves) < limits.max_in_flight
@@ -173,13 +152,7 @@ class SaveQueue:
                 self.pool.give(snapshot, limits.max_in_flight)
 
     def end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
-        """It has ended; with the lock.
-
-        Args:
-            save: The save.
-            outcome: What was saved, or why not.
-            keep: Keep its snapshot for the next: no saver can look at it any more.
-        """
+        """It has ended; with the lock. `keep`: its snapshot may serve the next, as no saver can look at it."""
         # First: threads that wait for room, or for its end, look at this list.
         self.saves.remove(save)
         if keep:
@@ -213,10 +186,8 @@ class SaveQueue:
             log_notes(info.name, info.warnings, self._logged)
 
     def let_go_in_child(self) -> None:
-        """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's.
-
-        That thread keeps this queue, so the memory of the snapshots would stay mapped with what is left in it.
-        """
+        """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's."""
+        # That thread keeps this queue, so the memory of the snapshots would stay mapped with what is left in it.
         self.pool.let_go()
         for save in self.saves:
             save.snapshot.let_go()

@@ -24,38 +24,25 @@ _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; t
 
 @dataclass(slots=True)
 class Save:
-    """A save under way. A saver begins one when those before it have ended, so only the first has been begun.
+    """A save under way. A saver begins one when those before it have ended, so only the first has been begun."""
 
-    Attributes:
-        order: What the saver is asked for.
-        snapshot: Where the bytes are.
-        pending: What the caller sees.
-        tries: How many savers died while it was the first.
-        sent: Whether the saver that is there now has the order.
-        granted: Whether that may publish it.
-        maybe_published: Whether a saver that has died might have published it, and had not said so.
-        committed: What was published, as soon as that is known.
-        copied_s: Seconds that the call took to copy the state.
-        asked_at, taken_at: When it was put behind the others, and when a saver first had it; `time.monotonic`.
-        encoded: The order as it is sent, made while the state was on its way; empty: it is not the order any more.
-        fingerprints: Of its storages on devices, as they were copied.
-        copying: What is still on its way from devices into the snapshot: until then no saver may have it.
-    """
-
-    order: Order
-    snapshot: Snapshot
-    pending: PendingSave
-    tries: int = 0
-    sent: bool = False
-    granted: bool = False
-    maybe_published: bool = False
-    committed: CheckpointInfo | None = None
-    copied_s: float = 0.0
+    order: Order  # what the saver is asked for
+    snapshot: Snapshot  # where the bytes are
+    pending: PendingSave  # what the caller sees
+    tries: int = 0  # how many savers died while it was the first
+    sent: bool = False  # whether the saver that is there now has the order
+    granted: bool = False  # whether that may publish it
+    maybe_published: bool = False  # whether a saver that has died might have published it, and had not said so
+    committed: CheckpointInfo | None = None  # what was published, as soon as that is known
+    copied_s: float = 0.0  # seconds that the call took to copy the state
+    # When it was put behind the others, and when a saver first had it; `time.monotonic`.
     asked_at: float = field(default_factory=time.monotonic)
     taken_at: float = 0.0
+    # What is still on its way from devices into the snapshot: until then no saver may have it.
     copying: Copying | None = None
+    # The order as it is sent, made while the state was on its way; empty: it is not the order any more.
     encoded: bytes = b""
-    fingerprints: Fingerprints = field(default_factory=dict)
+    fingerprints: Fingerprints = field(default_factory=dict)  # of its storages on devices, as they were copied
 
     def again(self) -> None:
         """Another saver is to make it."""

@@ -52,10 +52,8 @@ def _grain(nbytes: int) -> int:
 def places_of(
     sources: Sequence[ByteSource], kept: Iterable[int] = (), first: Iterable[int] = ()
 ) -> tuple[tuple[Place, ...], int]:
-    """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is.
-
-    Those that are `first` lie at its beginning, in that order.
-    """
+    """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is."""
+    # Those that are `first` lie at its beginning, in that order.
     offsets = dict.fromkeys(kept, -1)
     end = 0
 
@@ -79,14 +77,10 @@ class Snapshot:
     """Shared memory for one state. Its pages are there before anything is copied into it, huge ones if possible.
 
     A copy to huge pages takes seven tenths of the time of one to pages of 4 KiB (docs/performance.md).
-
-    Attributes:
-        fd: To be given to the saver.
-        nbytes: Its size.
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = self.size_for(nbytes)
+        self.nbytes = self.size_for(nbytes)  # its size
         self._is_written = False
         self._pinned: Pinned | None = None
         self._copying: Copying | None = None
@@ -94,7 +88,7 @@ class Snapshot:
         # Asked, not tried: in a control group the page that is one too many kills the training.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
             raise self._no_memory(f": it takes {self.nbytes} bytes, and {found}")
-        self.fd = open_memory("ckstore-snapshot")
+        self.fd = open_memory("ckstore-snapshot")  # to be given to the saver
         try:
             os.ftruncate(self.fd, self.nbytes)
             self._memory = map_shared(self.fd, self.nbytes, writable=True)
@@ -117,11 +111,9 @@ class Snapshot:
         return InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight")
 
     def _give_up(self) -> None:
-        """Give the memory back now: the frames of the error that is to be raised keep it mapped as long as that lives.
-
-        A write to a page that was given back is a SIGBUS. So where Ctrl-C came while a thread was waited for, and it
-        may still write, the memory goes with the error.
-        """
+        """Give the memory back now: the frames of the error that is to be raised keep it mapped while that lives."""
+        # A write to a page that was given back is a SIGBUS. So where Ctrl-C came while a thread was waited for, and it
+        # may still write, the memory goes with the error.
         if not self._is_written:
             with suppress(OSError):  # then it goes with the error, too, which is the news
                 os.ftruncate(self.fd, 0)

@@ -8,24 +8,17 @@ what is kept each save copies a share, so that the saver compares its digests: s
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.captured import RangeSource
-from ckstore.model.saver.messages import Kept, Place, Sample
+from ckstore.model.manifest.captured import Captured, RangeSource
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.model.saver.messages import Kept, Order, Place, Sample
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.saver.client.snapshot import aligned, places_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ckstore.model.manifest.captured import Captured
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.model.saver.messages import Order
 
 Fingerprints = Mapping[int, bytes]
 """Storage of a state -> what tells on its device whether it changed (`tensors/device/fingerprint`)."""
@@ -38,15 +31,11 @@ IN_SAVES = 32
 
 @dataclass(frozen=True, slots=True)
 class UnchangedNames:
-    """What the caller says.
+    """What the caller says."""
 
-    Attributes:
-        selects: Whether the value with a name is unchanged since the save before; None: nothing is said of any.
-        chunk_bytes: Size of the chunks of the store.
-    """
-
+    # Whether the value with a name is unchanged since the save before; None: nothing is said of any.
     selects: Callable[[str], bool] | None
-    chunk_bytes: int
+    chunk_bytes: int  # size of the chunks of the store
 
     def names_in(self, captured: Captured) -> set[str]:
         """Return what it names of a state."""
@@ -63,33 +52,21 @@ class UnchangedNames:
 
 @dataclass(slots=True)
 class Base:
-    """A checkpoint that unchanged tensors can be taken from.
+    """A checkpoint that unchanged tensors can be taken from."""
 
-    Attributes:
-        step, id: Which.
-        leaves: Its leaves, by name.
-        sizes: Of its storages.
-        copied_steps: For each of its storages the step for which it was last copied whole.
-        fingerprints: Of those that were on a device, by their index.
-    """
-
+    # Which checkpoint.
     step: int
     id: str
-    leaves: dict[str, LeafRecord]
-    sizes: tuple[int, ...]
-    copied_steps: tuple[int, ...]
-    fingerprints: Fingerprints
+    leaves: dict[str, LeafRecord]  # its leaves, by name
+    sizes: tuple[int, ...]  # of its storages
+    copied_steps: tuple[int, ...]  # for each of its storages the step for which it was last copied whole
+    fingerprints: Fingerprints  # of those that were on a device, by their index
 
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Return which storages of a state need not be copied, as `Kept.storages`, and which of them nothing names.
-
-        Args:
-            captured: The state.
-            names: What the caller says is unchanged.
-            fingerprints: Of what is on devices now: evidence of the same.
-        """
+        """Return which storages of a state need not be copied, as `Kept.storages`, and which of them nothing names."""
+        # `names`, the caller's word, and equal fingerprints of what is on devices are evidence of the same.
         members: dict[int, list[LeafRecord]] = defaultdict(list)
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
@@ -123,20 +100,14 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """Where a state goes in a snapshot.
+    """Where a state goes in a snapshot."""
 
-    Attributes:
-        places: Of each of its storages.
-        kept: What is taken from an earlier checkpoint; None: nothing is.
-        parts, part_places: What is copied of that, to be compared.
-        nbytes: Size of the snapshot.
-    """
-
-    places: tuple[Place, ...]
-    kept: Kept | None
+    places: tuple[Place, ...]  # of each of its storages
+    kept: Kept | None  # what is taken from an earlier checkpoint; None: nothing is
+    # What is copied of that, to be compared.
     parts: tuple[RangeSource, ...]
     part_places: tuple[Place, ...]
-    nbytes: int
+    nbytes: int  # size of the snapshot
 
 
 @dataclass(slots=True)
@@ -193,17 +164,10 @@ class Bases:
         fingerprints: Fingerprints = NO_FINGERPRINTS,
         first: Sequence[int] = (),
     ) -> SnapshotPlan:
-        """Say where a state goes.
+        """Say where a state goes, by the caller's word of what is unchanged, and which `names` of the state that means.
 
-        Args:
-            captured: The state.
-            order: What is asked for.
-            unchanged: What the caller says is unchanged.
-            names: What that names of the state.
-            last_parents: What each run was last saved to, or loaded from, by whatever call: if that is not the base,
-                the caller means another checkpoint.
-            fingerprints: Of its storages on devices.
-            first: Storages that are copied whatever is kept, and to where.
+        If a run was last saved to, or loaded from, by another call than its base, as `last_parents` says, the caller
+        means another checkpoint. `first` are storages that are copied whatever is kept, and to where.
         """
         base = self._bases.get(order.run)
         if (

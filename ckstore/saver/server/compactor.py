@@ -6,16 +6,13 @@ Started by a save, as the process that mirrors is. What fails is tried again aft
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.ops.compact.by_rule import compact_due, rule_of
+from ckstore.ops.context import Context
 from ckstore.saver.compactor import lock_compaction
 from ckstore.saver.server.mirror import begin
 from ckstore.saver.server.report import Page
-
-if TYPE_CHECKING:
-    from ckstore.ops.context import Context
 
 
 def main(about: str) -> None:

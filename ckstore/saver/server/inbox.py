@@ -15,14 +15,10 @@ if TYPE_CHECKING:
 
 
 class Inbox:
-    """Messages of the trainer; orders that come while an answer is awaited are kept for later.
-
-    Attributes:
-        sock: To the trainer.
-    """
+    """Messages of the trainer; orders that come while an answer is awaited are kept for later."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
+        self.sock = sock  # to the trainer
         self._kept: deque[tuple[Message, list[int]]] = deque()
         self._refused: set[int] = set()  # orders that the trainer gave up
         # Beside the socket: a child that the trainer forked may hold the other end open for days after its death.

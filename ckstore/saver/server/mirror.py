@@ -14,19 +14,16 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import peek
+from ckstore.ops.context import Context
 from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
 from ckstore.ops.os_errors import why_of
 from ckstore.remote.mirror.work import Mirror
 from ckstore.saver.mirror import has_successor, lock_mirror
 from ckstore.saver.server.report import Page
-
-if TYPE_CHECKING:
-    from ckstore.ops.context import Context
 
 # Below the training, whose cores and links it shares.
 _NICE = 10

@@ -11,19 +11,16 @@ import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.errors import SaveAbandoned
 from ckstore.fs.memory_file import open_memory
-from ckstore.model.saver.messages import Committed, Publishing, SaverState, Status
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.saver.messages import Committed, Message, Order, Publishing, SaverState, Status
 from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
 from ckstore.ops.context import SaveWatch
 from ckstore.saver import wire
 from ckstore.saver.server.inbox import Inbox
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.saver.messages import Message, Order
 
 # Each chunk would be a message of its own; the trainer's thread would take the GIL for each.
 _EVERY_S = 0.1

@@ -25,8 +25,8 @@ from ckstore.tensors.walks import DICTS, name_below
 class IntoPlan:
     """How a checkpoint will be read into a target. Nothing of it is touched before `fill` and `finish`."""
 
-    # Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `fill`, or in parts to
-    # `fill_part`, then call `finish`.
+    # Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `filling.fill`, or in parts to
+    # `filling.fill_part`, then call `finish`.
 
     def __init__(self, comparison: Comparison) -> None:
         self.differences = comparison.differences  # what does not fit; it is left alone
@@ -45,7 +45,7 @@ class IntoPlan:
         self.direct: dict[int, Any] = {}
         self.copied: list[int] = []  # storages of which the target takes copies
         self.indirect: set[int] = set()  # storages to be read to fresh memory, which `finish` asks for
-        self._filling = comparison.filling
+        self.filling = comparison.filling
         self._guessed = comparison.guessed
 
     @property
@@ -56,7 +56,7 @@ class IntoPlan:
     def prepare(self, storage_bytes: Sequence[int] | None = None) -> None:
         """Decide which storages go where; take the memory for tensors that have none."""
         # `storage_bytes`: sizes of the storages; None: each ends with its last element.
-        self.direct, self.copied, self.indirect = self._filling.decide(storage_bytes)
+        self.direct, self.copied, self.indirect = self.filling.decide(storage_bytes)
 
     def attempt(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
         """Let each part of a module that loads in a way of its own do so; what it reports is in `differences` then."""
@@ -74,23 +74,11 @@ class IntoPlan:
         for attempt in reversed(self._attempts):
             attempt.undo()
 
-    def streams(self, storage: int, cuts: Sequence[int]) -> bool:
-        """Whether one of `copied` can be given to `fill_part`, in parts that begin at these bytes of it."""
-        return self._filling.streams(storage, cuts)
-
-    def fill_part(self, storage: int, start: int, data: memoryview) -> None:
-        """Take the bytes of one of `copied` from byte `start` on."""
-        self._filling.fill_part(storage, start, data)
-
-    def fill(self, storage: int, memory: StorageMemory) -> None:
-        """Take one of `copied` as a whole."""
-        self._filling.fill(storage, memory)
-
     def finish(self, memory: Callable[[int], StorageMemory]) -> None:
         """Bring the rest into the target, in its order: values are set and `load_state_dict` is called."""
         # `memory`: gives the filled memory of a storage; asked once for each of `indirect`. Raises BadInput: an object
         # refuses its state; what came before it has been loaded.
-        leaf = self._filling.finish(memory)
+        leaf = self.filling.finish(memory)
         # After all tensors: `load_state_dict` of an optimizer may look at the parameters.
         for step in self._steps:
             step(leaf)

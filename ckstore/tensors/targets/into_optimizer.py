@@ -15,6 +15,7 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import MAX_DEPTH, Node
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_index
+from ckstore.model.words import counted
 from ckstore.tensors.kinds import hand_over, is_stateful, is_tensor, state_of
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets import torch_targets
@@ -76,13 +77,13 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
         comparison.mismatch(name, "a list of groups", "something else")
         return False
     if len(groups) != len(own):
-        comparison.mismatch(name, _counted(len(own), "group"), _counted(len(groups), "group"))
+        comparison.mismatch(name, counted(len(own), "group"), counted(len(groups), "group"))
         return False
     fits = True
     for i, (own_group, found) in enumerate(zip(own, groups, strict=True)):
         if len(own_group["params"]) != len(found["params"]):
-            wanted = _counted(len(own_group["params"]), "parameter")
-            comparison.mismatch(f"{name}[{i}].params", wanted, _counted(len(found["params"]), "parameter"))
+            wanted = counted(len(own_group["params"]), "parameter")
+            comparison.mismatch(f"{name}[{i}].params", wanted, counted(len(found["params"]), "parameter"))
             fits = False
         lacking = sorted((_TELLING & set(own_group)) - set(found))
         if lacking and _is_torchs(optimizer):
@@ -103,10 +104,6 @@ def _is_group(found: Any) -> bool:
 
 def _is_torchs(optimizer: Any) -> bool:
     return type(optimizer).__module__.startswith("torch.optim")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _below(node: Node, tag: str) -> set[int]:

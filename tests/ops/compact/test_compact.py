@@ -26,7 +26,7 @@ from ckstore.model.manifest.manifest import Extent
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import trash
 from ckstore.ops.compact import encode, settle
-from ckstore.ops.verify import survey, survey_files
+from ckstore.ops.verify import survey_files
 from tests.format import reader
 from tests.support.descriptors import open_below
 from tests.support.forging import forge_manifest
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_is_compacted_under_the_look_at_the_catalog_agrees_wit
         assert len(elsewhere(lambda: Store.open(store.path).compact(keep_newest=1)).compacted) == 2
         return compare(*given, **options)
 
-    monkeypatch.setattr(survey, "catalog_findings", comparing)
+    monkeypatch.setattr("ckstore.ops.verify.survey.catalog_findings", comparing)
 
     assert [str(one) for one in store.verify(quick=True).findings] == []
 

@@ -65,10 +65,7 @@ def export_torch(
 
 
 def pickled_node(
-    directory: CheckpointDirectory,
-    state: Node,
-    chosen: Sequence[LeafRecord],
-    keep: Callable[[str], bool] | None,
+    directory: CheckpointDirectory, state: Node, chosen: Sequence[LeafRecord], keep: Callable[[str], bool] | None
 ) -> PickledState:
     """Pickle the value of a node, with the leaves that are `chosen`; the bytes of tensors are not read for it."""
     leaves = directory.manifest.leaves
@@ -85,10 +82,7 @@ def pickled_node(
 
 
 def _pickled(
-    directory: CheckpointDirectory,
-    state: Node,
-    in_memory: Sequence[LeafRecord],
-    keep: Callable[[str], bool] | None,
+    directory: CheckpointDirectory, state: Node, in_memory: Sequence[LeafRecord], keep: Callable[[str], bool] | None
 ) -> PickledState:
     from ckstore.tensors.files.pickled import Placeholders, pickle_state
 
