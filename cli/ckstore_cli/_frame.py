@@ -120,7 +120,7 @@ def store_option(function: F) -> F:
     """Add ``--store``; what stands after the command's name wins over what stands before it."""
     return click.option(
         "--store",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # else click says it, without a next step
         expose_value=False,
         callback=_keep_store,
         help="The store. Default: CKSTORE_PATH, else .ckstore here or in a parent directory.",
