@@ -94,8 +94,12 @@ def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
     """Return the digests in the entries of trash that wait: these keep a name, so no look at each is needed."""
     if purge:
         return set()
-    waiting = [name for name in names_in(layout.trash) if left_s(layout.trash / name)]
-    return {digest for name in waiting for digest in names_in(layout.trash / name / BLOBS) if is_digest(digest)}
+    return {digest for folder in waiting_folders(layout) for digest in names_in(folder) if is_digest(digest)}
+
+
+def waiting_folders(layout: Layout) -> list[Inside]:
+    """Return the directories of blobs in the entries of trash that wait."""
+    return [layout.trash / name / BLOBS for name in names_in(layout.trash) if left_s(layout.trash / name)]
 
 
 def in_use(path: Inside) -> bool:

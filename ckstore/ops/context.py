@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
+_AS_A_WRITER = "run the command as a user who may write there"
 """A look that takes no longer is made with every save: some 1,000 checkpoints at 4 to 6 µs, measured on ext4."""
 
 
@@ -181,8 +182,8 @@ class Context:
                 owner = user_name(peek.status(self.layout.root).st_uid)
                 msg = f"{msg}: this user may not write there, and it belongs to {owner}"
                 hint = "save as its owner; docs/how-to/group.md is about a store of several users"
-                raise ReadOnlyStore(msg, hint=hint, command_hint="run the command as a user who may write there")
-            raise ReadOnlyStore(msg, hint="open it with readonly=False")
+                raise ReadOnlyStore(msg, hint=hint, command_hint=_AS_A_WRITER)
+            raise ReadOnlyStore(msg, hint="open it with readonly=False", command_hint=_AS_A_WRITER)
         if self.writes_disabled_because:
             msg = f"{self.layout.root} accepts no more writes from this process: {self.writes_disabled_because}"
             raise SaveFailed(msg, hint="open the store again")

@@ -18,7 +18,7 @@ from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, blob_u
 from ckstore.objects.checkpoints import encoding_at, look
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
-from ckstore.objects.trash import names_in, waiting_blobs
+from ckstore.objects.trash import names_in, waiting_blobs, waiting_folders
 from ckstore.ops.context import Context
 from ckstore.ops.fetched import cached_bytes
 from ckstore.ops.refs.listing import infos
@@ -139,7 +139,7 @@ def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums) -> tuple[RunUsa
 
 
 def _files(context: Context) -> list[_File]:
-    """Return every file that has the name of a blob in a published directory or in ``blobs/``."""
+    """Return every file that has the name of a blob in a published directory, in ``blobs/``, or in what waits."""
     found: dict[_Inode, _File] = {}
 
     def note(status: os.stat_result) -> _File:
@@ -154,6 +154,10 @@ def _files(context: Context) -> list[_File]:
     for name in names_in(context.layout.blobs):
         for digest, status in blobs_in(context.layout.blobs / name):
             note(status).waits = digest in waiting
+    for folder in waiting_folders(context.layout):
+        for _, status in blobs_in(folder):
+            # Only what has lost its other names: the rest is counted by these.
+            found.setdefault((status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink, waits=True))
     return list(found.values())
 
 

@@ -265,6 +265,8 @@ def test_what_is_left_of_a_broken_one_is_counted_and_goes_by_a_purge(kept: Store
     assert "1 checkpoint with 293.0 KiB cannot be brought back" in told["undo"].found
     assert "empty" in told["trash"].found
     assert kept.du().waiting_bytes == 300_000
+    os.unlink(next((kept.path / "blobs").glob(f"*/{next(manifest.parent.glob('blobs/*')).name}")))
+    assert kept.du().waiting_bytes == 300_000
     assert kept.gc(now=True).freed_bytes == 300_000
     assert kept.dropped() == ()
 
