@@ -52,7 +52,7 @@ def gc(
 
     \b
     Exit status:
-      0  done, also when there was nothing to free, or another gc has yet to free what a rule dropped
+      0  done, or nothing was to free; a warning says if the space is not free yet
       2  wrong usage
       4  there is no such store
       5  another gc is running, and nothing was dropped
