@@ -100,6 +100,8 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
         except OSError as error:
             msg = f"{_failed(method)}: {describe_os_error(error)}"
             hint = "the operating system reported the cause above; nothing in the store is lost"
+            if isinstance(error, PermissionError):
+                hint = "it belongs to another user, or its permissions were changed; nothing in the store is lost"
             raise of_the_system(error, msg, hint=hint) from error
         # Asked only after Python refused the call: checking each call's words first would cost every act.
         except TypeError as error:

@@ -18,7 +18,7 @@ from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_document, refuse
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.mirror import MirrorStatus
+from ckstore.model.reports.mirror import MirrorStatus, mirror_named
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.retention_plan import Candidate, plan
 from ckstore.model.times import time_of_text
@@ -209,4 +209,4 @@ def spared(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:
 
 def not_yet(remote: str) -> str:
     """Return why a checkpoint stays that a mirror lacks."""
-    return f"it is not at the mirror {remote} yet"
+    return f"it is not at {mirror_named(remote)} yet"

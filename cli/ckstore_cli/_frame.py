@@ -117,7 +117,7 @@ class UserPath(click.Path):
 # What stands after the command's name wins over what stands before it.
 store_option = click.option(
     "--store",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),  # else click says it, without a next step
     expose_value=False,
     callback=_keep_store,
     help="The store. Default: CKSTORE_PATH, else .ckstore here or in a parent directory.",

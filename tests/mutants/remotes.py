@@ -396,6 +396,15 @@ REMOTES = [
         "assert",
     ),
     Mutant(
+        "a process that waits for its mirror lets another one try",
+        "waits-with-its-lock",
+        "mirror.serve",
+        "        with lock:\n            pushed, failed = _push_all(context, mirror, page, linger_s)\n",
+        "        pushed, failed = _push_all(context, mirror, page, linger_s)\n",
+        f"{_MIRROR}::test_while_a_mirror_that_failed_waits_another_process_may_go_on",
+        "assert",
+    ),
+    Mutant(
         "keep_local lets go of nothing that the mirror was not seen to have",
         "local-only-planned",
         "retain.plan_local",

@@ -454,8 +454,9 @@ def test_a_user_outside_the_group_is_refused_by_one_clear_error(group: Members) 
         _, _, stranger = users(folder, 3)
         done = stranger.ckstore("log", "--store", one.store)
 
-    assert done.returncode == 2
-    assert f"{one.store}' is not readable" in done.stderr
+    assert done.returncode == 1
+    assert f"{one.store}/store.json: Permission denied" in done.stderr
+    assert "hint: the store belongs to another user" in done.stderr
 
 
 def test_a_member_without_a_home_of_their_own_has_the_catalog_in_a_private_temporary_folder() -> None:

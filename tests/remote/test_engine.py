@@ -411,6 +411,8 @@ def test_an_error_says_what_was_done_and_where(through: Target, proxy: Proxy) ->
         ServiceObjects(through).get("x", 10)
     assert "check the credentials" in raised.value.hint
     assert len(raised.value.message) < 500
+    # The same try again has the same message: it is noted once.
+    assert raised.value.message == str(error_of(lambda: ServiceObjects(through).get("x", 10))).partition(" (check")[0]
 
 
 def error_of(call: Callable[[], object]) -> RemoteError | None:

@@ -90,7 +90,7 @@ def test_the_newest_goes_first_and_the_status_says_how_far_it_is(tmp_path: Path,
     status = store.mirror_status()
     assert status is not None
     assert [info.step for info in status.behind] == [3, 2, 1]
-    assert "3 checkpoints are not at the mirror mirror yet" in str(status)
+    assert "3 checkpoints are not at the mirror yet" in str(status)
     begun: list[int] = []
     mirror = Mirror(context_of(store), lambda info: begun.append(info.step))
     assert mirror.step()
@@ -145,7 +145,7 @@ def test_retention_keeps_what_the_mirror_lacks_and_says_so(tmp_path: Path, quiet
         store.save(state(step), step=step)
     assert [info.step for info in store.checkpoints()] == [4, 5]
     kept = store.plan_retention(RetentionPolicy(keep_last=1)).kept
-    assert "it is not at the mirror mirror yet" in kept[0].reasons
+    assert "it is not at the mirror yet" in kept[0].reasons
     all_steps(store)
     store.save(state(6), step=6)
     # The one before was mirrored, and goes.
@@ -475,7 +475,7 @@ def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_i
     assert "ckstore savers" in do
     mirrored.note_problem(context_of(store).layout, "mirror", "the service answers 503")
     shown = CliRunner().invoke(app, ["savers", "--store", str(store.path)])
-    assert "1 checkpoint is not at the mirror mirror yet, the oldest for 601 s of 600 s allowed" in shown.output
+    assert "1 checkpoint is not at the mirror yet, the oldest for 601 s of 600 s allowed" in shown.output
     assert "the last push failed: the service answers 503" in shown.output
     all_steps(store)
     assert store.mirror_status().missed is False  # type: ignore[union-attr]

@@ -187,8 +187,9 @@ def test_an_error_comes_from_the_result_and_else_from_the_next_call(store: Store
 
     store.save_async(state_of(1), step=0)
     assert _client(store).wait(DEADLINE_S)
-    with pytest.raises(StepExists):
+    with pytest.raises(StepExists) as raised:
         store.save_async(state_of(1), step=1)
+    assert any("of the save of main@0 in the background" in note for note in raised.value.__notes__)
     assert [info.step for info in store.checkpoints()] == [0]
     assert store.save_async(state_of(1), step=1).result(DEADLINE_S).step == 1
 

@@ -35,9 +35,14 @@ class MirrorStatus:
 
     def __str__(self) -> str:
         if not self.behind:
-            return printable(f"the mirror {self.remote} has every checkpoint")
+            return printable(f"{mirror_named(self.remote)} has every checkpoint")
         verb = "is" if len(self.behind) == 1 else "are"
         oldest = f"the oldest for {self.oldest_s:.0f} s of {self.age_s:.0f} s allowed"
         why = f"; the last push failed: {self.problem}" if self.problem else ""
         count = counted(len(self.behind), "checkpoint")
-        return printable(f"{count} {verb} not at the mirror {self.remote} yet, {oldest}{why}")
+        return printable(f"{count} {verb} not at {mirror_named(self.remote)} yet, {oldest}{why}")
+
+
+def mirror_named(remote: str) -> str:
+    """Return what a message calls a mirror: it has a name of its own only if the user gave it one."""
+    return "the mirror" if remote == "mirror" else f"the mirror {remote}"

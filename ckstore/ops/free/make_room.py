@@ -59,8 +59,9 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
         if chosen is None:
             break
         made = plan_retention(context, policy, urgent=True)
-        entries = tuple(entry for entry in made.entries if entry.keep or entry.info.name in chosen)
-        report = carry_out(context, replace(made, entries=entries))
+        going = [entry for entry in made.dropped if entry.info.name in chosen]
+        told = [replace(entry, reasons=("a save needed its space", *entry.reasons)) for entry in going]
+        report = carry_out(context, replace(made, entries=(*made.kept, *told)))
         dropped += [info.name for info in report.dropped]
         collect(context)
     if not dropped:

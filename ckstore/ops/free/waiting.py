@@ -131,7 +131,9 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
     else:
         parsed = parse_ref(text_of(ref))
         if parsed.kind not in ("latest", "step", "id"):
-            raise BadInput(f"{ref}: what was dropped is named by RUN@STEP or its id", hint="ckstore undo lists it")
+            is_run = parsed.run is None and any(one.run == parsed.value for one in waiting(context))
+            hint = f"ckstore undo --run {parsed.value} brings back all of it" if is_run else "ckstore undo lists it"
+            raise BadInput(f"{ref}: what was dropped is named by RUN@STEP or its id", hint=hint)
         run = parsed.run if parsed.run is not None else context.run
         step = int(parsed.value) if parsed.kind == "step" else None
         own = _whole_first(one for one in waiting(context, step) if run in (None, one.run))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,8 +33,13 @@ def write_text(path: Path | None, text: str, what: str) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Give the file at `path` this content in one step, readable for all."""
+    """Give the file at `path` this content in one step, readable for all; a pipe or a device is written to."""
     data = text.encode("utf-8")
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+            # A rename onto /dev/stdout or /dev/null would remove that device, as root.
+            path.write_bytes(data)
+            return
     # In the same directory, for the rename; a collector that reads meanwhile sees the old file or the new one.
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -20,6 +20,12 @@ _AFTER = re.compile(r"(?:Debug source:|<\?xml|<!doctype|<html).*", re.DOTALL | r
 # Signatures and shared access tokens travel in the query of a URL, user and password before its host.
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _USER = re.compile(r"(?<=://)[^/\s@]+@")
+# Before and between what the service said: what was asked for is said by ckstore, and times differ with each try.
+_ECHO = re.compile(
+    r"The operation lacked the necessary privileges to complete for path \S+: |Object at location \S+ not found: "
+    r"|Generic \S+ error: |(?<= - )Server returned non-2xx status code: | in [0-9.]+(?:ns|µs|ms|s)\b"
+    r"|, after [0-9]+ retries, max_retries: [0-9]+, retry_timeout: [0-9a-z.]+"
+)
 _STATUS = re.compile(r"\b(?:status code|HTTP error)?:? ?([45][0-9]{2}) [A-Z]")
 _CODE = re.compile(r"<Code>([A-Za-z0-9]{1,60})</Code>")
 _SECRET_VARIABLE = re.compile(
@@ -40,7 +46,7 @@ def scrubbed(text: str) -> str:
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST_SECRET and _SECRET_VARIABLE.match(name):
             text = text.replace(value, "***")
-    text = printable(" ".join(text.split()))
+    text = printable(_ECHO.sub("", " ".join(text.split())))
     if code is not None and code[1] not in text:
         text = f"{text} ({code[1]})"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -136,6 +136,7 @@ class SaveQueue:
                 if error is not None:
                     # One error each call, in the order of the saves; the others wait for the next.
                     self._ended = ended[at + 1 :]
+                    error.add_note(f"this is the error of the save of {pending.name} in the background")
                     raise error
 
     def add(self, save: Save) -> None:

@@ -100,6 +100,8 @@ def test_the_oldest_go_and_no_more_than_the_save_lacks(small_store: Store, mount
 
     assert names(store) == ["a@1", "b@2", "b@3", "a@4", "c@0"]
     assert info.warnings == ("dropped b@0 to make room for this save",)
+    (dropped,) = (event for event in store.events() if event.event == "dropped")
+    assert dropped.why == "a save needed its space; it is not the newest"
     assert np.array_equal(store.load(info)["w"], state(9, mib=4)["w"])
     check_store(store.path)
 

@@ -199,6 +199,16 @@ def test_what_a_rule_drops_beside_a_budget_keeps_its_own_time(kept: Store) -> No
     assert [info.name for info in kept.checkpoints()] == ["other@2", "main@9"]
 
 
+def test_the_name_of_a_run_alone_is_refused_with_how_all_of_it_comes_back(kept: Store) -> None:
+    save(kept, 1)
+    kept.delete("main@1")
+
+    with pytest.raises(BadInput, match="ckstore undo --run main brings back all of it"):
+        kept.undelete("main")
+    with pytest.raises(BadInput, match="ckstore undo lists it"):
+        kept.undelete("mian")
+
+
 def test_a_deleted_run_comes_back(kept: Store) -> None:
     save(kept, 1, "gone")
     kept.delete("gone@1")

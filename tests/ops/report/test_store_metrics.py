@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -27,6 +28,22 @@ def test_bytes_and_runs_are_those_of_du_and_the_file_is_replaced(store: Store, t
     assert float(found['ckstore_run_newest_step{run="gpt"']) == 2
     assert float(found['ckstore_run_damaged{run="gpt"']) == 0
     assert text.endswith("# EOF\n")
+
+
+def test_a_pipe_or_a_device_is_written_to_and_not_replaced(store: Store, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        text = store.metrics(pipe)
+        assert os.read(reader, 2**16).decode() == text
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(BadInput, match="No space left on device"):
+        store.report(tmp_path / "full")
+    assert (tmp_path / "full").is_char_device()
 
 
 def test_an_empty_store_has_metrics_and_a_closed_place_is_refused(store: Store, tmp_path: Path) -> None:

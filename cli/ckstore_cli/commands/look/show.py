@@ -111,7 +111,8 @@ def _lines(
     if info.logical_bytes:
         share = share_text(info.reused_bytes, info.logical_bytes)
         yield "reused", f"{size_text(info.reused_bytes)} already in the store, {share} of it"
-        yield "read", _reading(info)
+        if not info.elsewhere:
+            yield "read", _reading(info)
     yield "content", info.content
     yield "directory", printable(str(directory))
     if info.damaged:

@@ -101,6 +101,8 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
     if first is None and last is None:
         msg = f"{ref} has neither a first nor a last step"
         raise BadInput(msg, hint="write A..B, A.. or ..B")
+    if first is not None and last is not None and first > last:
+        raise BadInput(f"{ref}: its first step is after its last", hint="write the smaller step first")
     infos = store.checkpoints()
     run = _run_of(ref, infos, found["run"])
     within = [
