@@ -17,7 +17,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER, behind
 from ckstore.ops.refs.listing import infos
 from ckstore.saver.client.process import children, reap, start
-from ckstore.saver.client.savers import savers_seen, status_at
+from ckstore.saver.client.savers import savers_seen, started_at, status_at
 
 ENTRY = "ckstore.saver.server.mirror"
 PROBLEM = "mirror"
@@ -55,10 +55,11 @@ def _start_one(context: Context, catalog_path: Path | None) -> None:
 
 
 def has_successor(context: Context) -> bool:
-    """Whether another process of this host mirrors the store, and failed later than this one: it tries again."""
-    waiting = {one.pid: one.since for one in savers_seen(str(context.layout.path)) if one.state == "waiting"}
-    own = waiting.pop(os.getpid(), 0.0)
-    return any(since > own for since in waiting.values())
+    """Whether another process of this host mirrors the store, and was started later than this one."""
+    # By their starts, not by their last failures: the newer environment has the credentials that count.
+    own = started_at(os.getpid()), os.getpid()
+    seen = [one.pid for one in savers_seen(str(context.layout.path)) if one.state in ("mirroring", "waiting")]
+    return any((started_at(pid), pid) > own for pid in seen)
 
 
 def start_beside(entry: str, context: Context, catalog_path: Path | None) -> None:

@@ -405,6 +405,15 @@ REMOTES = [
         "assert",
     ),
     Mutant(
+        "a mirror that failed goes on waiting while another process has its lock",
+        "ends-at-any-lock",
+        "mirror.serve",
+        "        elif not has_failed:  # another is at work\n",
+        "        else:\n",
+        f"{_MIRROR}::test_while_a_mirror_that_failed_waits_another_process_may_go_on",
+        "InterruptedError",
+    ),
+    Mutant(
         "keep_local lets go of nothing that the mirror was not seen to have",
         "local-only-planned",
         "retain.plan_local",

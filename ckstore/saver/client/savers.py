@@ -49,6 +49,15 @@ def _is_saver(folder: Path) -> bool:
         return False
 
 
+def started_at(pid: int) -> int:
+    """Return when a process began, in ticks since the host did; 0: it is gone."""
+    try:
+        # From the last parenthesis, as the name of a program may have some: field 22 of proc(5) is the 20th from there.
+        return int((_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
+    except OSError:
+        return 0
+
+
 def status_at(pid: int) -> SaverStatus | None:
     """Return what a process that this one started says of itself; None: it is gone, or has not begun."""
     return _status(_PROC / str(pid))

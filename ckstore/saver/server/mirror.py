@@ -58,20 +58,28 @@ def begin(about: str) -> Context:
 def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGER_S) -> None:
     """Push until nothing is left for a while, the store has no mirror any more, or another process goes on."""
     pause_s = _FIRST_PAUSE_S
-    while _is_there(context) and (lock := lock_mirror(context)) is not None:
-        with lock:
-            pushed, failed = _push_all(context, mirror, page, linger_s)
-        # A save or a tag that came since the last look found the lock taken, and relies on this one.
-        if not failed and not (_is_there(context) and mirror.has_work()):
-            return
-        if failed:
+    has_failed = False
+    while _is_there(context):
+        lock = lock_mirror(context)
+        if lock is not None:
+            with lock:
+                pushed, failed = _push_all(context, mirror, page, linger_s)
+            if not failed:
+                # A save or a tag that came since the last look found the lock taken, and relies on this one.
+                if not _is_there(context) or not mirror.has_work():
+                    return
+                continue
             pause_s = _FIRST_PAUSE_S if pushed else pause_s
-            # Without the lock: a training that is started again, with other credentials, starts another process.
-            # Several machines that lost one service do not come back at one moment.
-            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if has_successor(context):
-                return
+        elif not has_failed:  # another is at work
+            return
+        has_failed = True
+        # Without the lock: a training that is started again, with other credentials, starts another process. Who has it
+        # now may be an older one that fails, or a save that only asks, so only a newer process ends this one.
+        # Several machines that lost one service do not come back at one moment.
+        time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if has_successor(context):
+            return
 
 
 def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float) -> tuple[bool, bool]:
