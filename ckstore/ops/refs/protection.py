@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 from ckstore.errors import DamagedBlob, NoSuchRef, Protected
@@ -80,6 +80,9 @@ def _doubt(layout: Layout, name: str, text: str | None) -> str:
 
 def check_tags(layout: Layout) -> None:
     """Raise if it is unknown which checkpoint a tag protects."""
+    # A symlink or a file in the place of refs/ is no store without tags: what it names cannot be known.
+    with suppress(FileNotFoundError), files.opened_directory(layout.refs):
+        pass
     for name, problem in doubtful_tags(layout).items():
         raise damaged_tag(name, problem)
 

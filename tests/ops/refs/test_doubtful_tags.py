@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
-from ckstore.errors import BadInput, DamagedBlob, InUse
+from ckstore.errors import BadInput, DamagedBlob, InUse, UnsafePlace
 from ckstore.objects.layout import Layout
 from ckstore.ops.free.retain import carry_out
 from ckstore.ops.refs.protection import doubtful_tags
@@ -234,3 +234,21 @@ def test_no_act_of_the_store_leaves_a_tag_without_its_checkpoint(tagged: Store) 
 
     assert not any(tag.dangling for tag in tagged.tags())
     assert tagged.load("good")["w"][0] == 9
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_nothing_is_dropped_while_refs_is_no_directory(tagged: Store, tmp_path: Path, is_link: bool) -> None:
+    refs = tagged.path / "refs"
+    refs.rename(tmp_path / "away")
+    if is_link:
+        refs.symlink_to(tmp_path / "away")
+    else:
+        refs.write_text("what was here?")
+    steps = [info.step for info in tagged.checkpoints()]
+
+    for act in (lambda: tagged.prune(RetentionPolicy(keep_last=1)), lambda: tagged.delete(steps[0])):
+        with pytest.raises(UnsafePlace, match="refs is"):
+            act()
+    assert [info.step for info in tagged.checkpoints()] == steps
+    refs.unlink()
+    (tmp_path / "away").rename(refs)
