@@ -237,7 +237,7 @@ def test_no_act_of_the_store_leaves_a_tag_without_its_checkpoint(tagged: Store) 
 
 
 @pytest.mark.parametrize("is_link", [True, False])
-def test_nothing_is_dropped_while_refs_is_no_directory(tagged: Store, tmp_path: Path, is_link: bool) -> None:
+def test_nothing_is_dropped_while_refs_is_not_a_directory(tagged: Store, tmp_path: Path, is_link: bool) -> None:
     refs = tagged.path / "refs"
     refs.rename(tmp_path / "away")
     if is_link:
