@@ -185,9 +185,10 @@ def take_names(
             with held(context, by_id[pin.id]):
                 write_pin(context.layout, pin)
             taken.add(keys.pin(name))
-    said = [one for info in infos if info.key in new for one in annotations_of(context, info)]
-    said += (one for one in (*tags_of(context, infos), *pins_of(context, infos)) if one.key in taken)
     try:
+        said = [one for info in infos if info.key in new for one in annotations_of(context, info)]
+        if taken:
+            said += (one for one in (*tags_of(context, infos), *pins_of(context, infos)) if one.key in taken)
         note_taken(context.layout, source.name, {one.key: one.digest for one in said})
     except (CkstoreError, OSError) as error:
         warnings.append(f"tags and notes of {source.name} were taken, which could not be noted: {why_of(error)}")

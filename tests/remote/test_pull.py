@@ -60,61 +60,65 @@ def test_a_pulled_checkpoint_is_the_same_one(store: Store, other: Store) -> None
     check_store(other.path)
 
 
-def test_many_tags_are_taken_in_one_go(store: Store, other: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Inside]:
+    """Where all tags were read, each time."""
+    found, texts = list[Inside](), peek.symlink_texts
+
+    def read(where: Inside) -> dict[str, str | None]:
+        found.append(where)
+        return texts(where)
+
+    monkeypatch.setattr(peek, "symlink_texts", read)
+    return found
+
+
+def test_many_tags_are_taken_in_one_go(
+    store: Store, other: Store, looks: list[Inside], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of them had all of them read again: 100,000 of one checkpoint took minutes."""
     names = {f"t{number:02}" for number in range(30)}
     for name in names:
         store.tag(name, 1)
     other.remotes.add("there", store.path)
-    reads, synced = list[object](), list[object]()
-    texts, sync = peek.symlink_texts, files.sync_directory
-
-    def read(where: Inside) -> dict[str, str | None]:
-        reads.append(where)
-        return texts(where)
+    synced, sync = list[object](), files.sync_directory
 
     def synchronized(where: Inside) -> None:
         synced.append(where.name)
         sync(where)
 
-    monkeypatch.setattr(peek, "symlink_texts", read)
     monkeypatch.setattr(files, "sync_directory", synchronized)
+    looks.clear()
 
     other.pull(1, "there")
 
     assert {*other.info(1).tags} == names
-    assert len(reads) < 15
+    assert len(looks) < 15
     assert synced.count("refs") == 1
 
 
 def test_tags_are_looked_at_no_more_often_for_more_checkpoints(
-    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, other: Store, looks: list[Inside], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 100,000 tags each look takes half a second, and so does the id of each tag's checkpoint."""
     for step in range(10, 18):
         store.save(state(step), step)
         store.tag(f"t{step}", step)
     other.remotes.add("there", store.path)
-    reads, ids = list[object](), list[object]()
-    texts, id_at = peek.symlink_texts, checkpoints.id_at
-
-    def read(where: Inside) -> dict[str, str | None]:
-        reads.append(where)
-        return texts(where)
+    ids, id_at = list[object](), checkpoints.id_at
 
     def looked(path: Inside) -> str | None:
         ids.append(path)
         return id_at(path)
 
     def counted(*refs: int) -> tuple[int, int]:
-        reads.clear()
+        looks.clear()
         ids.clear()
         report = other.pull(refs, "there")
-        found = len(reads), len(ids)
+        found = len(looks), len(ids)
         assert [info.tags for info in report.checkpoints] == [other.info(ref).tags for ref in refs]
         return found
 
-    monkeypatch.setattr(peek, "symlink_texts", read)
     monkeypatch.setattr(other_store, "id_at", looked)
     one, many = counted(17), counted(*range(10, 17))
     again = counted(*range(10, 17))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -300,18 +301,23 @@ def _condemn(objects: Double, **members: object) -> None:
     objects.put(keys.CONDEMNED, seal(canonical_json(whole)))
 
 
-def test_a_push_that_slept_begins_again(store: Store) -> None:
-    objects, remote = new_remote(store.settings)
-    now_s = [0.0]
+def sleep_once(now_s: list[float]) -> Callable[[str, str], Fault | None]:
+    """Return a fault by which the first blob comes when the life of its intent is over."""
     slept: list[str] = []
 
-    def sleep_once(call: str, key: str) -> Fault | None:
+    def fault(call: str, key: str) -> Fault | None:
         if call == "put" and key.startswith(keys.BLOBS) and not slept:
             slept.append(key)
             now_s[0] += LIFE_S
         return None
 
-    objects.fault = sleep_once
+    return fault
+
+
+def test_a_push_that_slept_begins_again(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    now_s = [0.0]
+    objects.fault = sleep_once(now_s)
     push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=1, clock=lambda: now_s[0]))
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 2
     assert store.plan_push(1, remote).new == ()
@@ -320,19 +326,12 @@ def test_a_push_that_slept_begins_again(store: Store) -> None:
 def test_a_push_that_begins_again_keeps_to_its_rate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     objects, remote = new_remote(store.settings)
     now_s = [0.0]
-    slept: list[str] = []
-
-    def sleep_once(call: str, key: str) -> Fault | None:
-        if call == "put" and key.startswith(keys.BLOBS) and not slept:
-            slept.append(key)
-            now_s[0] += LIFE_S
-        return None
 
     def pass_time(self: MemoryBudget, seconds: float) -> None:
         assert not self.is_ended
         now_s[0] += seconds
 
-    objects.fault = sleep_once
+    objects.fault = sleep_once(now_s)
     monkeypatch.setattr(MemoryBudget, "sleep", pass_time)
     push(store._context, [store.info(1)], REMOTES[remote], Manner(MIB, threads=1, clock=lambda: now_s[0]))
     assert now_s[0] >= LIFE_S + 1.9

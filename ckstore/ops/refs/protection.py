@@ -80,7 +80,7 @@ def _doubt(layout: Layout, name: str, text: str | None) -> str:
 
 def check_tags(layout: Layout) -> None:
     """Raise if it is unknown which checkpoint a tag protects."""
-    # A symlink or a file in the place of refs/ is no store without tags: what it names cannot be known.
+    # With a symlink or a file in its place the tags are unknown, which is not the same as having none.
     with suppress(FileNotFoundError), files.opened_directory(layout.refs):
         pass
     for name, problem in doubtful_tags(layout).items():

@@ -80,7 +80,7 @@ class Mirror:
         return sorted(lacking, key=lambda info: self._failures[info.id])  # stable: else the newest first
 
     def has_work(self) -> bool:
-        """Whether a step would do something; where that cannot be known, one says why."""
+        """Whether a step would do something; also where that cannot be known, since the step then says why."""
         try:
             name = self.name
             return name is not None and bool(self.todo() or self._unsaid(name)[0])

@@ -55,13 +55,12 @@ class KeepRemote:
         known: Facts of checkpoints there that the store does not list; a process that mirrors reads each once.
     """
 
-    # Ids of checkpoints there whose step another one has by now, and that one.
-    _replaced: dict[str, Place] = field(default_factory=dict, init=False)
-
     context: Context
     remote: Remote | OtherStore
     policy: RetentionPolicy
     known: dict[Place, Candidate] = field(default_factory=dict)
+    # Ids of checkpoints there whose step another one has by now, and that one.
+    _replaced: dict[str, Place] = field(default_factory=dict, init=False)
 
     def plan(self) -> RetentionPlan:
         """Say which checkpoints of the mirror stay, and why.

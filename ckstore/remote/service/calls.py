@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ckstore.errors import RemoteError, RemoteUnavailable
+from ckstore.remote.service.failures import scrubbed
 
 T = TypeVar("T")
 # A worker that no call uses for so long ends; a call of a push follows another within milliseconds.
@@ -38,6 +39,11 @@ def check_process() -> None:
         f"process {pid} was forked after process {_used_by_pid} had used a remote, and cannot use one: calls would hang"
     )
     raise RemoteError(msg, hint="start it by spawn, or use the remote first in the child")
+
+
+def _broken(error: BaseException) -> RemoteError:
+    """Return the error for a panic of the engine, which would pass every handler of `Exception`, up to the user."""
+    return RemoteError(f"the engine broke: {scrubbed(str(error))}")
 
 
 class _Call(Generic[T]):
@@ -113,8 +119,7 @@ class Workers:
                 result = call.function()
             except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
                 if not call.done.is_set():
-                    # A panic of the engine is no Exception: it would pass every handler, up to the user.
-                    call.error = error if isinstance(error, Exception) else RemoteError(f"the engine broke: {error}")
+                    call.error = error if isinstance(error, Exception) else _broken(error)
             else:
                 if not call.done.is_set():
                     call.result = result

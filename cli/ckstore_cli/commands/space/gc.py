@@ -52,7 +52,7 @@ def gc(
 
     \b
     Exit status:
-      0  done, or nothing was to free; a warning says if the space is not free yet
+      0  done; a warning says if the space is not free yet
       2  wrong usage
       4  there is no such store
       5  another gc is running, and nothing was dropped

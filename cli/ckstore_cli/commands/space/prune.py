@@ -49,7 +49,7 @@ def prune(
 
     \b
     Exit status:
-      0  done, or nothing was to drop; a warning says if the space is not free yet
+      0  done; a warning says if the space is not free yet
       2  wrong usage, or no rule
       4  there is no such store
       5  another gc is running, and nothing was dropped
