@@ -18,7 +18,7 @@ from ckstore.ops.report.usage import usage
 def metrics(context: Context, path: Path | None) -> str:
     """Return the metrics as text, and put them in the place of a file if a path is given."""
     text = store_metrics(context)
-    write_text(path, text, "the metrics")
+    write_text(context, path, text, "the metrics")
     return text
 
 
