@@ -487,6 +487,48 @@ def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_i
     del quiet
 
 
+def test_doctor_warns_while_pushes_are_refused_and_says_since_when(
+    tmp_path: Path, quiet: list[str], service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
+    store = Store.open_or_init(tmp_path / "a", mirror="s3://ck-test/run")
+    began = time_of_text(store.save(state(1), step=1).created)
+    now = [began]
+    monkeypatch.setattr(mirrored, "now", lambda: now[0])
+
+    def tried() -> tuple[str, str, str]:
+        """Let the process try once, a minute later."""
+        now[0] += timedelta(minutes=1)
+        with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+            patched.setattr(time, "sleep", lambda _: patched.setattr(process, "has_successor", lambda _: True))
+            process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
+        finding = next(one for one in store.doctor().findings if one.what == "mirror")
+        return finding.level, finding.found, finding.do
+
+    service.habits.denies = True
+    first = f"none has worked since {began + timedelta(minutes=1):%Y-%m-%d %H:%M:%S} UTC"
+    for _ in range(2):
+        level, found, do = tried()
+        assert level == "warning"
+        assert first in found
+        assert "was refused" in found
+        assert "ckstore remote probe mirror" in do
+        assert "credentials" in do
+    status = store.mirror_status()
+    assert status is not None
+    assert not status.missed
+    service.habits.denies = False
+    assert tried() == ("ok", "the mirror has every checkpoint", "")
+
+    # What cannot be pushed any more, since it was dropped here, is nothing to be warned of.
+    service.habits.denies = True
+    store.save(state(2), step=2)
+    assert tried()[0] == "warning"
+    store.delete(2)
+    assert tried()[0] == "ok"
+    del quiet
+
+
 @pytest.mark.parametrize("how", ["named again", "made again"])
 def test_another_place_under_the_name_of_the_mirror_has_nothing_yet(tmp_path: Path, quiet: list[str], how: str) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")

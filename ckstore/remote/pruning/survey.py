@@ -121,5 +121,5 @@ class Survey:
 
 def remove_documents(objects: Objects, place: Place) -> None:
     """Remove the documents of a checkpoint that has the mark that it was removed."""
-    objects.delete([place.manifest])  # first: who finds it finds what is beside it
+    objects.delete([place.manifest])  # first: a reader that finds it finds the others, too
     objects.delete([place.plain, place.annotations])
