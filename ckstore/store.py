@@ -1827,10 +1827,10 @@ def _fetching(context: Context) -> Callable[..., int | None]:
 
 
 @act
-def _settings_at(_: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
+def _settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
     from ckstore.remote.mirror.place import settings_at
 
-    return settings_at(mirror)
+    return settings_at(root, mirror)
 
 
 @act

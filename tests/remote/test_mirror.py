@@ -19,7 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RetentionPolicy, StepExists, Store
 from ckstore.model.times import time_of_text
 from ckstore.ops import mirrored
 from ckstore.remote.mirror.work import Mirror
@@ -289,6 +289,35 @@ def test_a_new_store_is_not_made_while_its_mirror_does_not_answer(
     with pytest.raises(RemoteError):
         Store.open_or_init(tmp_path / "a", mirror="s3://ck-test/run")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("place", ["no bucket", "read-only", "no directory", "a file", "a file in it", "the store"])
+def test_where_no_mirror_can_be_made_no_store_is_left_either(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    mirror, error, says = {
+        "no bucket": ("s3://no-such/run", RemoteError, "NoSuchBucket"),
+        "read-only": ("s3://ck-test/run", RemoteDenied, "AccessDenied"),
+        "no directory": (str(tmp_path / "no" / "m"), BadInput, "no mirror could be made"),
+        "a file": (str(tmp_path / "full" / "file"), BadInput, "no mirror could be made"),
+        "a file in it": (str(tmp_path / "full"), BadInput, "is not empty"),
+        "the store": (str(tmp_path / "a"), BadInput, "this store itself"),
+    }[place]
+    service.habits.takes_writes = place != "read-only"
+
+    with pytest.raises(error, match=says):
+        Store.open_or_init(tmp_path / "a", mirror=mirror)
+
+    assert not (tmp_path / "a").exists()
+    assert service.objects == {}
+    # Of a store that was there nothing goes.
+    Store.init(tmp_path / "a")
+    with pytest.raises(CkstoreError):
+        Store.open_or_init(tmp_path / "a", mirror=mirror)
+    assert Store.open(tmp_path / "a").checkpoints() == []
 
 
 _TRAINING = """

@@ -72,6 +72,22 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
             links.unlink(fresh)
 
 
+def may_make(root: Path) -> bool:
+    """Whether a store can be made at `root`, as far as can be seen without making anything.
+
+    Raises:
+        BadInput: Something else is there.
+    """
+    layout = Layout(root)
+    try:
+        if not peek.exists(layout.root):
+            return peek.may_write(root.parent)
+        _refuse_foreign(layout)
+        return peek.may_write(root)
+    except OSError:  # a file is in the way
+        return False
+
+
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
     present = peek.names(layout.root)
