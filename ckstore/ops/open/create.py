@@ -113,6 +113,6 @@ def read_settings(root: Path) -> StoreSettings:
         data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
-        hint = f"there is one in it: {inner}" if peek.exists(Layout(inner).settings) else "make one: Store.init(path)"
+        hint = f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"
         raise StoreNotFound(f"there is no store at {root}", hint=hint) from error
     return read(data, parse_settings, str(path))
