@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
 
@@ -19,14 +19,12 @@ from ckstore.fs import files
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import ref_of, unless_protected
 from ckstore.model.document import parse_foreign
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.documents import atomic_file
+from ckstore.ops.save.options import SaveOptions
+from ckstore.saver.client.pending import PendingSave
+from ckstore.store import Store
 from ckstore.training.history import run_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.save.options import SaveOptions
-    from ckstore.saver.client.pending import PendingSave
-    from ckstore.store import Store
 
 _PREFIX = "ckstore:"
 # A marker has some 200 bytes; a real .ckpt of Lightning at the same path has gigabytes, and is not read.
