@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from ckstore.model.best import Best
+from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.retention_plan import PlanEntry
 from ckstore.model.words import printable
 from ckstore_cli._format import columns, wrap
 from ckstore_cli._output import Output
-
-if TYPE_CHECKING:
-    from ckstore.model.best import Best
-    from ckstore.model.reports.retention_report import RetentionReport
-    from ckstore.model.settings.retention import RetentionPolicy
-    from ckstore.model.settings.retention_plan import PlanEntry
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
+from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.words import printable
+from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.transfer import TransferPlan, TransferReport
-    from ckstore_cli._output import Output
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,8 +1,18 @@
-"""The option ``--metric NAME=NUMBER``."""
+"""Options that several commands have, and what reads their values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
+
+from ckstore.model.sizes import parse_size
+
+
+def parsed_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    """Return the bytes that ``16MiB`` and the like say."""
+    return None if value is None else parse_size(value)
 
 
 def _parsed(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
@@ -22,3 +32,9 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...
 metric_option = click.option(
     "--metric", "metrics", metavar="NAME=NUMBER", multiple=True, callback=_parsed, help="Repeatable."
 )
+
+
+def if_exists_option(text: str) -> Callable[..., Any]:
+    """Return the option ``--if-exists``; `text` is its help."""
+    choice = click.Choice(["error", "replace", "keep"])
+    return click.option("--if-exists", type=choice, default="error", show_default=True, help=text)
