@@ -105,7 +105,9 @@ class CkstoreCheckpointIO(CheckpointIO):
         if info is None:
             return
         # Read before it is overwritten: it names the checkpoint that this save replaces.
-        before = _marker_or_none(path)
+        before = None
+        with suppress(BadInput):  # no marker
+            before = read_marker(path)
         # After the save: a marker must never name a checkpoint that is not durable.
         _write_marker(path, self.store, info)
         # Equal content gives the same checkpoint: the new marker names it, so it must stay.
@@ -247,13 +249,6 @@ def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _no_marker(path: str | os.PathLike[str], error: Exception) -> BadInput:
     msg = f"{os.fspath(path)} is no marker of a checkpoint in a store: {error}"
     return BadInput(msg, hint="CkstoreCheckpointIO writes them; a .ckpt file of Lightning can be committed")
-
-
-def _marker_or_none(path: Path) -> dict[str, Any] | None:
-    try:
-        return read_marker(path)
-    except BadInput:
-        return None
 
 
 def _named_in(folder: Path) -> list[Any]:

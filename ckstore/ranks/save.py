@@ -31,7 +31,7 @@ Prepared = tuple[Request, Captured]
 def save_state(context: Context, state: object, request: Callable[[], Request], as_rank: AsRank) -> CheckpointInfo:
     """Save the state of one rank; see `ckstore.Store.save`. `request` returns what the caller wants."""
     who = as_rank.who()
-    return save_as_rank(context, who, lambda: (request(), capture({who.rank: state})), as_rank.timeout_s)
+    return save_as_rank(context, who, lambda: (request(), capture({who.rank: state})), as_rank.ranks.timeout_s)
 
 
 def commit_files(
@@ -47,7 +47,7 @@ def commit_files(
         said.extend(warnings)
         return wanted, captured
 
-    info = save_as_rank(context, as_rank.who(), prepare, as_rank.timeout_s)
+    info = save_as_rank(context, as_rank.who(), prepare, as_rank.ranks.timeout_s)
     return replace(info, warnings=(*said, *info.warnings))
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import reduce
+from typing import Any, TypeVar
 
 import click
 
 from ckstore.model.sizes import parse_size
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def parsed_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
@@ -32,6 +35,11 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...
 metric_option = click.option(
     "--metric", "metrics", metavar="NAME=NUMBER", multiple=True, callback=_parsed, help="Repeatable."
 )
+
+
+def adding(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return what adds these options to a command, in this order."""
+    return lambda function: reduce(lambda made, option: option(made), reversed(options), function)
 
 
 def if_exists_option(text: str) -> Callable[..., Any]:
