@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
-from ckstore.ops.open.create import create, may_make, read_settings
+from ckstore.ops.open.opening import create, may_make, read_settings
 from ckstore.remote import keys
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
