@@ -15,7 +15,7 @@ from ckstore_cli._frame import Frame, framed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckstore.model.checkpoint.runs import RunSummary
+    from ckstore.model.manifest.info import RunSummary
     from ckstore.model.reports.usage import RunUsage
 
 _SIZES = ("LOGICAL", "ALONE", "SHARED")
