@@ -25,7 +25,6 @@ from ckstore.remote.small_objects import TAG_MAX_BYTES, RemoteTag, change
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-    from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.names import CheckpointKey
     from ckstore.ops.context import Context
@@ -176,7 +175,7 @@ def take_names(
     known = {pin.name: pin for pin in read_pins(context.layout)}
     for name, data in sorted(source.pins().items()):
         try:
-            pin = read(data, partial(_parse_pin, name), f"the pin {name} at {source.name}")
+            pin = read(data, partial(parse_pin, name), f"the pin {name} at {source.name}")
         except CkstoreError as error:
             warnings.append(f"ignored {error.message}")
             continue
@@ -192,7 +191,3 @@ def take_names(
         note_taken(context.layout, source.name, {one.key: one.digest for one in said})
     except (CkstoreError, OSError) as error:
         warnings.append(f"tags and notes of {source.name} were taken, which could not be noted: {why_of(error)}")
-
-
-def _parse_pin(name: str, data: bytes, where: str) -> Pin:
-    return parse_pin(data, name, where)

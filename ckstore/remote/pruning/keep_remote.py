@@ -36,7 +36,6 @@ from ckstore.remote.small_objects import read_tags
 from ckstore.remote.source import ObjectSource, read_manifest
 
 if TYPE_CHECKING:
-    from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.names import CheckpointKey
     from ckstore.model.settings.retention import RetentionPolicy
@@ -147,7 +146,7 @@ class KeepRemote:
         now = datetime.now(UTC)
         pins: dict[str, list[str]] = {}
         for name, data in source.pins().items():
-            pin = read(data, partial(_parse_pin, name), f"the pin {name} at {remote.name}")
+            pin = read(data, partial(parse_pin, name), f"the pin {name} at {remote.name}")
             if not pin.expired(now):
                 pins.setdefault(pin.id, []).append(str(pin))
         found: dict[CheckpointKey, list[Candidate]] = {}
@@ -205,10 +204,6 @@ class KeepRemote:
             return ""
         reclaim.give_back(context, dropped.digests)
         return ""
-
-
-def _parse_pin(name: str, data: bytes, where: str) -> Pin:
-    return parse_pin(data, name, where)
 
 
 def _spared(entry: PlanEntry, why: str) -> PlanEntry:
