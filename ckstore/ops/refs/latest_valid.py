@@ -184,7 +184,9 @@ def _incomplete(context: Context, run: str | None) -> list[Passed]:
         manifest = glanced.manifest
         order = None if manifest is None else (manifest.sequence, manifest.created, glanced.manifest_id)
         if glanced.problem:
-            found.append(Passed(f"{name}@{step}", glanced.problem, order))
+            # Without a manifest nothing says when it was saved.
+            problem = glanced.problem if order is not None else f"{glanced.problem} (so it may be older)"
+            found.append(Passed(f"{name}@{step}", problem, order))
     return found
 
 
