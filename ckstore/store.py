@@ -1636,24 +1636,20 @@ class Store:
         raise TypeError(msg)
 
     def __setitem__(self, step: object, state: object) -> NoReturn:
-        msg = f"a Store has no [...]: store.save(state, step={step!r}) saves a checkpoint"
-        raise TypeError(msg)
+        raise TypeError(f"a Store has no [...]: store.save(state, step={step!r}) saves a checkpoint")
 
     def __delitem__(self, ref: object) -> NoReturn:
-        msg = f"a Store has no [...]: store.delete({ref!r}) deletes a checkpoint"
-        raise TypeError(msg)
+        raise TypeError(f"a Store has no [...]: store.delete({ref!r}) deletes a checkpoint")
 
     def __contains__(self, ref: object) -> NoReturn:
         msg = f"a Store is no collection: store.info({ref!r}) says what it is, and raises NoSuchRef where there is none"
         raise TypeError(msg)
 
     def __iter__(self) -> NoReturn:
-        msg = "a Store is not iterable: store.checkpoints() lists its checkpoints"
-        raise TypeError(msg)
+        raise TypeError("a Store is not iterable: store.checkpoints() lists its checkpoints")
 
     def __len__(self) -> NoReturn:
-        msg = "a Store has no len(): len(store.checkpoints()) counts its checkpoints"
-        raise TypeError(msg)
+        raise TypeError("a Store has no len(): len(store.checkpoints()) counts its checkpoints")
 
     def __bool__(self) -> bool:
         """Say that it is there; else Python would ask for its length."""

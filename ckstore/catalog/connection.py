@@ -124,10 +124,9 @@ class BoundedCursor(sqlite3.Cursor):
             rows += batch
             text_bytes += sum(map(_length, zip(*batch, strict=True)))
             if len(rows) > connection.most_rows or text_bytes > connection.most_text_bytes:
-                msg = (
+                raise NotOfItsForm(
                     f"wanted no more rows and text than the file can hold, found {len(rows)} rows of {text_bytes} bytes"
                 )
-                raise NotOfItsForm(msg)
         return rows
 
 
@@ -188,12 +187,9 @@ def reading(path: Path) -> Iterator[BoundedConnection]:
 
 @contextlib.contextmanager
 def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[BoundedConnection]:
-    """Open the catalog for one transaction: it is durable after the block, or has not happened.
-
-    Without `durable` a power cut may undo it, and nothing is synced while the log is short.
-
-    The block must not use the catalog in any other way: the flock is held.
-    """
+    """Open the catalog for one transaction: it is durable after the block, or has not happened."""
+    # Without `durable` a power cut may undo it, and nothing is synced while the log is short.
+    # The block must not use the catalog in any other way: the flock is held.
     deadline = time.monotonic() + timeout_s
     # The flock first and to the end: SQLite up to 3.51.2 can damage the file when one process checkpoints while
     # another commits.
@@ -288,13 +284,10 @@ def prepare_to_write(connection: BoundedConnection, *, durable: bool = True) -> 
 
 
 def set_journal(connection: sqlite3.Connection, *, may_map: bool, durable: bool = True) -> None:
-    """Make commits durable, by a log if it may be mapped and the filesystem has shared mappings at all.
-
-    A catalog with the other journal is changed to this one.
-
-    Without `durable` a power cut may undo the last commits, and damages nothing: a log is then synced when it is
-    copied into the file, and not for each commit.
-    """
+    """Make commits durable, by a log if it may be mapped and the filesystem has shared mappings at all."""
+    # A catalog with the other journal is changed to this one.
+    # Without `durable` a power cut may undo the last commits, and damages nothing: a log is then synced when it is
+    # copied into the file, and not for each commit.
     mode = "delete"
     if may_map:
         ((mode,),) = connection.execute("PRAGMA journal_mode=WAL").fetchall()

@@ -154,8 +154,7 @@ def _parsed(text: Any, kind: type) -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"wanted JSON, found {shown(text)}: {error}"
-        raise NotOfItsForm(msg) from error
+        raise NotOfItsForm(f"wanted JSON, found {shown(text)}: {error}") from error
     if type(found) is not kind:
         _refuse(f"a JSON {'object' if kind is dict else 'list'}", found)
     return found
@@ -188,8 +187,7 @@ def _each(values: Iterable[Any], check: Callable[[object], object]) -> None:
 
 
 def _refuse(wanted: str, found: object) -> None:
-    msg = f"wanted {wanted}, found {shown(found)}"
-    raise NotOfItsForm(msg)
+    raise NotOfItsForm(f"wanted {wanted}, found {shown(found)}")
 
 
 # -------------------------------------------------------------------------------------------- of tables

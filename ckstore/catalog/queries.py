@@ -218,8 +218,7 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tup
             location = PieceLocation(*where)
             # Subtracted, not added: of two forged sizes the sum could pass 2^63.
             if location.offset > location.blob_nbytes - location.length:
-                msg = f"wanted a piece inside its blob, found {location}"
-                raise forms.NotOfItsForm(msg)
+                raise forms.NotOfItsForm(f"wanted a piece inside its blob, found {location}")
             found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
         for piece, nbytes in checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes):

@@ -104,11 +104,9 @@ def decode_metrics(texts: Sequence[str]) -> list[dict[str, int | float]]:
     try:
         found: list[Any] = json.loads(f"[{','.join(texts)}]")
     except (ValueError, RecursionError) as error:
-        msg = f"metrics: wanted JSON, found: {error}"
-        raise forms.NotOfItsForm(msg) from error
+        raise forms.NotOfItsForm(f"metrics: wanted JSON, found: {error}") from error
     if len(found) != len(texts) or not all(type(metrics) is dict for metrics in found):
-        msg = "metrics: wanted one JSON object each"
-        raise forms.NotOfItsForm(msg)
+        raise forms.NotOfItsForm("metrics: wanted one JSON object each")
     for metrics in found:
         forms.check_metrics(metrics)
         for name, value in metrics.items():

@@ -179,8 +179,7 @@ def write_all(fd: int, data: memoryview) -> None:
     while start < len(data):
         written = os.write(fd, data[start : start + _WRITE_MOST_BYTES])
         if written == 0:
-            msg = f"write returned 0 with {len(data) - start} bytes left"
-            raise OSError(msg)
+            raise OSError(f"write returned 0 with {len(data) - start} bytes left")
         start += written
 
 
@@ -190,8 +189,7 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
     while done < len(data):
         written = os.pwrite(fd, data[done : done + _WRITE_MOST_BYTES], offset + done)
         if written == 0:
-            msg = f"write returned 0 with {len(data) - done} bytes left"
-            raise OSError(msg)
+            raise OSError(f"write returned 0 with {len(data) - done} bytes left")
         done += written
 
 
@@ -328,6 +326,11 @@ def opened_directory(path: Where) -> Iterator[int]:
     os.close(fd)
 
 
+def mode_in(dir_fd: int) -> int:
+    """Return the permissions of a file that may change: its owner's, and what its directory gives to others."""
+    return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666
+
+
 def sync_directory(path: Where) -> None:
     """Make the names in the directory `path` durable."""
     with opened_directory(path) as fd:
@@ -384,14 +387,12 @@ def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blo
     with opened_regular(path, dir_fd=dir_fd) as fd:
         size = os.fstat(fd).st_size
         if size > most_bytes:
-            msg = f"{path} has {size} bytes; ckstore reads at most {most_bytes}"
-            raise DamagedBlob(msg)
+            raise DamagedBlob(f"{path} has {size} bytes; ckstore reads at most {most_bytes}")
         if size > _SPARSE_FROM_BYTES and not is_blob:
             # A sparse file of 512 MiB takes no disk and all of that memory: anyone who may write the store could make
             # one.
             if os.lseek(fd, 0, os.SEEK_HOLE) < size:
-                msg = f"{path} is damaged: wanted {size} bytes of text, found holes in the file"
-                raise DamagedBlob(msg)
+                raise DamagedBlob(f"{path} is damaged: wanted {size} bytes of text, found holes in the file")
             os.lseek(fd, 0, os.SEEK_SET)
         data = bytearray()
         while len(data) <= most_bytes:
@@ -401,8 +402,7 @@ def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blo
             if not part:
                 return bytes(data)
             data += part
-    msg = f"{path} grew beyond {most_bytes} bytes while it was read"
-    raise DamagedBlob(msg)
+    raise DamagedBlob(f"{path} grew beyond {most_bytes} bytes while it was read")
 
 
 def is_cached(fd: int, offset: int) -> bool:
@@ -440,9 +440,7 @@ def read_into(fd: int, offset: int, out: memoryview, subject: str) -> None:
             # Only EIO says that the medium lost the bytes; any other error must not mark a whole blob as damaged.
             if error.errno != errno.EIO:
                 raise
-            msg = f"{subject} cannot be read at byte {offset + done}: {error.strerror}"
-            raise DamagedBlob(msg) from error
+            raise DamagedBlob(f"{subject} cannot be read at byte {offset + done}: {error.strerror}") from error
         if count == 0:
-            msg = f"{subject} ends after {offset + done} bytes, wanted {offset + len(out)}"
-            raise DamagedBlob(msg)
+            raise DamagedBlob(f"{subject} ends after {offset + done} bytes, wanted {offset + len(out)}")
         done += count

@@ -63,8 +63,7 @@ class Inside:
     def parent(self) -> Inside:
         """The directory of this place."""
         if not self.parts:
-            msg = f"{self} is the root of a store or a directory held open, so its parent is not in the store"
-            raise BadInput(msg)
+            raise BadInput(f"{self} is the root of a store or a directory held open, so its parent is not in the store")
         return Inside(self.top, self.parts[:-1], self.holder, is_foreign=self.is_foreign)
 
     @property

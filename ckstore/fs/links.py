@@ -116,8 +116,7 @@ def exchange(one: Where, other: Where) -> None:
     # NFS answers EINVAL, a kernel before 3.15 ENOSYS, FUSE either: the replacement takes two renames then
     # (docs/adr/0011).
     if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-        msg = f"the filesystem of {other} cannot exchange two names"
-        raise UnsafePlace(msg, hint="ext4, XFS and btrfs can")
+        raise UnsafePlace(f"the filesystem of {other} cannot exchange two names", hint="ext4, XFS and btrfs can")
     raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 

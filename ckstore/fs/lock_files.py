@@ -70,8 +70,7 @@ class LockFile:
                 lock.close()
                 raise
             lock.close()
-        msg = f"{path} was replaced {_TRIES} times while it was being locked"
-        raise InUse(msg)
+        raise InUse(f"{path} was replaced {_TRIES} times while it was being locked")
 
     def _wait(self, deadline: float) -> None:
         pause_s = _POLL_FIRST_S
@@ -179,8 +178,7 @@ def _opened(path: Inside) -> int:
             return open_at(path, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
             _make(path)
-    msg = f"{path} was removed {_TRIES} times while it was being locked"
-    raise InUse(msg)
+    raise InUse(f"{path} was removed {_TRIES} times while it was being locked")
 
 
 def _make(path: Inside) -> None:

@@ -203,8 +203,7 @@ def _lock(path: Where, kind: int, timeout_s: float) -> DirectoryLock:
             lock.release()
             raise
         lock.release()
-    msg = f"{path} was replaced {_LOCK_TRIES} times while it was being locked"
-    raise InUse(msg)
+    raise InUse(f"{path} was replaced {_LOCK_TRIES} times while it was being locked")
 
 
 def _wait_for(fd: int, kind: int, deadline: float, path: Where) -> None:

@@ -19,15 +19,10 @@ _VALUE_CHARS = 60
 _LINE_CHARS = COLUMNS - 4
 
 
-def _make_short() -> reprlib.Repr:
-    short = reprlib.Repr()
-    short.maxlevel = 2
-    short.maxtuple = short.maxlist = short.maxset = short.maxfrozenset = short.maxdict = _ITEMS_SHOWN
-    short.maxstring = short.maxother = short.maxlong = _VALUE_CHARS
-    return short
-
-
-_SHORT = _make_short()
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxtuple = _SHORT.maxlist = _SHORT.maxset = _SHORT.maxfrozenset = _SHORT.maxdict = _ITEMS_SHOWN
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _VALUE_CHARS
 
 
 def brief(*shown: str) -> Callable[[type[T]], type[T]]:

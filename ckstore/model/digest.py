@@ -68,8 +68,7 @@ _BY_PREFIX = {algorithm.prefix: algorithm for algorithm in ALGORITHMS.values()}
 def algorithm_named(name: object) -> Algorithm:
     """Return the algorithm that ``store.json`` calls `name`."""
     if not isinstance(name, str) or name not in ALGORITHMS:
-        msg = f"hash must be one of {', '.join(ALGORITHMS)}, got {name!r}"
-        raise BadInput(msg)
+        raise BadInput(f"hash must be one of {', '.join(ALGORITHMS)}, got {name!r}")
     return ALGORITHMS[name]
 
 
@@ -87,8 +86,7 @@ def fan_out(digest: str) -> str:
     """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits."""
     # Every path of a blob is made with it, so a digest from a manifest becomes a path here: "../.." must not.
     if not is_digest(digest):
-        msg = f"the name of a blob must be a digest such as xxh3-0123…, got {digest!r}"
-        raise BadInput(msg)
+        raise BadInput(f"the name of a blob must be a digest such as xxh3-0123…, got {digest!r}")
     return digest.partition("-")[2][:2]
 
 

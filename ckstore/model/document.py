@@ -45,14 +45,9 @@ class _Refused(ValueError):
     """Raised inside the parser's hooks, where the name of the document is not known."""
 
 
-def _make_short() -> reprlib.Repr:
-    short = reprlib.Repr()
-    short.maxlevel = 3
-    short.maxstring = short.maxother = short.maxlong = 80
-    return short
-
-
-_SHORT = _make_short()
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def shown(value: object) -> str:

@@ -102,8 +102,7 @@ def check_step(step: object) -> int:
         number = -1
     # True would be step 1.
     if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
-        msg = f"a step is an integer from 0 to 2^53, got {step!r}"
-        raise BadInput(msg)
+        raise BadInput(f"a step is an integer from 0 to 2^53, got {step!r}")
     return number
 
 
@@ -115,8 +114,7 @@ def check_tag(tag: object) -> str:
     # A ref must mean one thing: a tag 500 would hide the step 500, a tag abcdef an id.
     looks_like = "a step" if tag.isdigit() else "a ref that is computed" if tag in COMPUTED else "an id"
     if tag.isdigit() or tag in COMPUTED or _ID_PATTERN.match(tag):
-        msg = f"a tag may not look like {looks_like}, got {tag!r}"
-        raise BadInput(msg)
+        raise BadInput(f"a tag may not look like {looks_like}, got {tag!r}")
     return tag
 
 

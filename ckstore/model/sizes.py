@@ -21,8 +21,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(_SIZE, text.strip())
     factor: int | None = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
-        msg = f"a size is a number and a unit such as 32MiB, 512KiB or 1GiB, got {text!r}"
-        raise BadInput(msg)
+        raise BadInput(f"a size is a number and a unit such as 32MiB, 512KiB or 1GiB, got {text!r}")
     whole, _, fraction = match[1].partition(".")
     scale: int = 10 ** len(fraction)
     scaled: int = int(whole + fraction) * factor

@@ -50,26 +50,24 @@ def time_of_text(text: str) -> datetime:
 
 
 def expiry(value: object, now: datetime) -> datetime | None:
-    """Return when something that begins `now` expires."""
-    # `value`: a duration as for `duration_s`, a datetime with a zone, or None: never.
-    if value is None:
-        return None
-    if not isinstance(value, datetime):
-        return now + timedelta(seconds=duration_s(value, "expires"))
-    if value.tzinfo is None:
-        raise BadInput(f"expires: wanted a datetime with a time zone, got {value!r}", hint="datetime.now(UTC) has one")
-    if value <= now:
+    """Return when something that begins `now` expires; None: never."""
+    found = _moment(value, now, "expires", 1)
+    if found is not None and isinstance(value, datetime) and value <= now:
         raise BadInput(f"expires: wanted a time after now, got {value.isoformat()}")
-    return value.astimezone(UTC)
+    return found
 
 
 def start_of(value: object, now: datetime, what: str) -> datetime | None:
-    """Return the time since which something is asked for."""
-    # `value`: a duration before now as for `duration_s`, a datetime with a zone, or None: from the beginning.
+    """Return the time since which something is asked for; None: from the beginning."""
+    return _moment(value, now, what, -1)
+
+
+def _moment(value: object, now: datetime, what: str, sign: int) -> datetime | None:
+    # `value`: a duration from `now`, or before it, as for `duration_s`; a datetime with a zone; or None.
     if value is None:
         return None
     if not isinstance(value, datetime):
-        return now - timedelta(seconds=duration_s(value, what))
+        return now + sign * timedelta(seconds=duration_s(value, what))
     if value.tzinfo is None:
         raise BadInput(f"{what}: wanted a datetime with a time zone, got {value!r}", hint="datetime.now(UTC) has one")
     return value.astimezone(UTC)

@@ -162,11 +162,9 @@ def reading_buffer() -> memoryview:
 def agrees_to(
     path: Inside, data: memoryview, start: int, *, algorithm: Algorithm, buffer: memoryview, go_on: Callable[[], bool]
 ) -> int | None:
-    """Compare the bytes of a file from `start` on with `data`, as the disk has them; return how far, or None.
-
-    None: they differ. They are compared by digests of both, which other threads can run beside; to compare bytes they
-    cannot. `go_on` is asked before each step of up to `STEP_BYTES`.
-    """
+    """Compare the bytes of a file from `start` on with `data`, as the disk has them; return how far, or None."""
+    # None: they differ. They are compared by digests of both, which other threads can run beside; to compare bytes they
+    # cannot. `go_on` is asked before each step of up to `STEP_BYTES`.
     at = 0
     with direct.opened_uncached(path) as file:
         while at < len(data) and go_on():

@@ -231,13 +231,11 @@ class CheckpointDirectory:
             # By the descriptor: of a rename meanwhile nothing is noticed, and nothing has to be.
             manifest, manifest_id = manifest_in(lock.fd, path, hash_prefix)
         except FileNotFoundError as error:
-            msg = f"{where} is missing"
-            raise DamagedBlob(msg) from error
+            raise DamagedBlob(f"{where} is missing") from error
         except BadInput as error:
             raise DamagedBlob(error.message, hint=error.hint) from error
         if problem := why_not_own(lock.fd):
-            msg = f"{path}: {problem}"
-            raise DamagedBlob(msg)
+            raise DamagedBlob(f"{path}: {problem}")
         return cls(path, lock, stamp, manifest, manifest_id)
 
     @property
@@ -261,8 +259,7 @@ class CheckpointDirectory:
         # With `whole` it is one that has its size: a mapping beyond the end would kill the process.
         # A closed descriptor number may belong to another file of the program by now.
         if self.lock.fd < 0:
-            msg = f"{self.path} was closed"
-            raise BadInput(msg, hint="read from it inside its with block")
+            raise BadInput(f"{self.path} was closed", hint="read from it inside its with block")
         try:
             fd, status = self._opened(blob.digest)
         except DamagedBlob as error:
@@ -290,9 +287,8 @@ class CheckpointDirectory:
         return False
 
     def _elsewhere(self, blob: BlobRecord, what: str) -> BytesElsewhere:
-        msg = f"{self.path}: blob {blob.digest} is at a remote alone; {what} needs it"
         return BytesElsewhere(
-            msg,
+            f"{self.path}: blob {blob.digest} is at a remote alone; {what} needs it",
             hint="get the checkpoint from that remote: store.pull(ref, remote)",
             command_hint="get the checkpoint from that remote: ckstore pull REF --remote NAME",
         )

@@ -96,11 +96,10 @@ class Collector:
         grace: Grace | None = None,
         purge: bool = False,
     ) -> Self | None:
-        """Return a collector, without waiting; None if there is one.
-
-        With `grace` other hosts may be at work, and only what has waited in trash for so long is unlinked; with `purge`
-        also what waits there to be brought back. `enter` tells the catalog, `leases` whether they tell something here.
-        """
+        """Return a collector, without waiting; None if there is one."""
+        # With `grace` other hosts may be at work, and only what has waited in trash for so long is unlinked; with
+        # `purge` also what waits there to be brought back. `enter` tells the catalog, `leases` whether they tell
+        # something here.
         lock = store_locks.try_trash(layout)
         return None if lock is None else cls(layout, lock, enter, leases=leases, grace=grace, purge=purge)
 

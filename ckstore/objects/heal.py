@@ -35,12 +35,10 @@ class Given(NamedTuple):
 def relink_everywhere(
     layout: Layout, digest: str, good: Inside, temporary: Callable[[], Inside], spare: Collection[int] = ()
 ) -> Given:
-    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed.
-
-    One that is marked and has lost the name gets it back. `temporary` gives fresh names in a directory of the caller,
-    on the same filesystem; names of other good copies, whose inodes are in `spare`, stay. What an error leaves is
-    changed in part.
-    """
+    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed."""
+    # One that is marked and has lost the name gets it back. `temporary` gives fresh names in a directory of the caller,
+    # on the same filesystem; names of other good copies, whose inodes are in `spare`, stay. What an error leaves is
+    # changed in part.
     # The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
     # reader sees the old inode or the new one; marks that say the blob is damaged say so no more.
     # By inode: a name that is the good copy already needs no rename and no fsync.

@@ -251,10 +251,8 @@ class OpenRuns:
         return self._stamps(run, {} if inode is None else {str(step): inode}, in_full=False).get((run, step))
 
     def stamps(self, run: str | None = None, *, in_full: bool = False) -> dict[CheckpointKey, Stamp | None]:
-        """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing.
-
-        With `in_full` it is looked at the same time for what `small_files` is going to be asked.
-        """
+        """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing."""
+        # With `in_full` it is looked at the same time for what `small_files` is going to be asked.
         found: dict[CheckpointKey, Stamp | None] = {}
         for name in self._layout.runs() if run is None else [run]:
             found |= self._stamps(name, self._layout.steps(name), in_full=in_full)

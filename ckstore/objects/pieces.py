@@ -105,10 +105,8 @@ class PieceReader:
         return self._remote.received_bytes
 
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
-        """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share.
-
-        None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
-        """
+        """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share."""
+        # None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
         extent = part.extent
         if encoded(self._directory, extent):
             return None

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ckstore.errors import SaveFailed, StepExists, UnknownOutcome, UnsafePlace
+from ckstore.errors import SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import files, links, locks
 from ckstore.fs.held import Held
 from ckstore.fs.inside import NotInStore
@@ -62,12 +62,11 @@ def publish(
     if_there: IfThere,
     synced_runs: dict[str, RunStamp | None] | None = None,
 ) -> Outcome:
-    """Give the sealed `staging`, with this manifest, its place and make that durable.
-
-    A checkpoint with the same content is not replaced unless asked to and its description differs; an incomplete one,
-    and one that is marked as damaged, always is. Before other bytes take a place, `if_there` may refuse it; nothing can
-    tag or pin the old ones by then. Only after `UnknownOutcome` was it published: a directory is perhaps not durable.
-    """
+    """Give the sealed `staging`, with this manifest, its place and make that durable."""
+    # A checkpoint with the same content is not replaced unless asked to and its description differs; an incomplete one,
+    # and one that is marked as damaged, always is. Before other bytes take a place, `if_there` may refuse it; nothing
+    # can tag or pin the old ones by then. Only after `UnknownOutcome` was it published: a directory is perhaps not
+    # durable.
     # `synced_runs`: how each run was when this process itself had last made its name in ``checkpoints/`` durable; one
     # that is still so is not synced again. It is kept up to date.
     target = layout.checkpoint(manifest.run, manifest.step)
@@ -125,8 +124,7 @@ def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfT
                 return _replace(layout, staging, manifest, if_there, lock)
             except FileNotFoundError:  # what was there has gone
                 continue
-    msg = f"{target} was made and removed by other processes {_PUBLISH_TRIES} times during the publish"
-    raise SaveFailed(msg)
+    raise SaveFailed(f"{target} was made and removed by other processes {_PUBLISH_TRIES} times during the publish")
 
 
 def _renamed(staging: Staging, target: Inside) -> bool:
@@ -147,18 +145,10 @@ def _replace(
     stays, other_bytes = existing_to_keep(layout, manifest, if_there)
     if stays is not None:
         return Outcome(existing=stays)
-    target = layout.checkpoint(manifest.run, manifest.step)
     # The last moment before the exchange: to judge the blobs may have taken minutes of a slow disk.
     lock.check()
-    try:
-        links.exchange(staging.path, target)
-    except UnsafePlace:
-        old = two_renames.replace(layout, staging.path, (manifest.run, manifest.step), lock, staging.lock)
-        return Outcome(old=old, other_bytes=other_bytes)
-    except OSError as error:
-        if not two_renames.is_done(staging.lock, target, error):
-            raise
-    return Outcome(old=staging.path, other_bytes=other_bytes)
+    old = two_renames.exchange(layout, staging.path, (manifest.run, manifest.step), lock, staging.lock)
+    return Outcome(old=old, other_bytes=other_bytes)
 
 
 def existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
@@ -195,9 +185,8 @@ def _stays(present: Manifest, new: Manifest, if_exists: Rule) -> bool:
         return same and present.description == new.description
     if (same and if_exists != "taken") or if_exists == "keep":
         return True
-    msg = f"run {new.run} has another checkpoint at step {new.step}, saved at {present.created}"
     raise StepExists(
-        msg,
+        f"run {new.run} has another checkpoint at step {new.step}, saved at {present.created}",
         hint="choose another step=, or if_exists='replace' to put this one in its place; keep leaves the other, and "
         "saves nothing",
     )

@@ -76,17 +76,14 @@ class Staging:
                     links.remove_directory(path)
                 lock.release()
                 raise
-        msg = (
+        raise SaveFailed(
             f"{_CREATE_TRIES} staging directories in {layout.staging} were removed by other "
             "processes as soon as they were made"
         )
-        raise SaveFailed(msg)
 
     def claim(self, digest: str, nbytes: int) -> bool:
-        """Link the canonical blob into the staging directory; True if it is there now and can be relied on.
-
-        False is a miss: `put` must follow with the bytes. A damaged canonical blob is a miss; `put` heals it.
-        """
+        """Link the canonical blob into the staging directory; True if it is there now and can be relied on."""
+        # False is a miss: `put` must follow with the bytes. A damaged canonical blob is a miss; `put` heals it.
         mine = self._blobs / digest
         try:
             # The link is the claim: from now on the link count keeps gc from freeing the bytes (K1).

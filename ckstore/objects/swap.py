@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from ckstore.errors import InUse, UnknownOutcome, UnsafePlace
-from ckstore.fs import files, links, locks
+from ckstore.errors import InUse, UnknownOutcome
+from ckstore.fs import files, locks
 from ckstore.fs.held import Held
 from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents import marks
-from ckstore.objects.documents.atomic_file import mode_in
+from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.shared import two_renames
 
@@ -21,15 +21,12 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout
     from ckstore.objects.staging import Staging
 
-_ANNOTATIONS_MOST_BYTES = 16 * 2**20
 _RUN_TIMEOUT_S = 30.0
 
 
 def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) -> tuple[Inside, locks.DirectoryLock]:
-    """Exchange a checkpoint with the sealed `staging`, durably; return the old one's place, and its exclusive lock.
-
-    `InUse`: a process uses it, or it is damaged or another one by now. Only after `UnknownOutcome` was it exchanged.
-    """
+    """Exchange a checkpoint with the sealed `staging`, durably; return the old one's place, and its exclusive lock."""
+    # `InUse`: a process uses it, or it is damaged or another one by now. Only after `UnknownOutcome` was it exchanged.
     target = layout.checkpoint(*key)
     with ExitStack() as held:
         # Opened before the rename: after it, only the sync itself may fail.
@@ -45,7 +42,7 @@ def swap(layout: Layout, staging: Staging, key: CheckpointKey, checkpoint: str) 
             _check(target, lock, checkpoint)
             take_annotations(lock, staging)
             run_lock.check()
-            old = _exchange(layout, staging, key, run_lock)
+            old = two_renames.exchange(layout, staging.path, key, run_lock, staging.lock)
         except BaseException:
             lock.release()
             raise
@@ -75,19 +72,7 @@ def _check(target: Inside, lock: locks.DirectoryLock, checkpoint: str) -> None:
 def take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
     """Copy what was noted of a checkpoint, which the caller has locked, into the staging of its successor."""
     with suppress(FileNotFoundError):
-        data = files.read_file(ANNOTATIONS, most_bytes=_ANNOTATIONS_MOST_BYTES, dir_fd=lock.fd)
+        data = files.read_file(ANNOTATIONS, most_bytes=ANNOTATIONS_MAX_BYTES, dir_fd=lock.fd)
         # The next writer of a group must be able to read them, and other users not: as where they were written first.
-        files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=mode_in(staging.lock.fd))
+        files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=files.mode_in(staging.lock.fd))
         files.sync_directory(staging.lock.inside)
-
-
-def _exchange(layout: Layout, staging: Staging, key: CheckpointKey, lock: locks.DirectoryLock) -> Inside:
-    target = layout.checkpoint(*key)
-    try:
-        links.exchange(staging.path, target)
-    except UnsafePlace:
-        return two_renames.replace(layout, staging.path, key, lock, staging.lock)
-    except OSError as error:
-        if not two_renames.is_done(staging.lock, target, error):
-            raise
-    return staging.path

@@ -45,8 +45,7 @@ def move_to_trash(
     links.rename(path, target)
     if lock is not None and not lock.names(target):
         links.rename(target, path)  # another process put a directory there meanwhile: it is not ours to take
-        msg = f"{path} was replaced"
-        raise FileNotFoundError(msg)
+        raise FileNotFoundError(f"{path} was replaced")
     return target
 
 

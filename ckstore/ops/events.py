@@ -14,7 +14,6 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import files
 from ckstore.model.reports.event import Event, parse_line
 from ckstore.model.times import start_of, text_of_time, time_of_text
-from ckstore.objects.documents.atomic_file import mode_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +75,7 @@ def _append(layout: Layout, event: Event) -> None:
     """
     try:
         with files.opened_directory(layout.root) as fd:
-            mode = mode_in(fd)
+            mode = files.mode_in(fd)
         root = layout.root
         files.append_line(root / EVENTS, event.line(), mode=mode, most_bytes=MOST_BYTES, older=root / OLDER)
     except (OSError, CkstoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, RemoteError
@@ -41,7 +42,7 @@ def read_document(data: bytes, parse: Callable[[bytes, str], T], where: str) -> 
 
 def read_pin(data: bytes, name: str, source: str) -> Pin:
     """Return what a pin at a source says."""
-    return read(data, lambda data, where: parse_pin(data, name, where), f"the pin {name} at {source}")
+    return read(data, partial(parse_pin, name), f"the pin {name} at {source}")
 
 
 def tag_bytes(place: Place) -> bytes:

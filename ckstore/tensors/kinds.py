@@ -32,20 +32,14 @@ def is_plain_layout(tensor: Any) -> bool:
 
 def is_array(value: object) -> bool:
     """Whether `value` is a NumPy array that is nothing more: no subclass but a file's mapping."""
-    if "numpy" not in sys.modules:
-        return False
-    from ckstore.tensors import numpy_leaves
-
-    return numpy_leaves.is_array(value)
+    numpy: Any = sys.modules.get("numpy")
+    return type(value) in (getattr(numpy, "ndarray", None), getattr(numpy, "memmap", None))
 
 
 def is_numpy_scalar(value: object) -> bool:
     """Whether `value` is a NumPy scalar; numpy.float64 is a float too, and numpy.str_ a str."""
-    if "numpy" not in sys.modules:
-        return False
-    from ckstore.tensors import numpy_leaves
-
-    return numpy_leaves.is_scalar(value)
+    kind: Any = getattr(sys.modules.get("numpy"), "generic", None)
+    return kind is not None and isinstance(value, kind)
 
 
 _NEVER = (dict, OrderedDict, list, tuple)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
+from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes
@@ -20,28 +21,14 @@ Bytes = npt.NDArray[np.uint8]
 _GIL_KEPT_BYTES = 64 * 2**10
 
 
-class ArraySource:
+class ArraySource(BytesSource):
     """The bytes of one array; see `source.ByteSource`. NumPy does not count modifications."""
 
-    __slots__ = ("_view", "name", "nbytes")
-    on_device = False
-
-    def __init__(self, name: str, flat: Bytes) -> None:
-        self.name = name
-        self.nbytes = flat.nbytes
-        self._view = flat.data.toreadonly()
-
-    def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied."""
-        return self._view[start:stop]
+    __slots__ = ()
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
         """Copy these bytes into `out`."""
-        copy_bytes(self._view[start:stop], out)
-
-    def changed(self) -> bool:
-        """Return False: it is unknown."""
-        return False
+        copy_bytes(self._data[start:stop], out)
 
 
 class ArrayParts(NamedTuple):
@@ -51,16 +38,6 @@ class ArrayParts(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     source: ArraySource
-
-
-def is_array(value: object) -> bool:
-    """Whether `value` is an array that is nothing more: no subclass but a file's mapping."""
-    return type(value) is np.ndarray or type(value) is np.memmap
-
-
-def is_scalar(value: object) -> bool:
-    """Whether `value` is a NumPy scalar; np.float64 is a float too, and np.str_ a str."""
-    return isinstance(value, np.generic)
 
 
 def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
@@ -79,7 +56,7 @@ def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
     else:
         # Windows with gaps or negative steps: only these are copied.
         flat = np.array(plain, order="C").reshape(-1)
-    return ArrayParts(dtype, plain.shape, strides, ArraySource(path, flat.view(np.uint8)))
+    return ArrayParts(dtype, plain.shape, strides, ArraySource(path, flat.view(np.uint8).data.toreadonly()))
 
 
 def make_array(leaf: LeafRecord, flat: Bytes) -> npt.NDArray[Any]:

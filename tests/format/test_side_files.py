@@ -47,7 +47,7 @@ def test_the_table_of_retention_names_exactly_the_rules() -> None:
 
 
 def test_the_example_of_a_pin_is_one_with_all_its_members() -> None:
-    pin = parse_pin(example("Pins"), "a", "the page")
+    pin = parse_pin("a", example("Pins"), "the page")
 
     assert json.loads(pin.render()) == json.loads(example("Pins"))
     assert members("Pins") == set(json.loads(example("Pins")))
@@ -79,7 +79,7 @@ def test_a_pin_with_a_wrong_member_is_refused(member: str, value: object, said: 
     data = json.dumps({**json.loads(example("Pins")), member: value}).encode()
 
     with pytest.raises(BadInput, match=rf"^the page.*{said}"):
-        parse_pin(data, "a", "the page")
+        parse_pin("a", data, "the page")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_annotations_with_a_wrong_member_are_refused(member: str, value: object)
     "title,parse",
     [
         ("config.json", parse_config),
-        ("Pins", lambda data, where: parse_pin(data, "a", where)),
+        ("Pins", lambda data, where: parse_pin("a", data, where)),
         ("annotations.json", parse_annotations),
     ],
 )

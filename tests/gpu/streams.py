@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ckstore.tensors.device.streams import Direction
+from ckstore.tensors.device.streams import Cuda, Direction, Lane
 
 _CYCLES = 200_000_000
 """About a tenth of a second of a GPU: far longer than a save needs to enqueue its first copy."""
@@ -41,7 +41,7 @@ class Queued:
         return torch.full((nbytes,), 0xEE, dtype=torch.uint8, device=self._device)
 
 
-class StandIn:
+class StandIn(Cuda):
     """The processor as a device: its lanes do nothing until a mark is waited for, or the current stream must follow.
 
     Args:
@@ -65,15 +65,15 @@ class StandIn:
         self.copied: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
-        self._lanes: dict[Direction, StandInLane] = {}
+        self._own: dict[Direction, StandInLane] = {}
         self._mutex = threading.Lock()
 
     def lane(self, device: torch.device, direction: Direction) -> StandInLane:
         with self._mutex:
-            return self._lanes.setdefault(direction, StandInLane(self))
+            return self._own.setdefault(direction, StandInLane(self))
 
     def synchronize(self, device: torch.device) -> None:
-        for lane in self._lanes.values():
+        for lane in self._own.values():
             lane.mark().synchronize()
 
     def synchronize_current(self, device: torch.device) -> None:
@@ -93,7 +93,7 @@ class StandIn:
         del self.pinned[address]
 
 
-class StandInLane:
+class StandInLane(Lane):
     """Copies that are done when they are waited for, and not before."""
 
     def __init__(self, system: StandIn) -> None:

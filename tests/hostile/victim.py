@@ -45,7 +45,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "manifest of a compacted one": lambda data: parse_manifest(data, where="plain.json"),
     "annotations": lambda data: parse_annotations(data, "annotations.json"),
     "mark": lambda data: parse_mark(data, "damaged.json"),
-    "pin": lambda data: parse_pin(data, "figure", "figure.json"),
+    "pin": lambda data: parse_pin("figure", data, "figure.json"),
     "config": _policy,
     "store": lambda data: parse_settings(data, "store.json"),
 }

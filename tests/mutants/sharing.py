@@ -905,8 +905,8 @@ SHARING = [
     Mutant(
         "an exchange that was done though its answer was lost is found out",
         "lost-exchange-not-found-out",
-        "publish._replace",
-        "        if not two_renames.is_done(staging.lock, target, error):\n",
+        "two_renames.exchange",
+        "        if not is_done(opened, layout.checkpoint(*key), error):\n",
         "        if error:\n",
         "tests/ops/save/test_lost_answers.py::test_a_checkpoint_that_took_the_place_of_another_is_saved[exchange]",
         "SaveFailed",

@@ -198,7 +198,7 @@ def test_memory_that_a_thread_may_still_write_to_is_not_taken_from_it(monkeypatc
         raise KeyboardInterrupt
 
     monkeypatch.setattr(snapshot.Snapshot, "_gather", lambda _: None)
-    monkeypatch.setattr(snapshot, "_errors_in_parallel", interrupted)
+    monkeypatch.setattr(snapshot, "_in_parallel", interrupted)
     with pytest.raises(KeyboardInterrupt):
         snapshot.Snapshot(40 * 2**20)
     go.set()

@@ -191,14 +191,14 @@ def test_what_the_checkpoint_before_has_in_another_form_is_not_taken(
         index, (storage, step) = next(iter(kept.storages.items()))
         sample = kept.samples[0]
         if changed == "another id":
-            kept = replace(kept, id="xxh3_128-" + "0" * 32)
+            kept = kept._replace(id="xxh3_128-" + "0" * 32)
         elif changed == "another storage":
-            kept = replace(kept, storages={index: (storage + 1, step)})
+            kept = kept._replace(storages={index: (storage + 1, step)})
         elif changed == "another size":
-            places = [replace(of, nbytes=of.nbytes + (of.offset < 0)) for of in there.places]
+            places = [of._replace(nbytes=of.nbytes + (of.offset < 0)) for of in there.places]
             there = replace(there, places=tuple(places))
         else:
-            kept = replace(kept, samples=(replace(sample, start=sample.start + 4),))
+            kept = kept._replace(samples=(sample._replace(start=sample.start + 4),))
         return replace(there, kept=kept)
 
     state = {"a": np.full(FROZEN, 1, np.float32), "b": np.full(FROZEN, 2, np.float32)}

@@ -121,8 +121,7 @@ def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Insid
         statx.refresh(first)  # the cache of a network filesystem may have the count of before
         # gc goes by the link count; on a filesystem that does not count, it would free what checkpoints use.
         if peek.status(first).st_nlink < 2:
-            msg = f"{staging.top}: hardlinks are not counted there"
-            raise UnsafePlace(msg, hint="use ext4, XFS or btrfs")
+            raise UnsafePlace(f"{staging.top}: hardlinks are not counted there", hint="use ext4, XFS or btrfs")
         # Renamed back as gc and deletions do: a quota or an ACL can allow a link into a folder and no rename from it.
         back = own / directory.name
         try:

@@ -55,17 +55,8 @@ class Pin:
 
     def render(self) -> bytes:
         """Return the content of its file."""
-        members = {
-            "format": _FORMAT,
-            "version": PIN_VERSION,
-            "run": self.run,
-            "step": self.step,
-            "id": self.id,
-            "reason": self.reason,
-            "created": self.created,
-            "expires": self.expires,
-        }
-        return canonical_json(members) + b"\n"
+        members = {name: getattr(self, name) for name in ("run", "step", "id", "reason", "created", "expires")}
+        return canonical_json({"format": _FORMAT, "version": PIN_VERSION, **members}) + b"\n"
 
 
 def pin_name(file_name: str) -> str | None:
@@ -81,7 +72,7 @@ def file_name(name: str) -> str:
     return f"{name}{_SUFFIX}"
 
 
-def parse_pin(data: bytes, name: str, where: str) -> Pin:
+def parse_pin(name: str, data: bytes, where: str) -> Pin:
     """Return what the file of the pin `name` says."""
     members = parse_document(data, _FORMAT, PIN_VERSION, where)
     reason, expires, digest = members.get("reason"), members.get("expires"), members.get("id")

@@ -38,8 +38,7 @@ class DoctorFinding:
 
     def __post_init__(self) -> None:
         if self.level != "ok" and not self.do:
-            msg = f"{self.what}: a finding of the level {self.level} must say what to do"
-            raise ValueError(msg)
+            raise ValueError(f"{self.what}: a finding of the level {self.level} must say what to do")
 
     def __str__(self) -> str:
         margin = " " * MARGIN

@@ -68,20 +68,17 @@ def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int
         start = end
 
 
-def cut_block(shape: Sizes, block: Block, chunk_bytes: int) -> Iterator[Block]:
+def cut_block(shape: Sizes, block: Block, chunk_bytes: int, dim: int = 0) -> Iterator[Block]:
     """Cut a block that is no row of bytes, in the order of its own bytes: each piece is a row of bytes of the block."""
     # It is cut where the rows of the whole tensor fill a chunk, so that the pieces of all blocks there make one chunk.
-    yield from _cut_from(shape, block, chunk_bytes, 0)
-
-
-def _cut_from(shape: Sizes, block: Block, chunk_bytes: int, dim: int) -> Iterator[Block]:
+    # Before `dim` it is cut already.
     row_bytes = math.prod(shape[dim + 1 :])
     step = max(1, chunk_bytes // row_bytes)
     first, count = block.offsets[dim], block.sizes[dim]
     for start, stop in cut_flat(first, first + count, step):
         piece = Block(_with(block.offsets, dim, start), _with(block.sizes, dim, stop - start))
         if row_bytes > chunk_bytes:  # by the row of the whole, so that all blocks there are cut alike
-            yield from _cut_from(shape, piece, chunk_bytes, dim + 1)
+            yield from cut_block(shape, piece, chunk_bytes, dim + 1)
         else:
             yield piece
 
@@ -90,14 +87,10 @@ def _with(sizes: Sizes, dim: int, value: int) -> Sizes:
     return (*sizes[:dim], value, *sizes[dim + 1 :])
 
 
-def fill_exactly(shape: Sizes, blocks: Sequence[Block]) -> bool:
+def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
     """Whether the blocks cover a tensor without a gap and without lying over one another, in the way that grids do."""
     # In each dimension, from the first on, those that begin together must end together; so a grid of ranks with
-    # boundaries of its own in each dimension fits.
-    return _fill_from(shape, blocks, 0)
-
-
-def _fill_from(shape: Sizes, blocks: Sequence[Block], dim: int) -> bool:
+    # boundaries of its own in each dimension fits. Before `dim` they are alike.
     if dim == len(shape):
         return len(blocks) == 1
     groups: dict[tuple[int, int], list[Block]] = {}
@@ -109,7 +102,7 @@ def _fill_from(shape: Sizes, blocks: Sequence[Block], dim: int) -> bool:
         if start != at or size < 1:
             return False
         at += size
-    return at == shape[dim] and all(_fill_from(shape, group, dim + 1) for group in groups.values())
+    return at == shape[dim] and all(fill_exactly(shape, group, dim + 1) for group in groups.values())
 
 
 class Band(NamedTuple):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ckstore import errors
 from ckstore.errors import CkstoreError, SaveFailed
@@ -50,8 +50,7 @@ class Open:
     nice: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where the bytes of one storage lie in the snapshot; an offset of -1: they do not, see `Kept`."""
 
     name: str
@@ -59,8 +58,7 @@ class Place:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Bytes of a storage that is kept, which lie in the snapshot so that they can be compared."""
 
     storage: int  # index of the storage in the state
@@ -69,8 +67,7 @@ class Sample:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(NamedTuple):
     """What an order takes from an earlier checkpoint of its run, since it was said to be unchanged."""
 
     step: int
@@ -219,26 +216,17 @@ def _order_json(order: Order) -> dict[str, Any]:
         "parent": order.about.parent,
     }
     members["captured"] = [captured.state, captured.leaves, captured.name_chars]
-    members["places"] = [[place.name, place.offset, place.nbytes] for place in order.places]
-    members["kept"] = None if order.kept is None else _kept_json(order.kept)
+    members["places"] = order.places
+    kept = order.kept
+    # In pairs: the keys of a JSON object are texts.
+    members["kept"] = kept and [kept.step, kept.id, [*kept.storages.items()], kept.samples, kept.unnamed]
     return members
-
-
-def _kept_json(kept: Kept) -> list[Any]:
-    storages = [[index, *rest] for index, rest in kept.storages.items()]
-    samples = [[sample.storage, sample.start, sample.offset, sample.nbytes] for sample in kept.samples]
-    return [kept.step, kept.id, storages, samples, list(kept.unnamed)]
 
 
 def _kept(members: list[Any]) -> Kept:
     step, manifest_id, storages, samples, unnamed = members
-    return Kept(
-        step,
-        manifest_id,
-        {index: (old_index, copied_step) for index, old_index, copied_step in storages},
-        tuple(Sample(*sample) for sample in samples),
-        tuple(unnamed),
-    )
+    kept = {index: (old_index, copied_step) for index, (old_index, copied_step) in storages}
+    return Kept(step, manifest_id, kept, tuple(Sample(*sample) for sample in samples), tuple(unnamed))
 
 
 def _order(members: dict[str, Any]) -> dict[str, Any]:

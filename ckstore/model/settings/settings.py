@@ -25,6 +25,7 @@ ELSEWHERE = "elsewhere"
 _KNOWN = (ELSEWHERE,)
 _STORE_FORMAT = "ckstore-store"
 _CONFIG_FORMAT = "ckstore-config"
+_WANTED = ("uuid", "hash", "chunk_bytes", "created")
 _UUID_PATTERN = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
 
@@ -59,16 +60,9 @@ class StoreSettings:
 
     def render(self) -> bytes:
         """Return the content of ``store.json``."""
-        members = {
-            "format": _STORE_FORMAT,
-            "version": STORE_VERSION,
-            "uuid": self.uuid,
-            "hash": self.hash,
-            "chunk_bytes": self.chunk_bytes,
-            "created": self.created,
-            **({"requires": list(self.requires)} if self.requires else {}),
-        }
-        return canonical_json(members) + b"\n"
+        members = {name: getattr(self, name) for name in _WANTED}
+        requires = {"requires": list(self.requires)} if self.requires else {}
+        return canonical_json({"format": _STORE_FORMAT, "version": STORE_VERSION, **members, **requires}) + b"\n"
 
 
 def check_uuid(uuid: object) -> None:
@@ -97,12 +91,11 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
     members = parse_document(data, _STORE_FORMAT, STORE_VERSION, where)
     requires = members.get("requires", [])
     check_requires(requires, _KNOWN, where)
-    wanted = ("uuid", "hash", "chunk_bytes", "created")
-    missing = [name for name in wanted if name not in members]
+    missing = [name for name in _WANTED if name not in members]
     if missing:
-        refuse(where, "the members", ", ".join(wanted), f"no {', '.join(missing)}", words=True)
+        refuse(where, "the members", ", ".join(_WANTED), f"no {', '.join(missing)}", words=True)
     try:
-        return StoreSettings(**{name: members[name] for name in wanted}, requires=tuple(requires))
+        return StoreSettings(**{name: members[name] for name in _WANTED}, requires=tuple(requires))
     except BadInput as error:
         raise BadInput(f"{where}: {error.message}", hint=error.hint) from error
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
@@ -27,11 +25,9 @@ def changing(layout: Layout) -> locks.DirectoryLock:
 
 
 def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: str, data: bytes) -> None:
-    """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable.
-
-    With `InUse` the lock was lost, and nothing was changed; after an `OSError` it has its old content or, if only the
-    directory could not be made durable, perhaps the new one.
-    """
+    """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable."""
+    # With `InUse` the lock was lost, and nothing was changed; after an `OSError` it has its old content or, if only the
+    # directory could not be made durable, perhaps the new one.
     # The caller holds `lock`, that of `changing`, so what is at the temporary name is of a process that died. That name
     # is one for all files of a directory: the next to write there removes it, whatever it writes (each pin has a new
     # name). Where other hosts may be at work it is one of this start of this machine: they do not see the lock, and
@@ -51,7 +47,7 @@ def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callab
     try:
         # fsync before the rename (law D1): else a power cut could leave the name with an empty file, and the old
         # content lost.
-        files.create_file(fresh, data, mode=mode_in(dir_fd), dir_fd=dir_fd)
+        files.create_file(fresh, data, mode=files.mode_in(dir_fd), dir_fd=dir_fd)
         # As late as possible: after a server restart another host may have the lock (docs/adr/0016).
         check()
         links.rename(fresh, name, dir_fd=dir_fd)
@@ -61,8 +57,3 @@ def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callab
         raise
     # Only now is the change durable and may be acknowledged (law N2).
     files.sync_open_directory(dir_fd)
-
-
-def mode_in(dir_fd: int) -> int:
-    """Return the permissions of a file that may change: its owner's, and what its directory gives to others."""
-    return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666

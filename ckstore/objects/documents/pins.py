@@ -28,7 +28,7 @@ def _read(layout: Layout, name: str) -> Pin | None:
     path = layout.pins / file_name(name)
     try:
         data = files.read_file(path, most_bytes=PIN_MAX_BYTES)
-        pin = read(data, partial(_parse, name), str(path))
+        pin = read(data, partial(parse_pin, name), str(path))
     except FileNotFoundError:  # unpinned meanwhile
         return None
     except CkstoreError as error:
@@ -40,15 +40,11 @@ def _read(layout: Layout, name: str) -> Pin | None:
     return pin
 
 
-def _parse(name: str, data: bytes, where: str) -> Pin:
-    return parse_pin(data, name, where)
-
-
 def write_pin(layout: Layout, pin: Pin) -> None:
     """Write the file of a new pin, durably. The caller holds what is pinned locked for use."""
     name = file_name(pin.name)
     where = str(layout.pins / name)
-    data = to_write(pin, partial(_parse, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
+    data = to_write(pin, partial(parse_pin, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
     # A store that was copied without empty directories lacks it.
     links.make_directory(layout.pins)
     # One lock for all small files of the store, since they share one temporary name in a directory.

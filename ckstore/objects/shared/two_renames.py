@@ -12,7 +12,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckstore.errors import UnknownOutcome
+from ckstore.errors import UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks, peek, statx
 from ckstore.model.names import CheckpointKey, is_run, step_of
 from ckstore.objects import store_locks
@@ -35,15 +35,27 @@ class Gap(NamedTuple):
     new: tuple[Inside, Inside]  # where the new one may be; the name of a save that had no step yet has ``next`` in it
 
 
+def exchange(
+    layout: Layout, new: Inside, key: CheckpointKey, lock: locks.DirectoryLock, opened: locks.DirectoryLock
+) -> Inside:
+    """Put the sealed checkpoint `new` in the place of another one, in one step where that can be; else as `replace`."""
+    try:
+        links.exchange(new, layout.checkpoint(*key))
+    except UnsafePlace:
+        return replace(layout, new, key, lock, opened)
+    except OSError as error:
+        if not is_done(opened, layout.checkpoint(*key), error):
+            raise
+    return new
+
+
 def replace(
     layout: Layout, new: Inside, key: CheckpointKey, lock: locks.DirectoryLock, opened: locks.DirectoryLock
 ) -> Inside:
-    """Put the sealed checkpoint `new` in the place of another one; return where that is now, in ``staging/``.
-
-    The caller holds `lock`, the exclusive one of the run, has `new` `opened`, and makes the parents durable afterwards.
-    With `InUse` the lock was lost, and the old one is in its place. `UnknownOutcome`: it stopped in the gap, or going
-    back may not be durable; `complete` fills the gap.
-    """
+    """Put the sealed checkpoint `new` in the place of another one; return where that is now, in ``staging/``."""
+    # The caller holds `lock`, the exclusive one of the run, has `new` `opened`, and makes the parents durable
+    # afterwards. With `InUse` the lock was lost, and the old one is in its place. `UnknownOutcome`: it stopped in the
+    # gap, or going back may not be durable; `complete` fills the gap.
     target = layout.checkpoint(*key)
     # Twelve digits of the new one's name: the process that finds it knows which staging was to follow.
     old = layout.staging / f"{key[0]}@{key[1]}.{new.name.rpartition('.')[2]}.old"

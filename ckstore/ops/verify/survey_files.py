@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
@@ -134,7 +135,7 @@ _PARSERS: dict[str, Callable[[bytes, str], object]] = {
     "store.json": parse_settings,
     "config.json": parse_config,
     ANNOTATIONS: parse_annotations,
-    "pin": lambda data, where: parse_pin(data, "a", where),
+    "pin": partial(parse_pin, "a"),
 }
 
 

@@ -119,8 +119,7 @@ class PendingSave:
         """
         with self._changed:
             if not self._changed.wait_for(self.done, timeout_s):
-                msg = f"the save of {self.name} has not ended after {timeout_s} s; it is {self._state}"
-                raise TimeoutError(msg)
+                raise TimeoutError(f"the save of {self.name} has not ended after {timeout_s} s; it is {self._state}")
             # Read by the caller: the next save must not raise it once more.
             self._unread = False
             return self._error

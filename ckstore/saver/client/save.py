@@ -77,8 +77,7 @@ def given_up(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
     # The kill may come too late: the kernel finishes a rename that it has begun when the disk answers.
     if save.granted or save.maybe_published:
         return _unknown(save, reason)
-    msg = f"{reason}; the save of {pending.name}, which was {pending.state}, is given up"
-    return SaveAbandoned(msg, hint=_NEXT)
+    return SaveAbandoned(f"{reason}; the save of {pending.name}, which was {pending.state}, is given up", hint=_NEXT)
 
 
 def refused(save: Save, error: CkstoreError) -> CheckpointInfo | CkstoreError:

@@ -36,8 +36,7 @@ def savers_of(store: str) -> tuple[SaverStatus, ...]:
     try:
         processes = [folder for folder in _PROC.iterdir() if folder.name.isdigit()]
     except OSError as error:
-        msg = f"the processes of this host cannot be listed: {error}"
-        raise CkstoreError(msg, hint="is /proc mounted?") from error
+        raise CkstoreError(f"the processes of this host cannot be listed: {error}", hint="is /proc mounted?") from error
     found = [_status(folder) for folder in processes]
     return tuple(sorted((one for one in found if one is not None and one.store == store), key=lambda one: one.pid))
 

@@ -150,7 +150,7 @@ class Snapshot:
     def _make(self, work: list[Callable[[], None]]) -> None:
         """Do work that writes to the memory; note whether a thread may still do so."""
         self._is_written = True
-        errors = _errors_in_parallel(work)
+        errors = _in_parallel(work)
         self._is_written = False
         if errors:
             raise errors[0]
@@ -187,7 +187,8 @@ class Snapshot:
             begun, self._copying = self._copying, staging.start(pairs, self.pin().flat, behind_current=behind_current)
             if begun is not None:
                 self._copying.join(begun)
-        _in_parallel(_copies(in_memory, self._memory))
+        if errors := _in_parallel(_copies(in_memory, self._memory)):
+            raise errors[0]
         return self._copying
 
     def pin(self) -> Pinned:
@@ -312,15 +313,8 @@ def _copies(pairs: Iterable[tuple[ByteSource | RangeSource, Place]], whole: memo
     return work
 
 
-def _in_parallel(work: list[Callable[[], None]]) -> None:
-    """Do all of it in this thread, and another if there can be one, and return when both are done."""
-    errors = _errors_in_parallel(work)
-    if errors:
-        raise errors[0]
-
-
-def _errors_in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
-    """Do all of it as `_in_parallel`; return the errors, the first first, once no thread does anything any more."""
+def _in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
+    """Do all of it in this thread, and another if there can be one; return the errors when both are done."""
     waiting = iter(work)
     mutex = threading.Lock()
     errors: list[BaseException] = []

@@ -23,88 +23,50 @@ class Mark(Protocol):
         """Wait until everything before it is done."""
 
 
-class Lane(Protocol):
+class Lane:
     """Copies between a device and memory, one after another, beside what the device computes."""
 
     # Any thread may call its methods.
 
-    def active(self) -> AbstractContextManager[object]:
-        """Give a context for the calls below; work of torch in it goes to this lane."""
-
-    def follow(self) -> None:
-        """Let what comes next wait for what the current stream of the caller has been given."""
-
-    def lead(self) -> None:
-        """Let what the current stream of the caller is given from now on wait for this lane."""
-
-    def copy(self, to: torch.Tensor, found: torch.Tensor) -> None:
-        """Copy flat bytes; the call does not wait if the memory is pinned."""
-
-    def copy_together(self, to: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
-        """Copy flat pieces, one behind another, in one transfer."""
-
-    def mark(self) -> Mark:
-        """Return the place behind what was asked for so far."""
-
-
-class System(Protocol):
-    """What there is once in a process."""
-
-    kinds: frozenset[str]
-
-    def lane(self, device: torch.device, direction: Direction) -> Lane:
-        """Return the lane of a device."""
-
-    def synchronize(self, device: torch.device) -> None:
-        """Wait for everything that was queued on a device."""
-
-    def synchronize_current(self, device: torch.device) -> None:
-        """Wait for what the caller's current stream was given, and for no other."""
-
-    def wait_in_current(self, device: torch.device, event: Any) -> None:
-        """Let what the current stream is given from now on wait for an event of the caller."""
-
-    def register(self, address: int, nbytes: int) -> str:
-        """Pin memory, so that a device copies it by itself; return why that cannot be, or nothing."""
-
-    def unregister(self, address: int) -> None:
-        """Give up what `register` did, before the memory is unmapped."""
-
-
-class _CudaLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def active(self) -> AbstractContextManager[object]:
+        """Give a context for the calls below; work of torch in it goes to this lane."""
         return torch.cuda.stream(self._stream)
 
     def follow(self) -> None:
+        """Let what comes next wait for what the current stream of the caller has been given."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def lead(self) -> None:
+        """Let what the current stream of the caller is given from now on wait for this lane."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def copy(self, to: torch.Tensor, found: torch.Tensor) -> None:
+        """Copy flat bytes; the call does not wait if the memory is pinned."""
         to.copy_(found, non_blocking=True)
 
     def copy_together(self, to: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
+        """Copy flat pieces, one behind another, in one transfer."""
         # Freed at once: torch gives the memory to what this stream does next, which is behind the copy.
         to.copy_(torch.cat(list(pieces)), non_blocking=True)
 
     def mark(self) -> Mark:
+        """Return the place behind what was asked for so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
 
 class Cuda:
-    """The real one."""
+    """What there is once in a process."""
 
     kinds = frozenset({"cuda"})
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[torch.device, Direction], _CudaLane] = {}
+        self._lanes: dict[tuple[torch.device, Direction], Lane] = {}
         self._mutex = threading.Lock()
 
     def lane(self, device: torch.device, direction: Direction) -> Lane:
@@ -112,23 +74,23 @@ class Cuda:
         with self._mutex:
             # Kept: torch has a pool of streams, and memory that it caches for each of them.
             if (device, direction) not in self._lanes:
-                self._lanes[device, direction] = _CudaLane(device)
+                self._lanes[device, direction] = Lane(device)
             return self._lanes[device, direction]
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait for every stream of a device."""
+        """Wait for everything that was queued on a device."""
         torch.cuda.synchronize(device)
 
     def synchronize_current(self, device: torch.device) -> None:
-        """Wait for the current stream."""
+        """Wait for what the caller's current stream was given, and for no other."""
         torch.cuda.current_stream(device).synchronize()
 
     def wait_in_current(self, device: torch.device, event: Any) -> None:
-        """Let the current stream wait."""
+        """Let what the current stream is given from now on wait for an event of the caller."""
         torch.cuda.current_stream(device).wait_event(event)
 
     def register(self, address: int, nbytes: int) -> str:
-        """Pin memory."""
+        """Pin memory, so that a device copies it by itself; return why that cannot be, or nothing."""
         try:
             code: Any = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)  # type: ignore[no-untyped-call]
         except (AttributeError, RuntimeError) as error:  # a build of torch without it; a process that was forked
@@ -141,12 +103,12 @@ class Cuda:
         return f"CUDA error {int(code)}"
 
     def unregister(self, address: int) -> None:
-        """Unpin memory; errors are of a process that ends, or was forked."""
+        """Unpin memory, before it is unmapped; errors are of a process that ends, or was forked."""
         with suppress(AttributeError, RuntimeError):
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
 
-system: System = Cuda()
+system = Cuda()
 
 
 def is_accelerator(device: torch.device) -> bool:
