@@ -14,14 +14,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import decimal_of_int
 from ckstore.model.document import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _ESCAPE = re.compile(r"\\(.)")
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")

@@ -6,10 +6,7 @@ ever, and the numbers after it would soon be used up.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 MAX_SEQUENCE = 2**53 - 1
 """The greatest sequence number that a manifest may have."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.model.brief import brief
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.words import counted, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.model.manifest.info import CheckpointInfo
 
 
 @brief()

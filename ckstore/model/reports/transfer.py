@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ckstore.model.brief import brief
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
 
 
 @brief("direction", "remote", "checkpoints", "new", "all_bytes")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from ckstore.tensors.device import pinned, staging, streams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ckstore.tensors.device.pinned import Buffer
-    from ckstore.tensors.device.staging import DeviceSource
-    from ckstore.tensors.device.streams import Mark
+from ckstore.tensors.device.pinned import Buffer
+from ckstore.tensors.device.staging import DeviceSource
+from ckstore.tensors.device.streams import Mark
 
 _ALIGNMENT = 64
 
