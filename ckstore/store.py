@@ -1058,7 +1058,7 @@ class Store:
         Raises:
             BadInput: The file cannot be written.
         """
-        from ckstore.ops.report.store_metrics import metrics
+        from ckstore.ops.report.metrics import metrics
 
         return metrics(self._context, None if path is None else expanded(path))
 
@@ -1455,7 +1455,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Another process is deleting it.
         """
-        from ckstore.ops.refs.tags import tag
+        from ckstore.ops.refs.labels import tag
 
         info = tag(self._context, name, ref)
         _wake(self._context, self._catalog_path, why="said")
@@ -1469,7 +1469,7 @@ class Store:
             NoSuchRef: There is no such tag.
             BadInput: A directory has the place of the tag.
         """
-        from ckstore.ops.refs.tags import untag
+        from ckstore.ops.refs.labels import untag
 
         untag(self._context, name)
 
@@ -1480,7 +1480,7 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.ops.refs.tags import tags
+        from ckstore.ops.refs.labels import tags
 
         return BriefList(tags(self._context))
 
@@ -1498,7 +1498,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Another process is deleting it.
         """
-        from ckstore.ops.refs.pins import pin
+        from ckstore.ops.refs.labels import pin
 
         made = pin(self._context, ref, reason, expires)
         _wake(self._context, self._catalog_path, why="said")
@@ -1511,7 +1511,7 @@ class Store:
         Raises:
             NoSuchRef: There is no such pin, or the checkpoint has none.
         """
-        from ckstore.ops.refs.pins import unpin
+        from ckstore.ops.refs.labels import unpin
 
         return unpin(self._context, ref)
 
@@ -1522,7 +1522,7 @@ class Store:
         Raises:
             BadInput: A pin cannot be read; nothing is dropped until it is repaired or removed.
         """
-        from ckstore.ops.refs.pins import pins
+        from ckstore.ops.refs.labels import pins
 
         return BriefList(pins(self._context))
 
@@ -1543,7 +1543,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Another process is deleting it.
         """
-        from ckstore.ops.refs.annotate import annotate
+        from ckstore.ops.refs.labels import annotate
 
         info = annotate(self._context, ref, metrics, note)
         _wake(self._context, self._catalog_path, why="said")
@@ -1827,10 +1827,10 @@ def _fetching(context: Context) -> Callable[..., int | None]:
 
 
 @act
-def _settings_at(_: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
+def _settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
     from ckstore.remote.mirror.place import settings_at
 
-    return settings_at(mirror)
+    return settings_at(root, mirror)
 
 
 @act
@@ -1852,8 +1852,7 @@ def _create(
     exist_ok: bool,
 ) -> None:
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
-    from ckstore.ops.open.create import create
-    from ckstore.ops.open.opening import check_new
+    from ckstore.ops.open.opening import check_new, create
 
     try:
         check_new(root, None if catalog_path is None else expanded(catalog_path))

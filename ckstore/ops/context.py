@@ -17,10 +17,9 @@ from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import THREADS, setting_of
-from ckstore.ops.counting import SaveTotals
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.notices import Notices, warn, way_in
-from ckstore.ops.pace import DutyCycle
+from ckstore.ops.pace import DutyCycle, SaveTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -21,16 +21,16 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.publish import IfThere
 from ckstore.objects.staging import Staging
+from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import MIRROR, setting_or_none
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.after_save import after_save
+from ckstore.ops.free.make_room import after_save
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.notices import warn
-from ckstore.ops.os_errors import why_of
 from ckstore.ops.refs.find import AnyRef, open_directory, text_of
-from ckstore.ops.refs.tags import tag
+from ckstore.ops.refs.labels import tag
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, Request
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.who import Document

@@ -20,6 +20,7 @@ class MirrorStatus:
         oldest_s: For how many seconds the oldest of them has been there; 0 if there is none.
         age_s: For how many seconds one may be, as the setting `mirror_age_s` says.
         problem: Why the last try to push failed; empty if it did not.
+        failing_since: When the first try failed since one worked, as `CheckpointInfo.created`; empty if `problem` is.
     """
 
     remote: str
@@ -27,6 +28,12 @@ class MirrorStatus:
     oldest_s: float
     age_s: float
     problem: str
+    failing_since: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the last push did not fail, and nothing has been only here for longer than the setting allows."""
+        return not self.problem and not self.missed
 
     @property
     def missed(self) -> bool:
@@ -34,11 +41,13 @@ class MirrorStatus:
         return self.oldest_s > self.age_s
 
     def __str__(self) -> str:
+        why = f"; the last push failed: {self.problem}" if self.problem else ""
+        if self.failing_since:
+            why += f"; none has worked since {self.failing_since[:19].replace('T', ' ')} UTC"
         if not self.behind:
-            return printable(f"{mirror_named(self.remote)} has every checkpoint")
+            return printable(f"{mirror_named(self.remote)} has every checkpoint{why}")
         verb = "is" if len(self.behind) == 1 else "are"
         oldest = f"the oldest for {self.oldest_s:.0f} s of {self.age_s:.0f} s allowed"
-        why = f"; the last push failed: {self.problem}" if self.problem else ""
         count = counted(len(self.behind), "checkpoint")
         return printable(f"{count} {verb} not at {mirror_named(self.remote)} yet, {oldest}{why}")
 

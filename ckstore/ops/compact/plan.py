@@ -15,8 +15,7 @@ from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
-from ckstore.ops.compact.orphans import Orphans
-from ckstore.ops.compact.shares import own_blobs
+from ckstore.ops.compact.shares import Orphans, own_blobs
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import infos, no_such_run

@@ -20,7 +20,7 @@ from ckstore.fs.new_tree import NewTree
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.reports.export_report import ExportedFile
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.acts import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of

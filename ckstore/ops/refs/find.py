@@ -139,7 +139,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
 
 def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
     """Open the checkpoint that `ref` names for reading: locked, with a checked manifest."""
-    from ckstore.ops.check.marking import open_checked
+    from ckstore.ops.check.validity import open_checked
 
     for _ in range(_OPEN_TRIES):
         info = find(context, ref)

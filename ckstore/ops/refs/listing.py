@@ -16,13 +16,12 @@ from ckstore.fs import peek
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.order import WIDEST_GAP, out_of_order
 from ckstore.objects.shared import two_renames
+from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint
-from ckstore.ops.index.facts import as_it_is, sure
-from ckstore.ops.index.proposal import propose
+from ckstore.ops.index.facts import as_it_is, propose, sure
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.notices import warn
-from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

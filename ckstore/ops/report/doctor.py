@@ -26,14 +26,14 @@ from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.objects.layout import Layout
 from ckstore.ops import fetched
+from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import UNDO_BY_HAND_S, read_config, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.mirrored import status_of
-from ckstore.ops.os_errors import why_of
+from ckstore.ops.refs.labels import pins
 from ckstore.ops.refs.listing import infos, order_problem
-from ckstore.ops.refs.pins import pins
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 Findings = Iterator[DoctorFinding]

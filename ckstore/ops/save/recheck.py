@@ -25,8 +25,8 @@ from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, rec
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, check_file
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.rereading import agrees_to, reading_buffer
+from ckstore.ops.acts import why_of
 from ckstore.ops.events import note
-from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -18,7 +18,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, id_at
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.objects.trash import names_in
-from ckstore.ops.os_errors import why_of
+from ckstore.ops.acts import why_of
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside

@@ -33,7 +33,7 @@ from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
-from ckstore.ops.open.create import read_settings
+from ckstore.ops.open.opening import read_settings
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote.elsewhere.attest import Attest, attest_of
 from ckstore.remote.objects import Remote

@@ -21,7 +21,7 @@ from ckstore.fs.inside import NotInStore
 from ckstore.fs.mapping import map_shared
 from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
-from ckstore.ops.os_errors import describe_os_error, unsafe
+from ckstore.ops.acts import describe_os_error, unsafe
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 from ckstore.saver import compactor, mirror

@@ -25,7 +25,7 @@ from ckstore.fs import direct, files, locks
 from ckstore.model.manifest.manifest import Extent
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import trash
-from ckstore.ops.compact import encode, settle
+from ckstore.ops.compact import encode, forms
 from ckstore.ops.verify import survey_files
 from tests.format import reader
 from tests.support.descriptors import open_below
@@ -592,7 +592,7 @@ def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch:
         plain[0] ^= 1
         return container.encode_blob(plain, header, source.part)
 
-    monkeypatch.setattr(settle, "encode", wrong)
+    monkeypatch.setattr(forms, "encode", wrong)
     report = store.compact()
 
     assert [skipped.info.step for skipped in report.skipped] == [0]

@@ -20,7 +20,7 @@ from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks
 from ckstore.fs.host import probe
 from ckstore.objects.layout import Layout
-from ckstore.ops.open import create as creating
+from ckstore.ops.open import opening as creating
 from tests.support.crashing import run_and_kill
 from tests.support.meanwhile import run_with
 from tests.support.requirements import CRASH_FULL, require, require_root
