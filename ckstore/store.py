@@ -23,24 +23,21 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from ckstore.model.brief import HtmlReport
     from ckstore.model.checkpoint.pins import Pin
-    from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
+    from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.manifest.stored import OldPiece
-    from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
-    from ckstore.model.reports.evict_report import EvictReport
-    from ckstore.model.reports.export_report import ExportReport
+    from ckstore.model.reports.export_report import CheckoutReport, ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
-    from ckstore.model.reports.html_report import HtmlReport
-    from ckstore.model.reports.mirror import MirrorStatus
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
-    from ckstore.model.reports.transfer import TransferPlan, TransferReport
+    from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferPlan, TransferReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
@@ -1852,7 +1849,7 @@ def _create(
     exist_ok: bool,
 ) -> None:
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
-    from ckstore.ops.open.opening import check_new, create
+    from ckstore.ops.open.opening import NO_DIRECTORY_HINT, check_new, create
 
     try:
         check_new(root, None if catalog_path is None else expanded(catalog_path))
@@ -1861,7 +1858,8 @@ def _create(
         )
     except OSError as error:
         msg = f"no store could be made at {root}: {error.strerror or error}"
-        raise BadInput(msg, hint="its parent directory must exist and be writable") from error
+        hint = "its parent directory must exist and be writable"
+        raise BadInput(msg, hint=NO_DIRECTORY_HINT if isinstance(error, NotADirectoryError) else hint) from error
     if not made and not exist_ok:
         msg = f"there is already a store at {root}"
         raise BadInput(msg, hint="open it with Store.open(path); Store.open_or_init(path) opens a store or makes one")

@@ -38,8 +38,7 @@ from ckstore.model.manifest.manifest import (
 from ckstore.model.manifest.sections import check_state, read_files
 from ckstore.model.manifest.shards import read_ranks, read_tiling
 from ckstore.model.manifest.stored import Encoding
-from ckstore.model.names import check_run
-from ckstore.model.order import MAX_SEQUENCE
+from ckstore.model.names import MAX_SEQUENCE, check_run
 
 _HEAD = b'{"digest":"'
 _MIDDLE = b'","manifest":'

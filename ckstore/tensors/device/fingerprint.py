@@ -17,7 +17,7 @@ from contextlib import suppress
 import torch
 
 from ckstore.interpreter import log
-from ckstore.tensors.device import constants
+from ckstore.tensors.device import MIXES
 from ckstore.tensors.device.staging import DeviceSource
 
 Kernel = Callable[[Sequence[tuple[int, int]], torch.device], torch.Tensor]
@@ -142,7 +142,7 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
 
 def _mixes(words: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
     found = []
-    for seed, step, first, second in constants.MIXES:
+    for seed, step, first, second in MIXES:
         mixed = words ^ (places * _signed(step) + _signed(seed))
         mixed.mul_(_signed(first))
         mixed ^= _shifted(mixed, 32)

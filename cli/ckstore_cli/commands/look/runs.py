@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
-from ckstore.model.checkpoint.runs import RunSummary
+from ckstore.model.manifest.info import RunSummary
 from ckstore.model.reports.usage import RunUsage
 from ckstore.model.sizes import size_text
 from ckstore_cli._documents import to_json
