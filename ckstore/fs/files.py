@@ -12,17 +12,14 @@ import fcntl
 import os
 import stat
 import threading
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
 from ckstore.fs.inside import Inside, Where
 from ckstore.fs.peek import at, close_quietly, open_at, open_descriptor, open_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 BLOB_MODE = 0o444
 BLOB_MTIME_NS = 1_000_000_000 * 10**9

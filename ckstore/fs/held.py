@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import Self, TypeVar
 
 from ckstore.fs.inside import CLOSED, Inside
 from ckstore.fs.peek import close_quietly, open_below, open_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 _OPEN_AT_ONCE = 32
 """Descriptors that are opened and closed together, which takes less."""

@@ -5,19 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ckstore.errors import UnsafePlace
 from ckstore.fs import peek
-from ckstore.fs.inside import Where
+from ckstore.fs.inside import Inside, Where
 from ckstore.fs.owner import give_name_to_owner_of, give_to_owner_of
 from ckstore.fs.peek import at, open_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.fs.inside import Inside
 
 # From linux/fcntl.h and linux/fs.h: the ABI, for which Python has no names.
 _AT_FDCWD = -100

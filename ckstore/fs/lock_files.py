@@ -13,14 +13,12 @@ import os
 import time
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.errors import InUse
 from ckstore.fs import files, links, peek
+from ckstore.fs.inside import Inside
 from ckstore.fs.peek import open_at
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
 
 # Polled, since a blocking flock has no deadline: at first a millisecond, then seldom enough for a lock server.
 _POLL_FIRST_S = 0.001

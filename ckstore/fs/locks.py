@@ -16,17 +16,14 @@ import time
 import warnings
 import weakref
 from _thread import get_ident
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from typing import Self
 
 from ckstore.errors import InUse
 from ckstore.fs.held import Held
 from ckstore.fs.inside import CLOSED, Inside, Where
+from ckstore.fs.lock_files import LockFile
 from ckstore.fs.peek import at, close_quietly, open_directory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.fs.lock_files import LockFile
 
 # Polled, since a blocking flock has no deadline; a save holds the lock of a run for some system calls only.
 _POLL_FIRST_S = 0.001

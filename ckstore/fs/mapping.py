@@ -10,11 +10,8 @@ import ctypes
 import mmap
 import os
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # Without these ctypes passes and returns 32-bit integers, which cut addresses off.

@@ -7,12 +7,10 @@ import errno
 import os
 import select
 import struct
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.fs import files
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Where
+from ckstore.fs.inside import Where
 
 # From sys/inotify.h; Python has no binding for it.
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80

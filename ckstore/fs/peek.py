@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import TracebackType
+from typing import NamedTuple
 
 from ckstore.fs.inside import Inside, NotInStore, Where
 from ckstore.fs.owner import give_to_owner_of
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 MOST_LEVELS = 16
 """How deep `walk` goes."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SAFE_INT = 2**53
 # Python refuses 4,300 digits at once, against texts that take minutes to convert.

@@ -11,15 +11,13 @@ import json
 import math
 import re
 import reprlib
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ckstore.errors import BadInput, NewerFormat
 from ckstore.model.canonical import MAX_NUMBER_DIGITS, PART_DIGITS, SAFE_INT
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS

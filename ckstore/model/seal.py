@@ -10,15 +10,13 @@ was in it along.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.document import parse_object
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MEMBER = "digest"
 _ALGORITHM = ALGORITHMS["xxh3_128"]  # it finds accidents; a user who may write to the store can write a digest, too

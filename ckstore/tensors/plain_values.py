@@ -6,11 +6,13 @@ import datetime as dt
 import decimal
 import sys
 from array import array
+from collections.abc import Callable
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.python_values import (
     TORCH_NAMED,
     decode_value,
@@ -21,11 +23,6 @@ from ckstore.model.manifest.python_values import (
     encode_set,
     encode_timedelta,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.model.manifest.manifest import Node
 
 PLAIN: dict[type, Callable[[Any], Node]] = {
     set: encode_set,

@@ -1,26 +1,32 @@
-"""Retention on the command line: its options, and how a plan is printed."""
+"""Retention on the command line: its options, and how a plan and what it freed are printed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from ckstore.errors import BadInput
 from ckstore.model.best import Best, best_of
+from ckstore.model.reports.gc_report import GcReport
+from ckstore.model.reports.gc_report import lines as freed_lines
+from ckstore.model.reports.held import HeldBlob, by_holder, held_size
 from ckstore.model.reports.retention_report import RetentionReport, outcome
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
 from ckstore.model.settings.retention_plan import outcome as plan_outcome
 from ckstore.model.words import printable
-from ckstore_cli._format import columns, wrap
+from ckstore_cli._documents import to_json
+from ckstore_cli._errors import HELD
+from ckstore_cli._format import columns, cut, wrap
 from ckstore_cli._options import adding
 from ckstore_cli._output import Output
 
 _HEAD = ("CHECKPOINT", "PLAN", "")
 _BECAUSE = "BECAUSE"
 _LEAST_COLUMNS = 30
+_UNSEEN = "?"
 
 
 _COUNT = click.IntRange(min=1)
@@ -98,3 +104,25 @@ def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> Non
     out.line(f"{plan_outcome(report.plan)}; nothing was changed" if dry_run else outcome(report))
     for warning in (*report.plan.notes, *report.skipped):
         out.warning(printable(str(warning)))
+
+
+def print_freed(out: Output, report: GcReport) -> int:
+    """Print what was dropped, if a policy was asked for, and freed; return the exit status."""
+    dry_run = report.dry_run
+    document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
+    if report.retention is not None:
+        document |= to_json(report.retention) if out.as_json else {}  # of 20,000 checkpoints it takes a while
+        print_plan(out, report.retention.plan.entries)
+        print_outcome(out, report.retention, dry_run=dry_run)
+    measured = None if dry_run else report.filesystem_freed_bytes
+    out.document({**document, **to_json(report, filesystem_freed_bytes=measured)})
+    out.lines(freed_lines(report, table=lambda held: [cut(row, out.width) for row in _holder_lines(held)]))
+    return HELD if report.held else 0
+
+
+def _holder_lines(held: Sequence[HeldBlob]) -> list[str]:
+    rows = [
+        ("  " + (_UNSEEN if pid is None else str(pid)), held_size(blobs), how, printable(command))
+        for (pid, command), (how, blobs) in by_holder(held).items()
+    ]
+    return columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")

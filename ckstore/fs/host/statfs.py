@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 BTRFS = 0x9123683E
 """From ``linux/magic.h``, as the numbers below, or from the sources of the filesystem."""

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.best import best_of, metrics_there
 from ckstore.model.digest import short_id
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import COMPUTED, DEFAULT_RUN, MAX_STEP, STEP_PATTERN, CheckpointKey, check_run, check_tag
 from ckstore.model.words import some_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
 
 ID_MIN_DIGITS = 6
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from ckstore.model.brief import brief
+from ckstore.model.reports.held import DeletedFile
 from ckstore.model.words import counted, printable
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.held import DeletedFile
 
 Level = Literal["ok", "note", "warning", "error"]
 """``ok``; ``note``: good to know; ``warning``: something costs, or will go wrong; ``error``: a promise is not kept."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
+from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
 
 
 class ByteSource(Protocol):

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 from ckstore.errors import DamagedBlob
 from ckstore.model.canonical import SAFE_INT, canonical_text
-from ckstore.model.digest import is_digest
+from ckstore.model.digest import Algorithm, is_digest
 from ckstore.model.document import check_format, check_requires, refuse
 from ckstore.model.manifest.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
 from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, EncodedBlob, Encoding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ckstore.model.digest import Algorithm
 
 ENCODED = "encoded-1"
 HEAD_BYTES = 128

@@ -5,19 +5,16 @@ What there are tens of thousands of is a named tuple: a frozen dataclass takes f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckstore.model.canonical import canonical_text, encode_metric, object_of, quoted
+from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - a name of here, too
 from ckstore.model.manifest.stored import BlobRecord as BlobRecord  # noqa: PLC0414 - the same
 from ckstore.model.manifest.stored import Encoding
 from ckstore.model.manifest.tiles import Block, Sizes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.model.digest import Algorithm
 
 MANIFEST_FORMAT, MANIFEST_VERSION = "ckstore-manifest", 1
 SHARDS = "shards"

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import DamagedBlob
 from ckstore.model.canonical import (
@@ -28,10 +28,8 @@ from ckstore.model.canonical import (
     is_storable_int,
 )
 from ckstore.model.document import int_of_decimal, is_big_decimal
+from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.names import join_index, join_key
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord, Node
 
 SEQUENCES = ("list", "tuple", "deque")  # tags of nodes that hold nodes
 DICTS = ("dict", "odict", "counter", "defaultdict")

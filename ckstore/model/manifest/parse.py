@@ -6,8 +6,9 @@ Source: docs/format/v1.md, "manifest.json". Leaves are read by `leaf_records`, t
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.interpreter import python_gc_paused
@@ -36,12 +37,8 @@ from ckstore.model.manifest.manifest import (
 )
 from ckstore.model.manifest.sections import check_state, read_files
 from ckstore.model.manifest.shards import read_ranks, read_tiling
+from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import MAX_SEQUENCE, check_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.model.manifest.stored import Encoding
 
 _HEAD = b'{"digest":"'
 _MIDDLE = b'","manifest":'

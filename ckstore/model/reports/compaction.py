@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.model.brief import brief
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, in_lines, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.model.manifest.info import CheckpointInfo
 
 
 @brief()

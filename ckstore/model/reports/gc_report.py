@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.model.brief import brief
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.held import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
-from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, first_of, printable, some_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.reports.retention_report import Skipped
-
 
 _WAITING = {
     False: "can be brought back (ckstore undo)",

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.retention_report import Skipped
+from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, in_lines, printable
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.retention_report import Skipped
-    from ckstore.model.settings.retention_plan import RetentionPlan
 
 
 @brief("direction", "remote", "checkpoints", "new", "all_bytes")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ckstore.model.brief import brief
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, in_lines, named, printable, some_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import Manifest
 
 _ALIGNMENT = 64
 DEAD_PART = "(no tensor: nothing uses this part any more)"

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 LEAST_BYTES = 2**18
 """What every save reads however small the share is: small states are read whole."""

@@ -19,17 +19,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from ckstore.model.best import Best, metrics_there
 from ckstore.model.brief import brief
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.settings.retention import Budget, RetentionPolicy
 from ckstore.model.sizes import size_text
 from ckstore.model.times import duration_s, time_of_text
 from ckstore.model.words import counted, first_of, in_lines, printable
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
 
 
 @dataclass(frozen=True, slots=True)

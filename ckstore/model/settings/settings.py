@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import ALGORITHMS, Algorithm, algorithm_named
 from ckstore.model.document import check_created, check_requires, parse_document, refuse
 from ckstore.model.manifest.describe import check_metadata, decoded_metadata, encode_metadata
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 STORE_VERSION = 1
 # Pieces of whole MiB can be mapped side by side, on any size of pages.

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING
 
 import torch
 
 from ckstore.tensors.device import pinned, staging, streams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from ckstore.tensors.device.pinned import Buffer
-    from ckstore.tensors.device.staging import DeviceSource
-    from ckstore.tensors.device.streams import Mark
+from ckstore.tensors.device.pinned import Buffer
+from ckstore.tensors.device.staging import DeviceSource
+from ckstore.tensors.device.streams import Mark
 
 SLOT_BYTES = 8 * 2**20
 """One transfer, which takes 0.15 ms: smaller ones had sixteen threads wait for Python's lock, and for the driver's."""

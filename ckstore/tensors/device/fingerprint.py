@@ -13,15 +13,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch
 
 from ckstore.interpreter import log
 from ckstore.tensors.device import MIXES
-
-if TYPE_CHECKING:
-    from ckstore.tensors.device.staging import DeviceSource
+from ckstore.tensors.device.staging import DeviceSource
 
 Kernel = Callable[[Sequence[tuple[int, int]], torch.device], torch.Tensor]
 WORD_BYTES = 8

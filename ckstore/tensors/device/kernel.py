@@ -5,17 +5,14 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
 from ckstore.tensors.device import MIXES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SEED_A, _STEP_A, _FIRST_A, _SECOND_A = (tl.constexpr(number) for number in MIXES[0])
 _SEED_B, _STEP_B, _FIRST_B, _SECOND_B = (tl.constexpr(number) for number in MIXES[1])

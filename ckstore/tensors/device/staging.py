@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ckstore.model.sizes import DEVICE_SMALL_BYTES
 from ckstore.tensors.device import streams
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.tensors.device.streams import Lane, Mark
+from ckstore.tensors.device.streams import Lane, Mark
 
 _ALIGNMENT = 64
 _TOGETHER_BYTES = 8 * 2**20

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Direction = Literal["from", "to"]
 # On every device: a state may lie on several, and one arena takes all of it (cudaHostRegisterPortable).

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.kinds import is_module
+from ckstore.tensors.targets.comparison import Differences, LoadRules
 from ckstore.tensors.targets.renames import front
 from ckstore.tensors.walks import DICTS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+_Renaming = tuple[list[str], dict[str, str], Differences]
 
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.tensors.targets.comparison import Differences, LoadRules
-
-    _Renaming = tuple[list[str], dict[str, str], Differences]
 
 _SELECTED_MOST = 3  # so many parts are selected by name in a hint
 _ENTRIES_MOST = 4  # so many entries of a renaming are in a hint

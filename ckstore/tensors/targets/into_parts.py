@@ -6,23 +6,20 @@ tensor of the checkpoint takes its place, as torch's own `load_state_dict` has i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.tensors import torch_parts
 from ckstore.tensors.capture import Walk
 from ckstore.tensors.named.objects import check_names
 from ckstore.tensors.targets import torch_targets
+from ckstore.tensors.targets.comparison import Comparison
 from ckstore.tensors.walks import shape_of_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.model.manifest.manifest import Node
-    from ckstore.tensors.targets.comparison import Comparison
 
 
 class How(Enum):

@@ -8,29 +8,26 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.names import join_key
 from ckstore.tensors.kinds import naming_refusals, reported
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import LeafMaker, build_with, is_empty
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.module_parts import overrides_load
+from ckstore.tensors.targets.comparison import Comparison
+from ckstore.tensors.targets.module_parts import Loader, Parts, overrides_load
 from ckstore.tensors.targets.snapshot import Snapshot, kept_bytes
 from ckstore.tensors.walks import leaf_numbers
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from contextlib import AbstractContextManager
+Read = Callable[[Iterable[int]], Mapping[int, StorageMemory]]  # storages in fresh memory
 
-    from ckstore.model.manifest.manifest import Node
-    from ckstore.tensors.layout import StorageMemory
-    from ckstore.tensors.targets.comparison import Comparison
-    from ckstore.tensors.targets.module_parts import Loader, Parts
-
-    Read = Callable[[Iterable[int]], Mapping[int, StorageMemory]]  # storages in fresh memory
 
 _NOTHING_LOADED = "nothing was loaded; load(ref, select=…) returns the state to be looked at"
 

@@ -9,9 +9,8 @@ import click
 from ckstore.errors import BadInput
 from ckstore.model.doctor.finding import age_words
 from ckstore_cli._frame import Frame, framed
-from ckstore_cli._freed import print_freed
 from ckstore_cli._refs import complete_run
-from ckstore_cli._retention import policy_of, rule_options
+from ckstore_cli._retention import policy_of, print_freed, rule_options
 
 
 @click.command()
