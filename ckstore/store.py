@@ -23,24 +23,21 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from ckstore.model.brief import HtmlReport
     from ckstore.model.checkpoint.pins import Pin
-    from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
+    from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.manifest.stored import OldPiece
-    from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
-    from ckstore.model.reports.evict_report import EvictReport
-    from ckstore.model.reports.export_report import ExportReport
+    from ckstore.model.reports.export_report import CheckoutReport, ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
-    from ckstore.model.reports.html_report import HtmlReport
-    from ckstore.model.reports.mirror import MirrorStatus
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
-    from ckstore.model.reports.transfer import TransferPlan, TransferReport
+    from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferPlan, TransferReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
@@ -1827,10 +1824,10 @@ def _fetching(context: Context) -> Callable[..., int | None]:
 
 
 @act
-def _settings_at(_: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
+def _settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
     from ckstore.remote.mirror.place import settings_at
 
-    return settings_at(mirror)
+    return settings_at(root, mirror)
 
 
 @act

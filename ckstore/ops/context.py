@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
-    from ckstore.model.reports.evict_report import EvictReport
+    from ckstore.model.reports.transfer import EvictReport
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings

@@ -24,8 +24,8 @@ from ckstore.model.times import text_of_time
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs, manifest_in
 from ckstore.objects.documents import marks
+from ckstore.objects.heal import put_aside
 from ckstore.objects.layout import BLOBS, MANIFEST, MARK
-from ckstore.objects.quarantine import put_aside
 from ckstore.objects.trash import former_place
 from ckstore.ops.context import Context
 from ckstore.ops.events import note

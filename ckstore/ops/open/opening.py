@@ -87,6 +87,22 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
             links.unlink(fresh)
 
 
+def may_make(root: Path) -> bool:
+    """Whether a store can be made at `root`, as far as can be seen without making anything.
+
+    Raises:
+        BadInput: Something else is there.
+    """
+    layout = Layout(root)
+    try:
+        if not peek.exists(layout.root):
+            return peek.may_write(root.parent)
+        _refuse_foreign(layout)
+        return peek.may_write(root)
+    except OSError:  # a file is in the way
+        return False
+
+
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
     present = peek.names(layout.root)
@@ -112,7 +128,7 @@ def read_settings(root: Path) -> StoreSettings:
         data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
         inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
-        hint = f"there is one in it: {inner}" if peek.exists(Layout(inner).settings) else "make one: Store.init(path)"
+        hint = f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"
         raise StoreNotFound(f"there is no store at {root}", hint=hint) from error
     return read(data, parse_settings, str(path))
 

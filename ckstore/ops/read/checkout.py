@@ -18,7 +18,7 @@ from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.names import check_path, differing_in_case, parent_of
-from ckstore.model.reports.checkout_report import CheckoutReport
+from ckstore.model.reports.export_report import CheckoutReport
 from ckstore.objects.pieces import PieceReader, blob_of
 from ckstore.objects.remote_pieces import Part
 from ckstore.ops.call_threads import for_each

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
-from ckstore.model.checkpoint.runs import RunSummary, summaries
+from ckstore.model.manifest.info import RunSummary, summaries
 from ckstore.model.names import CheckpointKey, step_of
 from ckstore.objects.shared import two_renames
 from ckstore.ops.context import Context

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import peek
-from ckstore.model.names import CheckpointKey, check_run
-from ckstore.model.order import WIDEST_GAP, out_of_order
+from ckstore.model.names import WIDEST_GAP, CheckpointKey, check_run, out_of_order
 from ckstore.objects.shared import two_renames
 from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint

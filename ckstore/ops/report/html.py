@@ -9,7 +9,7 @@ from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ckstore.model.reports.html_report import HtmlReport
+from ckstore.model.brief import HtmlReport
 from ckstore.model.sizes import size_text
 from ckstore.model.times import seconds_text
 from ckstore.model.words import counted, metrics_text, printable

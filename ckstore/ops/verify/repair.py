@@ -18,7 +18,7 @@ from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.quarantine import put_aside
+from ckstore.objects.heal import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.context import Context
