@@ -1849,7 +1849,7 @@ def _create(
     exist_ok: bool,
 ) -> None:
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
-    from ckstore.ops.open.opening import check_new, create
+    from ckstore.ops.open.opening import NO_DIRECTORY_HINT, check_new, create
 
     try:
         check_new(root, None if catalog_path is None else expanded(catalog_path))
@@ -1858,7 +1858,8 @@ def _create(
         )
     except OSError as error:
         msg = f"no store could be made at {root}: {error.strerror or error}"
-        raise BadInput(msg, hint="its parent directory must exist and be writable") from error
+        hint = "its parent directory must exist and be writable"
+        raise BadInput(msg, hint=NO_DIRECTORY_HINT if isinstance(error, NotADirectoryError) else hint) from error
     if not made and not exist_ok:
         msg = f"there is already a store at {root}"
         raise BadInput(msg, hint="open it with Store.open(path); Store.open_or_init(path) opens a store or makes one")

@@ -105,7 +105,7 @@ def _plan_run(
         shares = not problems[i] and len(newer) < rest.keep_newest and not _why_plain(info, pinned)
         manifest = manifests[i]
         gone_bytes = 0 if manifest is None else orphans.gone_bytes(manifest)
-        entries.append(CompactionEntry(info, places[i], name, reason, shares, gone_bytes))
+        entries.append(CompactionEntry(info, places[i], name, reason, shares, gone_bytes, compacted[i]))
     return entries[::-1]
 
 

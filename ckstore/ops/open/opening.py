@@ -36,6 +36,7 @@ from ckstore.ops.refs.listing import fill_dead
 
 # Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
 _LOCK_TIMEOUT_S = 30.0
+NO_DIRECTORY_HINT = "a store is a directory, and this is none"
 _SETTINGS_MOST_BYTES = 2**20
 # Closed to others: a user who wants a shared store opens it knowingly.
 _DIRECTORY_MODE = 0o700
@@ -49,6 +50,8 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
     settings.algorithm.start()  # raises here if the package for it is missing
     layout = Layout(root)
+    if not peek.exists(layout.settings):
+        _refuse_inside(root)
     links.make_directory(layout.root, mode=_DIRECTORY_MODE)
     with locks.lock_exclusive(layout.root, timeout_s=_LOCK_TIMEOUT_S):
         return _fill(layout, settings)
@@ -94,6 +97,7 @@ def may_make(root: Path) -> bool:
         BadInput: Something else is there.
     """
     layout = Layout(root)
+    _refuse_inside(root)
     try:
         if not peek.exists(layout.root):
             return peek.may_write(root.parent)
@@ -101,6 +105,14 @@ def may_make(root: Path) -> bool:
         return peek.may_write(root)
     except OSError:  # a file is in the way
         return False
+
+
+def _refuse_inside(root: Path) -> None:
+    """Refuse a place in another store: what lies in its ``staging/`` or ``trash/`` is swept away."""
+    for parent in Path(os.path.realpath(root)).parents:
+        around = Layout(parent)
+        if peek.find(parent / around.settings.name) and peek.is_directory(parent / around.checkpoints.name):
+            raise BadInput(f"{root} is in the store {parent}", hint="choose a directory outside it")
 
 
 def _refuse_foreign(layout: Layout) -> None:
@@ -127,10 +139,16 @@ def read_settings(root: Path) -> StoreSettings:
     try:
         data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError) as error:
-        inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
-        hint = f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"
-        raise StoreNotFound(f"there is no store at {root}", hint=hint) from error
+        raise StoreNotFound(f"there is no store at {root}", hint=_hint(root)) from error
     return read(data, parse_settings, str(path))
+
+
+def _hint(root: Path) -> str:
+    """Say what to do where no store is."""
+    if (found := peek.find(root)) is not None and not stat.S_ISDIR(found.st_mode):
+        return NO_DIRECTORY_HINT
+    inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
+    return f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"
 
 
 def recover(context: Context) -> list[str]:

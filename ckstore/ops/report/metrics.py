@@ -24,20 +24,20 @@ _MODE = 0o644
 
 def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
     """Put the metrics of a store in the place of the file at `path`; see `ckstore.Store.write_metrics`."""
-    replace_text(path, openmetrics(context.totals.metrics(), str(store), labels))
+    _replace(context.layout.outside(path), openmetrics(context.totals.metrics(), str(store), labels))
 
 
-def write_text(path: Path | None, text: str, what: str) -> None:
-    """As `replace_text`, if a path is given, for a person who wants a report in a file."""
+def write_text(context: Context, path: Path | None, text: str, what: str) -> None:
+    """Give the file at `path`, if one is given, this text, for a person who wants a report in a file."""
     try:
         if path is not None:
-            replace_text(path, text)
+            _replace(context.layout.outside(path), text)
     except OSError as error:
         msg = f"{what} cannot be written to {path}: {describe_os_error(error)}"
         raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
 
 
-def replace_text(path: Path, text: str) -> None:
+def _replace(path: Path, text: str) -> None:
     """Give the file at `path` this content in one step, readable for all; a pipe or a device is written to."""
     data = text.encode("utf-8")
     with contextlib.suppress(FileNotFoundError):
@@ -62,7 +62,7 @@ def replace_text(path: Path, text: str) -> None:
 def metrics(context: Context, path: Path | None) -> str:
     """Return the metrics as text, and put them in the place of a file if a path is given."""
     text = store_metrics(context)
-    write_text(path, text, "the metrics")
+    write_text(context, path, text, "the metrics")
     return text
 
 

@@ -214,6 +214,32 @@ def test_a_store_whose_names_are_not_durable_is_not_acknowledged(
         Store.init(tmp_path / "store")
 
 
+@pytest.mark.parametrize("place", ["inner", "staging/x", "trash/x", "checkpoints/run/7"])
+def test_no_store_is_made_in_another_one(tmp_path: Path, place: str) -> None:
+    """A gc sweeps what lies in ``staging/`` and ``trash/``, an acknowledged checkpoint of such a store, too."""
+    with Store.init(tmp_path / "store") as store:
+        store.save({"w": b"1"}, step=1, run="run")
+        for make in (Store.init, Store.open_or_init, partial(Store.clone, tmp_path / "store")):
+            with pytest.raises(BadInput, match="is in the store"):
+                make(tmp_path / "store" / place)
+        store.gc()
+
+        assert not (tmp_path / "store" / place).exists()
+
+
+def test_a_file_is_said_to_be_no_directory(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("pass")
+
+    with pytest.raises(StoreNotFound, match=r"there is no store at .*train\.py") as caught:
+        Store.open(path)
+    assert caught.value.hint == "a store is a directory, and this is none"
+    with pytest.raises(BadInput, match=r"no store could be made at .*train\.py: Not a directory") as refused:
+        Store.open_or_init(path)
+    assert refused.value.hint == caught.value.hint
+    assert path.read_text() == "pass"
+
+
 @pytest.mark.usefixtures("no_common_locks")
 def test_who_fails_while_another_host_makes_the_store_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "store"
