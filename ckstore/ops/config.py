@@ -102,7 +102,7 @@ class _Attribute(Generic[T]):
             new = None if value is None else to_json(context, member, value)
             # After the value was checked: a wrong value is the caller's mistake whatever the store is opened for.
             context.check_writable()
-            config_file.change(context.layout, member, new)
+            config_file.edit(context.layout, member, lambda _: new)
             vars(context).pop(member, None)  # what was read before, such as the number of threads
 
         for function in (get, change):

@@ -220,11 +220,6 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)
 
 
-def change(layout: Layout, member: str, value: object) -> None:
-    """Give one setting a value, or remove it (None); other settings stay as they are. Raises what `edit` raises."""
-    edit(layout, member, lambda _: value)
-
-
 def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
     """Give one setting the value that `make` returns for the present one (None: there is none); no error changes it."""
     # L3: read and written under one lock, or of two processes that change different settings one change is lost.

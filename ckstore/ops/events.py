@@ -83,11 +83,8 @@ def _append(layout: Layout, event: Event) -> None:
 
 
 def _read(layout: Layout) -> Iterator[Event]:
-    """Yield the events, the oldest first; lines that are torn or not understood are passed over.
-
-    Raises:
-        CkstoreError: A file of them is not a regular one, or huge.
-    """
+    """Yield the events, the oldest first; lines that are torn or not understood are passed over."""
+    # Raises CkstoreError: a file of them is not a regular one, or huge.
     for name in (OLDER, EVENTS):
         try:
             data = files.read_file(layout.root / name, most_bytes=_READ_BYTES)

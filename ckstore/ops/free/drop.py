@@ -39,15 +39,10 @@ _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What was dropped.
+    """What was dropped."""
 
-    Attributes:
-        digests: The blobs that it named.
-        catalogued: Whether the catalog knows; if not, the next opener tells it.
-    """
-
-    digests: tuple[str, ...]
-    catalogued: bool
+    digests: tuple[str, ...]  # the blobs that it named
+    catalogued: bool  # whether the catalog knows; if not, the next opener tells it
 
 
 def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = False) -> None:
@@ -113,10 +108,8 @@ def drop(
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
     It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. `last` is
-    called right before, with the lock that keeps all others from it.
-
-    Raises:
-        OSError: The system refused; it may or may not come back after a power cut.
+    called right before, with the lock that keeps all others from it. After an `OSError` it may or may not come back
+    after a power cut.
     """
     layout = context.layout
     path = layout.checkpoint(*info.key)

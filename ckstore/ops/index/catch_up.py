@@ -15,7 +15,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.index import facts, reconcile
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
-from ckstore.ops.index.scan_blobs import list_blobs, note_listed
+from ckstore.ops.index.scan_blobs import list_blobs
 
 Look = Literal["all", "names", "counts"]
 
@@ -81,7 +81,7 @@ def _reconcile(context: Context, look: Look) -> list[str]:
     # Where the kernel does not say which start this is, it is done once, as after one start.
     if known.blobs_listed != machine.boot_id():
         list_blobs(context, timeout_s=TIMEOUT_S)
-        note_listed(context, timeout_s=TIMEOUT_S)
+        context.catalog.note_blobs_listed(machine.boot_id(), timeout_s=TIMEOUT_S)
     return notes
 
 

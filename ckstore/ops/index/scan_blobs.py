@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 
 from ckstore.fs import peek
 from ckstore.fs.held import through_parents
-from ckstore.fs.host import machine
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import Incomplete
-from ckstore.objects.heal import restore_names
 from ckstore.objects.layout import Layout
 from ckstore.objects.trash import names_in
 from ckstore.ops.context import Context
@@ -29,12 +27,6 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import Verdict
 
 CANDIDATES_BATCH = 5000  # blobs that are entered in one transaction
-
-
-def note_listed(context: Context, *, timeout_s: float) -> None:
-    """Take note that every blob was looked at since the machine started."""
-    # Raises CatalogUnavailable, InUse: the catalog cannot be used; it is done by the next opener.
-    context.catalog.note_blobs_listed(machine.boot_id(), timeout_s=timeout_s)
 
 
 def canonical_blobs(layout: Layout) -> Iterator[Inside]:
@@ -134,6 +126,8 @@ class StoreInventory:
 
     def restore_names(self) -> int:
         """Give blobs that lost their canonical name that name again; return how many have it."""
+        from ckstore.objects.heal import restore_names  # no opening needs it
+
         by_place: defaultdict[CheckpointKey, list[tuple[str, int]]] = defaultdict(list)
         for digest in self._lost:
             use = self._uses[digest]

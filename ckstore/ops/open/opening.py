@@ -27,12 +27,10 @@ from ckstore.model.doctor.place import PlaceFacts, check_place, durability
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.settings import StoreSettings, parse_settings
 from ckstore.model.times import text_of_time
-from ckstore.objects import reserve, trash
 from ckstore.objects.layout import Layout
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.context import Context
 from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, place_of, refuse_foreign, why_shared
-from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import fill_dead
 
@@ -42,6 +40,7 @@ NO_DIRECTORY_HINT = "a store is a directory, and this is not one"
 _SETTINGS_MOST_BYTES = 2**20
 # Closed to others: a user who wants a shared store opens it knowingly.
 _DIRECTORY_MODE = 0o700
+_NEW = "not made yet"
 _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 
@@ -156,6 +155,9 @@ def recover(context: Context) -> list[str]:
     """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know."""
     # Called twice, or by several processes at once, it does no harm. Raises OSError: the system refused; the store is
     # as it was or further on the way.
+    from ckstore.objects import reserve, trash  # a reader needs none of these
+    from ckstore.ops.index.catch_up import catch_up
+
     notes: list[str] = []
     layout = context.layout
     try:
@@ -214,6 +216,8 @@ def _unless_full() -> Iterator[None]:
 
 
 def _left_aside(context: Context, error: CkstoreError) -> str:
+    from ckstore.objects import reserve
+
     if reserve.is_full(context.layout):
         return f"the filesystem of {context.layout.root} is full, so the catalog is not used; ckstore gc frees space"
     return f"the catalog is not used for now: {error.message}"
@@ -227,9 +231,6 @@ def try_recover(context: Context) -> list[str]:
         raise
     except OSError as error:
         return [f"recovery while opening the store failed: {describe_os_error(error)}"]
-
-
-_NEW = "not made yet"
 
 
 def check_new(root: Path, catalog_path: Path | None) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import links, peek
+from ckstore.fs.host import machine
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport
 from ckstore.objects import trash
@@ -22,7 +23,7 @@ from ckstore.objects.relink import Relinker
 from ckstore.objects.staging import Staging
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
-from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, StoreInventory, canonical_blobs, note_listed
+from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, StoreInventory, canonical_blobs
 from ckstore.ops.open.opening import recover
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 
@@ -61,7 +62,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     restored_count = census.restore_names()
     for part in census.orphans_in_parts(CANDIDATES_BATCH):
         context.catalog.add_candidates(part, timeout_s=TIMEOUT_S)
-    note_listed(context, timeout_s=TIMEOUT_S)
+    context.catalog.note_blobs_listed(machine.boot_id(), timeout_s=TIMEOUT_S)
     report = _report(context, census, restored_count, "" if old is None else str(old), relinked)
     recover(context)  # also the tags, where there is no checkpoint
     return report

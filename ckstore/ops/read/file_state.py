@@ -110,9 +110,7 @@ def _view(
         try:
             found = read_value(stored)
             captured, refused = _captured(found, stored)
-        except Refused as error:
-            raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
-        except TooMuchDescribed as error:
+        except (Refused, TooMuchDescribed) as error:
             raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
     # A state with one object that cannot be loaded is still good for the rest of it.
     wanted = [error for error in refused if keep is None or keep(error.path)]

@@ -217,11 +217,8 @@ class OpenCheckpoint:
         return f"{named(plain(name))} of {self.info.name}"
 
     def _here(self) -> CheckpointDirectory:
-        """Return its directory, which this process has open; a child that was forked since opens it again.
-
-        Raises:
-            NoSuchRef: It was removed or replaced meanwhile.
-        """
+        """Return its directory, which this process has open; a child that was forked since opens it again."""
+        # Raises NoSuchRef: it was removed or replaced meanwhile.
         held = self._directory
         # After a fork the child's copy of the lock is closed: it is the parent's, and to unlock it here would unlock
         # both.

@@ -51,7 +51,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     run = _run_of(context, ref)
     passed: list[Passed] = []
     deadline_s = time.monotonic() + LOCKED_S
-    for info in _candidates(context, run):
+    for info in newest_first(infos(context, run)):
         path = context.layout.checkpoint(info.run, info.step)
         try:
             # Locked before it is judged, so that what was found valid is what is read.
@@ -142,10 +142,6 @@ def _current(context: Context, info: CheckpointInfo, directory: CheckpointDirect
     return info_of(context, directory.manifest, directory.manifest_id)  # replaced since it was listed
 
 
-def _candidates(context: Context, run: str | None) -> list[CheckpointInfo]:
-    return newest_first(infos(context, run))
-
-
 def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_touched: bool) -> None:
     """Raise `DamagedBlob` if a checkpoint is marked or not complete."""
     mark = marks.read_mark(directory.lock.fd)
@@ -172,7 +168,7 @@ def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[
 
 def _incomplete(context: Context, run: str | None) -> list[Passed]:
     """Return the directories that are not complete checkpoints, so that they are not listed as ones."""
-    listed = {info.key for info in _candidates(context, run)}
+    listed = {info.key for info in infos(context, run)}
     found = []
     for name, step, _ in context.layout.published(run):
         if (name, step) in listed:

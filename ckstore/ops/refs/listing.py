@@ -142,11 +142,6 @@ def order_problem(info: CheckpointInfo) -> str:
     return f"order of {info.name}"
 
 
-def misplaced(context: Context) -> list[CheckpointInfo]:
-    """Return the checkpoints whose sequence numbers do not count; `order_problem` is the key of what to say of each."""
-    return [info for info in infos(context) if info.out_of_order]
-
-
 # A living save fills its gap within milliseconds; one that takes longer was stopped.
 DEADLINE_S = 10.0
 _PAUSE_S = 0.005

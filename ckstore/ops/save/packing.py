@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
-    from ckstore.ops.save.on_device import DeviceChunks
     from ckstore.ops.save.recheck import Recheck
+    from ckstore.ops.save.recorded import DeviceChunks
 
 # As a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
-    from ckstore.ops.save.on_device import DeviceChunks
     from ckstore.ops.save.recheck import Recheck
+    from ckstore.ops.save.recorded import DeviceChunks
     from ckstore.tensors.device.feed import DeviceReader
     from ckstore.tensors.device.staging import DeviceSource
 
@@ -102,7 +102,7 @@ def store_sources(
     compare = compare and not context.algorithm.collision_resistant
     devices: DeviceChunks | None = None
     if any(source.on_device for source in sources):
-        from ckstore.ops.save.on_device import DeviceChunks  # of the others no torch is needed
+        from ckstore.ops.save.recorded import DeviceChunks  # of the others no torch is needed
 
         devices = DeviceChunks(context, recheck.run, sources)
     writer = _ChunkWriter(context, staging, recheck, devices, compare=compare)

@@ -23,7 +23,7 @@ from ckstore.objects.heal import restore_names
 from ckstore.objects.last_names import LastName, NameCount
 from ckstore.objects.layout import Layout
 from ckstore.ops.index.scan_blobs import list_blobs
-from ckstore.ops.refs.listing import misplaced, order_problem
+from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.verify.survey_files import catalog_findings, file_findings
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
     for path in names.too_deep:
         message = f"{path.inner} is nested deeper than any directory of a store, and was skipped"
         yield StoreFinding("deep", message, path.inner)
-    for info in misplaced(context):
+    for info in (info for info in infos(context) if info.out_of_order):
         yield StoreFinding("order", context.notices.problems[order_problem(info)], info.name, harmful=True)
     yield from catalog_findings(context, checker, may_write=may_write, thorough=mode == "full")
     yield from file_findings(context)
