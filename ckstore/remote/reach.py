@@ -43,7 +43,7 @@ def reach(context: Context, remote: RemoteLike | None, *, writing: bool = False)
         BadInput: It is this store itself.
     """
     if remote is not None and (not isinstance(remote, str) or os.sep in remote):
-        # A URL that is none of a remote is said to be that, and is not looked for as a directory.
+        # A URL is not looked for as a directory of that name.
         if (target := parse_target(remote)).kind == "url":
             there = [one.name for one in entries(context.layout).values() if one.target == target]
             hint = f"it has the name {there[0]}" if there else f"ckstore remote add NAME {target.address}"

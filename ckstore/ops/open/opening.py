@@ -38,7 +38,7 @@ from ckstore.ops.refs.listing import fill_dead
 
 # Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
 _LOCK_TIMEOUT_S = 30.0
-NO_DIRECTORY_HINT = "a store is a directory, and this is none"
+NO_DIRECTORY_HINT = "a store is a directory, and this is a file"
 _SETTINGS_MOST_BYTES = 2**20
 # Closed to others: a user who wants a shared store opens it knowingly.
 _DIRECTORY_MODE = 0o700
