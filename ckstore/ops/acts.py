@@ -169,6 +169,7 @@ _MEANT = {
     "name": "run",
     "tag": "tags",
     "overwrite": "if_exists",
+    "dtype": "cast",
 }
 """Words of torch and of trainers -> the argument that is meant."""
 _LEAVE_OUT = {

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckstore.errors import BadInput, DamagedBlob
+from ckstore.errors import BadInput, DamagedBlob, NoSuchRemote
 from ckstore.fs import files
 from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
@@ -19,8 +19,8 @@ from ckstore.remote.documents.info import check_uuid_is, read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.entries import check_takes_pushes, entry_named, open_objects
-from ckstore.remote.service.target import Target
+from ckstore.remote.service.entries import check_takes_pushes, entries, entry_named, open_objects
+from ckstore.remote.service.target import Target, parse_target
 from ckstore.remote.source import ObjectSource, Source
 
 
@@ -44,6 +44,11 @@ def reach(context: Context, remote: RemoteLike | None, *, writing: bool = False)
         BadInput: It is this store itself.
     """
     if remote is not None and (not isinstance(remote, str) or os.sep in remote):
+        # A URL is not looked for as a directory of that name.
+        if (target := parse_target(remote)).kind == "url":
+            there = [one.name for one in entries(context.layout).values() if one.target == target]
+            hint = f"it has the name {there[0]}" if there else f"ckstore remote add NAME {target.address}"
+            raise NoSuchRemote(f"a remote that is a URL is given by its name, got {target.address}", hint=hint)
         path = Path(os.path.realpath(remote))
         # By its absolute path: what is let go because of it is looked for there from anywhere.
         return _other_store(context, path, str(path), writing=writing)

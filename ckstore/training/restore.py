@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +103,8 @@ def restore(
         DamagedBlob: Bytes are damaged. The objects keep what was restored until then; ``latest-valid`` restores
             the checkpoint before over it, and if that lacks one of these parts, `BadInput` is raised.
     """
+    if isinstance(store, str | os.PathLike | None):
+        raise BadInput(f"restore takes an open store, got {store!r}", hint="restore(Store.open(path), …)")
     parts = given_parts(parts)
     plain = next((name for name, part in parts.items() if not loads_in_place(part)), None)
     if plain is not None:

@@ -250,5 +250,7 @@ def main() -> NoReturn:
     _open_closed_streams()
     try:
         app.main()
+    except KeyboardInterrupt:  # before click began, which else says so
+        sys.exit(_errors.INTERRUPTED)
     finally:
         gc.freeze()

@@ -194,6 +194,23 @@ def test_closed_streams_are_no_error(saved: Path, closed: str) -> None:
     assert bool(done.stdout) == (closed == "2>&-")
 
 
+def test_ctrl_c_before_the_first_word_is_read_gives_no_traceback() -> None:
+    program = """
+from ckstore_cli import app
+
+def interrupted(stream):
+    raise KeyboardInterrupt
+
+app._never_fail_to_encode = interrupted
+app.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, timeout=60, env=environment()
+    )
+
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_text_that_the_terminal_cannot_show_is_escaped(saved: Path) -> None:
     shown = process("show", "nöne", "--store", saved, env={"PYTHONIOENCODING": "ascii"})
 

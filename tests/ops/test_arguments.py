@@ -18,6 +18,7 @@ from ckstore import RetentionPolicy, Store
         ("load", "map_location", r"load\(\) has no argument 'map_location'; did you mean device=\?"),
         ("load", "weights_only", r"'weights_only': leave it out, a load never executes anything"),
         ("load", "devise", "did you mean device="),
+        ("load_into", "dtype", "did you mean cast="),
         ("load_into", "map_location", "leave it out, the tensors of the target stay on their devices"),
         ("load_into", "stirct", "did you mean strict="),
         ("save", "global_step", "did you mean step="),

@@ -90,6 +90,29 @@ def test_a_remote_is_added_listed_probed_and_forgotten(store: Store, service: Se
         store.remotes.remove("cold")
 
 
+def test_what_is_no_remote_is_said_to_be_what_it_is(
+    store: Store, tmp_path: Path, memory: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.init(tmp_path / "other").close()
+    store.save({"w": b"1"}, step=1)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NoSuchRemote) as unknown:
+        store.push(remote=memory.address)
+    with pytest.raises(BadInput, match="a remote is a directory or s3://BUCKET/PREFIX"):
+        store.push(remote="ftp://example.org/run")
+    with pytest.raises(BadInput, match="is neither a URL nor a directory"):
+        store.pull(remote="s3:/bucket/run")
+    with pytest.raises(NoSuchRemote) as bare:
+        store.push(remote="other")
+    store.remotes.add("cold", memory.address)
+    with pytest.raises(NoSuchRemote) as named:
+        store.push(remote=memory.address)
+
+    assert unknown.value.hint == f"ckstore remote add NAME {memory.address}"
+    assert bare.value.hint == "the directory is ./other"
+    assert named.value.hint == "it has the name cold"
+
+
 def test_two_stores_share_a_remote(store: Store, tmp_path: Path, memory: Target) -> None:
     other = Store.init(tmp_path / "other")
 

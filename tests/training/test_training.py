@@ -329,3 +329,9 @@ def test_importing_it_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_the_path_of_a_store_is_said_to_be_no_store(tmp_path: Path) -> None:
+    for given in (str(tmp_path), tmp_path, None):
+        with pytest.raises(BadInput, match="restore takes an open store, got"):
+            restore(given, model=torch.nn.Linear(1, 1))  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,8 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
     if name in found:
         return found[name]
     names = ", ".join(found)
+    if name and os.path.isdir(name):  # noqa: PTH112 - as the caller wrote it
+        raise NoSuchRemote(f"the store {layout.path} has no remote {name!r}", hint=f"the directory is ./{name}")
     if not found:
         raise NoSuchRemote(f"the store {layout.path} has no remote", hint="ckstore remote add NAME s3://BUCKET/PREFIX")
     if not name:
