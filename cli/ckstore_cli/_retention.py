@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ckstore.model.sizes import exact_size
+from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._format import columns, wrap
 from ckstore_cli._output import Output
+from ckstore_cli._types import WholeNumber
 
 if TYPE_CHECKING:
     from ckstore.model.best import Best
@@ -26,7 +29,7 @@ _LEAST_COLUMNS = 30
 
 def rule_options(function: F) -> F:
     """Add the options that say a policy, see `policy_of`."""
-    count = click.IntRange(min=1)
+    count = WholeNumber(min=1)
     for option in (
         click.option("--low-bytes", metavar="SIZE", help="Above --max-bytes, drop until this is left."),
         click.option("--max-bytes", metavar="SIZE", help="Most that a run may take, such as 500GB; the oldest go."),
@@ -57,8 +60,10 @@ def options_of(policy: RetentionPolicy | None) -> str:
         option = f"--{name.replace('_', '-')}"
         if name == "keep_best":
             words += [f"{option} {best.metric}:{best.mode}:{best.n}" for best in policy.bests]
+        elif name == "keep_within" and not isinstance(value, str):
+            words.append(f"{option} {value}s")
         else:
-            words.append(f"{option} {f'{value}s' if name == 'keep_within' and not isinstance(value, str) else value}")
+            words.append(f"{option} {exact_size(value) if name.endswith('_bytes') else value}")
     return printable(" ".join(words))
 
 
@@ -71,6 +76,8 @@ def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
 
     if "keep_best" in given:
         given["keep_best"] = [_best_of(text) for text in given["keep_best"]]
+    if "keep_within" in given:
+        duration_s(given["keep_within"], "--keep-within")  # else the refusal names an argument of Python
     return RetentionPolicy(**given)
 
 

@@ -12,6 +12,7 @@ from ckstore.model.sizes import parse_size
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
+from ckstore_cli._types import OneOf
 
 if TYPE_CHECKING:
     from ckstore.ops.read.export_formats import ExportFormat
@@ -27,7 +28,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["safetensors", "torch", "dcp", "pretrained", "peft"]),
+    type=OneOf(["safetensors", "torch", "dcp", "pretrained", "peft"]),
     default="safetensors",
     show_default=True,
     help="torch: one file for torch.load. dcp: a directory for torch.distributed.checkpoint. "

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.times import start_of
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_run, no_such_run, runs
@@ -45,14 +47,15 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
       4  there is no such store or run
     """
     out = frame.output()
+    start = start_of(since, datetime.now(UTC), "--since")
     with frame.reading() as store:
         if follow:
             from ckstore.ops.events import following
 
-            for event in following(store._context, since=since, run=run):  # noqa: SLF001 - no name of it is public yet
+            for event in following(store._context, since=start, run=run):  # noqa: SLF001 - no name of it is public yet
                 _print(out, event)
                 sys.stdout.flush()
-        found = store.events(since, run)
+        found = store.events(start, run)
         if run is not None and not found and run not in runs(store.path):
             raise no_such_run(store.path, run)
     for event in found:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
@@ -66,6 +67,8 @@ def pin(
         return
     if reason is None:
         raise click.UsageError("a pin needs --reason TEXT, so that others know why the checkpoint is kept")
+    if expires is not None:
+        duration_s(expires, "--expires")
     with frame.writing() as store:
         made = store.pin(ref, reason, expires)
     now = datetime.now(UTC)

@@ -9,6 +9,7 @@ import click
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._transfer import print_plan, print_report, transfer_options
+from ckstore_cli._types import OneOf
 
 if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 @transfer_options
 @click.option(
     "--if-exists",
-    type=click.Choice(["error", "replace", "keep"]),
+    type=OneOf(["error", "replace", "keep"]),
     default="error",
     show_default=True,
     help="What to do if the store has another checkpoint of that run and step.",

@@ -14,6 +14,7 @@ from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._place import is_store, place_for_new
+from ckstore_cli._types import OneOf
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -28,7 +29,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 @click.option(
     "--hash",
     "hash_name",
-    type=click.Choice(["xxh3_128", "blake3"]),
+    type=OneOf(["xxh3_128", "blake3"]),
     default="xxh3_128",
     show_default=True,
     help="Choose blake3 if the store takes files from people you do not trust.",
