@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from ckstore.model.reports.event import Event
     from ckstore_cli._output import Output
 
-_LOOKS = {"failed": "red", "damaged": "red", "dropped": "yellow", "purged": "yellow", "saved": "green"}
+_LOOKS = {
+    "failed": "red",
+    "unknown": "red",
+    "uncompacted": "red",
+    "damaged": "red",
+    "dropped": "yellow",
+    "purged": "yellow",
+    "saved": "green",
+}
 _SUMMED_FROM = 20  # fewer are counted at a glance
 
 
@@ -32,7 +40,8 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
 
     Each line has the time (UTC), what happened, to which checkpoint, how many
     bytes it added or freed, and why: the rule that dropped it, or the reason of
-    a failure. The log is bounded, and holds the last 20,000 events or more.
+    a failure. The log is bounded, holds the last 20,000 events or more, and may
+    lack one: what there is ckstore log says.
 
     \b
     Example:
