@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from ckstore_cli._output import Output
 
 _LOOKS = {
-    "failed": "red",
-    "unknown": "red",
-    "uncompacted": "red",
-    "damaged": "red",
-    "dropped": "yellow",
-    "purged": "yellow",
+    **dict.fromkeys(("failed", "unknown", "uncompacted", "damaged"), "red"),
+    **dict.fromkeys(("dropped", "purged"), "yellow"),
     "saved": "green",
 }
 _SUMMED_FROM = 20  # fewer are counted at a glance
@@ -41,7 +37,7 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
     Each line has the time (UTC), what happened, to which checkpoint, how many
     bytes it added or freed, and why: the rule that dropped it, or the reason of
     a failure. The log is bounded, holds the last 20,000 events or more, and may
-    lack one: what there is ckstore log says.
+    lack one; ckstore log lists what there is.
 
     \b
     Example:
