@@ -16,12 +16,12 @@ from ckstore.fs import files, links
 from ckstore.fs.inside import Inside
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
-from ckstore.model.document import parse_document, refuse
+from ckstore.model.document import check_created, parse_document, refuse
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.mirror import MirrorStatus, mirror_named
+from ckstore.model.reports.transfer import MirrorStatus, mirror_named
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.retention_plan import Candidate, plan
-from ckstore.model.times import time_of_text
+from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config, setting_of
@@ -44,6 +44,7 @@ class Mirrored:
     problem: str = ""  # why the last try failed; empty if it did not
     # Key of a tag, a pin or annotations -> digest of what it was given last.
     documents: dict[str, str] = field(default_factory=dict)
+    since: str = ""  # when the first of the tries failed that have failed one after another; empty if `problem` is
 
     def render(self) -> bytes:
         """Return the content of the file."""
@@ -54,6 +55,7 @@ class Mirrored:
             "uuid": self.uuid,
             "checkpoints": sorted(self.ids),
             "problem": self.problem[:_WHY_CHARS],
+            "since": self.since,
             "documents": self.documents,
         }
         return canonical_json(members) + b"\n"
@@ -70,7 +72,8 @@ def _parse(data: bytes, where: str) -> Mirrored:
     documents = members.get("documents", {})
     if not isinstance(documents, dict) or not all(isinstance(digest, str) for digest in documents.values()):
         refuse(where, "documents", "keys with digests", documents)
-    return Mirrored(remote, uuid, frozenset(ids), problem, documents)
+    since = members.get("since", "")
+    return Mirrored(remote, uuid, frozenset(ids), problem, documents, since and check_created(since, where))
 
 
 def _place(layout: Layout) -> Inside:
@@ -134,7 +137,7 @@ def add_mirrored(
         if all(info.id in given or info.elsewhere for info in here):
             given &= {info.id for info in here}
         still = {key: digest for key, digest in known.documents.items() if key not in gone}
-        return replace(known, ids=given, problem="", documents=still | dict(documents))
+        return replace(known, ids=given, problem="", since="", documents=still | dict(documents))
 
     _change(layout, remote, uuid, added)
 
@@ -150,10 +153,14 @@ def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> Non
 
 
 def note_problem(layout: Layout, remote: str, problem: str) -> None:
-    """Note why a try failed, once for each reason."""
+    """Note why a try failed, once for each reason; empty: nothing is left to be done."""
     why = problem[:_WHY_CHARS]
+
+    def noted(known: Mirrored) -> Mirrored:
+        return replace(known, problem=why, since=(known.since or text_of_time(now())) if why else "")
+
     if read_mirrored(layout, remote).problem != why:
-        _change(layout, remote, uuid_now(layout, remote), lambda known: replace(known, problem=why))
+        _change(layout, remote, uuid_now(layout, remote), noted)
 
 
 def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
@@ -179,9 +186,10 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
     lacking = behind(layout, remote, infos)
     at = now()
     ages = [(at - time_of_text(info.created)).total_seconds() for info in lacking]
-    problem = read_mirrored(layout, remote).problem
+    known = read_mirrored(layout, remote)
     oldest_s = max(0.0, *ages) if ages else 0.0
-    return MirrorStatus(remote, tuple(lacking), oldest_s, float(MIRROR_AGE_S.of(config, where)), problem)
+    age_s = float(MIRROR_AGE_S.of(config, where))
+    return MirrorStatus(remote, tuple(lacking), oldest_s, age_s, known.problem, known.since)
 
 
 def spared(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:

@@ -7,6 +7,7 @@ checked in form here, before it becomes a value.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from typing import NamedTuple
 
 from ckstore.model.checkpoint.pins import file_name, pin_name
@@ -24,6 +25,8 @@ _MANIFEST = "manifest.json"
 _PLAIN = "plain.json"
 _ANNOTATIONS = "annotations.json"
 _DROPPED = "dropped"
+OF_PLACE = (_MANIFEST, _PLAIN, _ANNOTATIONS, _DROPPED)
+"""The last parts of the keys that a checkpoint has."""
 _SUFFIX = ".json"
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
 
@@ -48,22 +51,25 @@ class Place(NamedTuple):
     @property
     def manifest(self) -> str:
         """The key of its manifest, which is written last."""
-        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_MANIFEST}"
+        return self._key(_MANIFEST)
 
     @property
     def plain(self) -> str:
         """The key of its manifest proper, where it is encoded."""
-        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_PLAIN}"
+        return self._key(_PLAIN)
 
     @property
     def annotations(self) -> str:
         """The key of what was added to it later."""
-        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_ANNOTATIONS}"
+        return self._key(_ANNOTATIONS)
 
     @property
     def dropped(self) -> str:
         """The key of the object that says that it was removed."""
-        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{_DROPPED}"
+        return self._key(_DROPPED)
+
+    def _key(self, last: str) -> str:
+        return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{last}"
 
 
 def blob(name: str) -> str:
@@ -90,20 +96,15 @@ def blob_in(key: str) -> BlobName | None:
     return BlobName(digest, int(number) if point else 0)
 
 
-def place_in(key: str, last: str = _MANIFEST) -> Place | None:
+def place_in(key: str, lasts: Container[str] = (_MANIFEST,)) -> Place | None:
     """Return the checkpoint whose manifest, or another object of it, has this key; None: it has another form."""
     parts = key.split("/")
-    if len(parts) != 5 or parts[0] != CHECKPOINTS[:-1] or parts[4] != last:
+    if len(parts) != 5 or parts[0] != CHECKPOINTS[:-1] or parts[4] not in lasts:
         return None
     step = step_of(parts[2])
     if not is_run(parts[1]) or step is None or not is_digest(parts[3]):
         return None
     return Place(parts[1], step, parts[3])
-
-
-def dropped_in(key: str) -> Place | None:
-    """Return the checkpoint that an object with this key says was removed."""
-    return place_in(key, _DROPPED)
 
 
 def tag(name: str) -> str:

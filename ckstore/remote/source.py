@@ -92,16 +92,19 @@ class ObjectSource:
 
     def places(self, under: str = "") -> list[Place]:
         """See `Source`."""
-        found: set[Place] = set()
-        dropped: set[Place] = set()
+        return self.listed(under)[0]
+
+    def listed(self, under: str = "") -> tuple[list[Place], list[Place]]:
+        """Return the checkpoints as `places` does, and those that were removed and of which something is left."""
+        found: dict[Place, list[str]] = {}
         for listed in self._objects.list(f"{keys.CHECKPOINTS}{under}"):
-            if (place := keys.place_in(listed.key)) is not None:
-                found.add(place)
-            elif (gone := keys.dropped_in(listed.key)) is not None:
-                dropped.add(gone)
-            if len(found) + len(dropped) > _MOST_PLACES:  # what is listed is kept, and costs a liar nothing
+            if (place := keys.place_in(listed.key, keys.OF_PLACE)) is not None:
+                found.setdefault(place, []).append(listed.key)
+            if len(found) > _MOST_PLACES:  # what is listed is kept, and costs a liar nothing
                 raise RemoteError(f"{self.name} lists more than {_MOST_PLACES:,} checkpoints")
-        return sorted(found - dropped)
+        dropped = {place for place, there in found.items() if place.dropped in there}
+        places = [place for place, there in found.items() if place.manifest in there and place not in dropped]
+        return sorted(places), [place for place in dropped if len(found[place]) > 1]
 
     def manifest(self, place: Place) -> bytes | None:
         """See `Source`."""

@@ -38,6 +38,7 @@ PLACES = {
     "quarantine": "quarantine",
 }
 """Directories of a store, by a pattern; of several the first."""
+_OF_CHECKPOINTS = ("checkpoints", "staging", "trash")
 KINDS = (HERE, ABOVE, *PLACES)
 
 Seen = dict[str, tuple[object, ...]]
@@ -76,6 +77,11 @@ class Neighbour:
     @property
     def _swap(self) -> Path:
         return self.store.parent / "swap"
+
+    def hid_a_checkpoint(self) -> bool:
+        """Whether what it swapped is a checkpoint, or holds some: listed, dropped or about to be published."""
+        below = Path(self.swapped or self.store).relative_to(self.store).parts
+        return bool(below) and below[0] in _OF_CHECKPOINTS
 
     def before_a_call(self, path: str) -> None:
         """Be called before each call from the one that is hit on, with its path."""

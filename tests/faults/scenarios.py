@@ -32,6 +32,10 @@ RUN = "main"
 _DAY_S = 86400.0
 
 
+class Unkept(RuntimeError):
+    """An act did not keep its word; a scenario judges that by the names in checkpoints/."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """One act of the store.
@@ -221,7 +225,7 @@ def _saving_within_a_budget(store: Store, journal: Journal) -> None:
     if info.warnings:  # what had to go may be there yet, or come back after a power cut: nothing is said to be gone
         return
     if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):
-        raise RuntimeError("the save was acknowledged without a warning, and the store is above its budget")
+        raise Unkept("the save was acknowledged without a warning, and the store is above its budget")
     journal.done((RUN, 2), None)
 
 
@@ -250,7 +254,7 @@ def _purging(store: Store, journal: Journal) -> None:
     report = store.gc(now=True)
     left = {one.ref for one in store.dropped()} - {one.ref for one in report.waiting}
     if left:  # where the settings cannot be read other hosts may be there: then it waits for the grace, and is named
-        raise RuntimeError(f"purged, and {left} can be brought back")
+        raise Unkept(f"purged, and {left} can be brought back")
 
 
 def _settle_undo(is_kept: bool) -> Callable[[Path, bool], list[str]]:

@@ -4,7 +4,8 @@
 of the call is swapped, and the one above it or one of the other directories of a store in turn; half of them are
 swapped back before the next call. Those of SQLite are left out: they go to no directory but the root. Else a sample
 of a third of the acts, another one for each commit. An act may fail then, with an error of ckstore. What is compared is
-everything beside the store: bytes, modes, links and times (`neighbour.seen`).
+everything beside the store: bytes, modes, links and times (`neighbour.seen`). Whether a budget or a purge was carried
+out is judged too, unless what was swapped holds checkpoints: one that is a symlink meanwhile is none.
 """
 
 from __future__ import annotations
@@ -77,3 +78,21 @@ def test_a_touched_bait_is_noticed(tmp_path: Path) -> None:
         touch(Path(neighbour.swapped))
 
         assert neighbour.wrong(), kind
+
+
+def test_only_a_swap_of_checkpoints_excuses_an_act(tmp_path: Path) -> None:
+    excused = {}
+    for kind in ("checkpoints/run/step", "trash/x", "staging", "refs", "blobs/ab"):
+        store = tmp_path / kind.replace("/", "-") / "store"
+        for name in ("checkpoints/main/1", "trash/main@1", "staging", "refs", "blobs/ab"):
+            (store / name).mkdir(parents=True)
+        neighbour = Neighbour(store, kind, back=False)
+        assert not neighbour.hid_a_checkpoint()
+        neighbour.before_a_call(str(store / "store.json"))
+        excused[kind] = neighbour.hid_a_checkpoint()
+
+    assert [kind for kind, is_excused in excused.items() if is_excused] == [
+        "checkpoints/run/step",
+        "trash/x",
+        "staging",
+    ]

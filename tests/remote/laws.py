@@ -94,6 +94,7 @@ def check_no_orphan_outlives_two_graces(objects: ServiceObjects) -> None:
     assert there == named, f"{there - named} are left, {named - there} are missing"
     assert not [one.key for one in objects.list(keys.INTENTS)]
     assert not [one.key for one in objects.list("probe/")]
+    assert not ObjectSource(objects, "remote").listed()[1]
 
 
 def drop(objects: ServiceObjects, place: Place) -> None:

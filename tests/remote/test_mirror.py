@@ -19,7 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ckstore import BadInput, NoSuchRemote, RemoteError, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RetentionPolicy, StepExists, Store
 from ckstore.model.times import time_of_text
 from ckstore.ops import mirrored
 from ckstore.remote.mirror.work import Mirror
@@ -291,6 +291,35 @@ def test_a_new_store_is_not_made_while_its_mirror_does_not_answer(
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("place", ["no bucket", "read-only", "no directory", "a file", "a file in it", "the store"])
+def test_where_no_mirror_can_be_made_no_store_is_left_either(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    mirror, error, says = {
+        "no bucket": ("s3://no-such/run", RemoteError, "NoSuchBucket"),
+        "read-only": ("s3://ck-test/run", RemoteDenied, "AccessDenied"),
+        "no directory": (str(tmp_path / "no" / "m"), BadInput, "no mirror could be made"),
+        "a file": (str(tmp_path / "full" / "file"), BadInput, "no mirror could be made"),
+        "a file in it": (str(tmp_path / "full"), BadInput, "is not empty"),
+        "the store": (str(tmp_path / "a"), BadInput, "this store itself"),
+    }[place]
+    service.habits.takes_writes = place != "read-only"
+
+    with pytest.raises(error, match=says):
+        Store.open_or_init(tmp_path / "a", mirror=mirror)
+
+    assert not (tmp_path / "a").exists()
+    assert service.objects == {}
+    # Of a store that was there nothing goes.
+    Store.init(tmp_path / "a")
+    with pytest.raises(CkstoreError):
+        Store.open_or_init(tmp_path / "a", mirror=mirror)
+    assert Store.open(tmp_path / "a").checkpoints() == []
+
+
 _TRAINING = """
 import json, sys, time
 import torch
@@ -484,6 +513,48 @@ def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_i
     assert "the last push failed: the service answers 503" in shown.output
     all_steps(store)
     assert store.mirror_status().missed is False  # type: ignore[union-attr]
+    del quiet
+
+
+def test_doctor_warns_while_pushes_are_refused_and_says_since_when(
+    tmp_path: Path, quiet: list[str], service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
+    store = Store.open_or_init(tmp_path / "a", mirror="s3://ck-test/run")
+    began = time_of_text(store.save(state(1), step=1).created)
+    now = [began]
+    monkeypatch.setattr(mirrored, "now", lambda: now[0])
+
+    def tried() -> tuple[str, str, str]:
+        """Let the process try once, a minute later."""
+        now[0] += timedelta(minutes=1)
+        with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+            patched.setattr(time, "sleep", lambda _: patched.setattr(process, "has_successor", lambda _: True))
+            process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
+        finding = next(one for one in store.doctor().findings if one.what == "mirror")
+        return finding.level, finding.found, finding.do
+
+    service.habits.denies = True
+    first = f"none has worked since {began + timedelta(minutes=1):%Y-%m-%d %H:%M:%S} UTC"
+    for _ in range(2):
+        level, found, do = tried()
+        assert level == "warning"
+        assert first in found
+        assert "was refused" in found
+        assert "ckstore remote probe mirror" in do
+        assert "credentials" in do
+    status = store.mirror_status()
+    assert status is not None
+    assert not status.missed
+    service.habits.denies = False
+    assert tried() == ("ok", "the mirror has every checkpoint", "")
+
+    # What cannot be pushed any more, since it was dropped here, is nothing to be warned of.
+    service.habits.denies = True
+    store.save(state(2), step=2)
+    assert tried()[0] == "warning"
+    store.delete(2)
+    assert tried()[0] == "ok"
     del quiet
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -128,3 +129,72 @@ def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> Non
 
     # A client that lost its connection here has removed it anyway.
     assert ObjectSource(objects, remote).places() == []
+
+
+def _half_removed(store: Store, objects: Double, remote: str, after: int) -> keys.Place:
+    """Return an encoded checkpoint with annotations whose removal was cut off after so many requests."""
+    info = store.push(1, remote).checkpoints[0]
+    place = keys.Place(info.run, info.step, info.id)
+    for key in (place.plain, place.annotations):
+        objects.put(key, b"{}")
+    made: list[str] = []
+
+    def cut(call: str, _: str) -> Fault | None:
+        made.append(call)
+        return "fail" if len(made) > after else None
+
+    objects.fault = cut
+    with suppress(RemoteError):
+        remove_there(REMOTES[remote], place)
+    assert len(made) == min(after + 1, 4)
+    objects.fault = lambda _call, _key: None
+    return place
+
+
+def _of(objects: Double, place: keys.Place) -> set[str]:
+    return {key for key in objects.held if keys.place_in(key, keys.OF_PLACE) == place}
+
+
+@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("cas", [True, False])
+def test_a_removal_that_was_cut_off_is_finished_by_the_next_prune(store: Store, after: int, cas: bool) -> None:
+    objects, remote = new_remote(store.settings, cas=cas)
+    place = _half_removed(store, objects, remote, after)
+    all_of_it = {place.manifest, place.plain, place.annotations}
+    prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=60, dry_run=True, exclusive=not cas)
+    assert _of(objects, place) != {place.dropped} or after == 4
+
+    prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=60, exclusive=not cas)
+
+    # Before the mark nothing has happened to it.
+    assert _of(objects, place) == ({place.dropped} if after else all_of_it)
+
+
+def test_what_is_being_pushed_again_is_not_removed_with_what_an_earlier_removal_left(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    place = _half_removed(store, objects, remote, 2)
+    Intent.of(place, [], lambda: 0.0).write(objects)
+    wanted = _of(objects, place)
+
+    prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=60)
+
+    assert _of(objects, place) == wanted
+
+
+def test_what_was_pushed_again_since_the_pruner_looked_is_not_removed(store: Store) -> None:
+    objects, remote = new_remote(store.settings)
+    place = _half_removed(store, objects, remote, 2)
+    listed: list[str] = []
+
+    def push_meanwhile(call: str, key: str) -> Fault | None:
+        listed.extend([key] if (call, key) == ("list", keys.INTENTS) else [])
+        if len(listed) == 2:
+            objects.fault = lambda _call, _key: None
+            store.push(1, remote)
+        return None
+
+    objects.fault = push_meanwhile
+    prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=60)
+
+    assert len(listed) == 2
+    assert ObjectSource(objects, remote).places() == [place]

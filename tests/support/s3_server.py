@@ -36,6 +36,7 @@ class Habits:
         checks: Whether a body is compared with its signed digest.
         marks_multipart: Whether the answer to a multipart upload has an ETag (Ceph has none).
         denies: Every request is answered 403.
+        takes_writes: Else those that write are answered so.
         late_s: A listing shows objects only so long after they were written.
     """
 
@@ -45,6 +46,7 @@ class Habits:
     ranges: bool = True
     checks: bool = True
     denies: bool = False
+    takes_writes: bool = True
     late_s: float = 0.0
 
 
@@ -98,6 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         if service.habits.denies or f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
             self._refuse(403, "AccessDenied")
             return None
+        if parts.path.split("/")[1] != BUCKET:
+            self._refuse(404, "NoSuchBucket")
+            return None
         signed = self.headers.get("x-amz-content-sha256", "")
         if service.habits.checks and len(signed) == 64 and hashlib.sha256(body).hexdigest() != signed:
             self._refuse(400, "XAmzContentSHA256Mismatch")
@@ -110,6 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         key, _, body = begun
         service = self.service
+        if not service.habits.takes_writes:
+            self._refuse(403, "AccessDenied")
+            return
         refused = 0
         if service.habits.conditions == "late":
             refused = self._refused(key)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.reports.gc_report import Waiting, amount_of
 from ckstore.model.reports.held import DeletedFile
-from ckstore.model.reports.mirror import MirrorStatus
+from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, some_of
 
@@ -211,8 +211,10 @@ def check_elsewhere(counts: Mapping[str, int], unknown: Sequence[str]) -> Doctor
 
 
 def check_mirror(status: MirrorStatus) -> DoctorFinding:
-    """Judge how long checkpoints have been only here."""
-    if not status.missed:
+    """Judge how long checkpoints have been only here, and whether pushes work."""
+    if status.ok:
         return ok("mirror", str(status))
     do = f"look at ckstore savers; try the remote: ckstore remote probe {status.remote}"
+    if status.problem:
+        do += "; the process that pushes keeps its credentials: begin the training again where they have expired"
     return DoctorFinding("warning", "mirror", str(status), do)

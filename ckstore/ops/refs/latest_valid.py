@@ -14,8 +14,7 @@ from ckstore.model.checkpoint.refs import newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
 from ckstore.objects.documents import marks
-from ckstore.ops.check.marking import open_checked, remember_damage
-from ckstore.ops.check.validity import glance
+from ckstore.ops.check.validity import glance, open_checked, remember_damage
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
@@ -72,8 +71,10 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
             kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
+            # Without a manifest nothing says when it was saved.
+            newer = "checkpoints that may be newer" if all(one.order is None for one in passed) else "newer checkpoints"
             context.notices.problems["latest-valid"] = (
-                f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
+                f"latest-valid is {info.name}, since {newer} are {kinds}: {_listed(passed)}"
             )
             warn(context.notices.problems["latest-valid"])
         else:

@@ -39,7 +39,7 @@ from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
-from ckstore.ops.open.create import read_settings
+from ckstore.ops.open.opening import read_settings
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_unprotected
 from ckstore.remote import keys

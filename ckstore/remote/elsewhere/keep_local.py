@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.evict_report import EvictReport
+from ckstore.model.reports.transfer import EvictReport
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free.retain import plan_local

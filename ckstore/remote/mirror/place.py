@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
-from ckstore.ops.open.create import create, read_settings
+from ckstore.ops.open.opening import create, may_make, read_settings
 from ckstore.remote import keys
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _NAME = "mirror"
-_INFO_MOST_BYTES = 2**20
 
 
 def is_name(mirror: str | os.PathLike[str]) -> bool:
@@ -24,12 +25,13 @@ def is_name(mirror: str | os.PathLike[str]) -> bool:
     return isinstance(mirror, str) and os.sep not in mirror and "://" not in mirror
 
 
-def settings_at(mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
-    """Return the hash and the chunk size of what is at a place; None: nothing is there yet.
+def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
+    """Return the hash and the chunk size of what is at a place; None: nothing is there yet, and something can be made.
 
     Raises:
         RemoteError: It does not answer: a store that began without what is there would begin the training once more.
-        BadInput: It is only a name.
+            Or nothing can be made there.
+        BadInput: It is only a name, or the directory of the new store, or nothing can be made there.
     """
     if is_name(mirror):
         msg = f"a new store has no remote named {mirror}"
@@ -39,10 +41,18 @@ def settings_at(mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
         try:
             settings = read_settings(target.path)
         except StoreNotFound:
+            if target.path.resolve() == root.resolve():
+                raise BadInput(f"{mirror} is this store itself", hint="name another directory") from None
+            if not may_make(target.path):
+                raise _not_made(target.path) from None
             return None
         return settings.hash, settings.chunk_bytes
     objects = open_objects(target)
-    if objects.get(keys.INFO, _INFO_MOST_BYTES) is None:
+    if objects.head(keys.INFO) is None:
+        # Where the bucket is missing, or can only be read, no store is to be left without its mirror.
+        key = f"probe/{uuid.uuid4().hex}-new"
+        objects.send(key, b"1")
+        objects.delete([key])
         return None
     info = read_info(objects, _NAME)
     return info.hash, info.chunk_bytes
@@ -69,8 +79,11 @@ def make_ready(context: Context, mirror: str | os.PathLike[str]) -> str:
             # Beside other processes: the one that comes second finds what the first made.
             create(target.path, hash_name=settings.hash, chunk_bytes=settings.chunk_bytes)
         except OSError as error:
-            msg = f"no mirror could be made at {target.path}: {error.strerror or error}"
-            raise BadInput(msg, hint="its parent directory must exist and be writable") from error
+            raise _not_made(target.path, f": {error.strerror or error}") from error
     taken = entries(context.layout)
     names = (_NAME if number == 1 else f"{_NAME}{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
+
+
+def _not_made(path: Path, why: str = "") -> BadInput:
+    return BadInput(f"no mirror could be made at {path}{why}", hint="its parent directory must exist and be writable")

@@ -30,6 +30,7 @@ from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_checkpoint
 from ckstore.remote.find_there import facts_of
 from ckstore.remote.objects import Remote
+from ckstore.remote.pruning.survey import remove_documents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import OtherStore, uuid_of
 from ckstore.remote.small_objects import read_tags
@@ -234,5 +235,4 @@ def remove_there(remote: Remote, place: Place) -> None:
     """Remove a checkpoint from a remote; its blobs stay until a prune finds that nothing names them."""
     # The mark first: a client that has this checkpoint sees that it was removed, and does not push it again.
     remote.objects.send(place.dropped, b"{}")
-    remote.objects.delete([place.manifest])
-    remote.objects.delete([place.plain, place.annotations])
+    remove_documents(remote.objects, place)

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse, RemoteError, RemoteUnavailable
-from ckstore.model.reports.remote_prune import RemotePruneReport
+from ckstore.model.reports.retention_report import RemotePruneReport
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.remote import keys
 from ckstore.remote.documents.condemned import BATCH_NAMES, PAUSE_S, TRIES, Batch, Condemned, read_versioned, swap
@@ -103,6 +103,7 @@ class _Prune:
             self._remove_keys(stale, blobs)
             new, batch = self._next(said, blobs, named, ripe[:BATCH_NAMES], fresh)
             if new == said:
+                self.survey.finish_removals()
                 self._count_kept(blobs, set(stale), [name for name in said.condemned if name in blobs])
                 return
             if not swap(self.remote.objects, new, version):
@@ -126,6 +127,7 @@ class _Prune:
         named, blobs = self.survey.named(), self._blobs()
         old = [name for name, one in blobs.items() if _digest(name) not in named and self._is_old(one)]
         self._remove_keys(old, blobs)
+        self.survey.finish_removals()
         self._count_kept(blobs, set(old), [])
 
     def tidy(self) -> None:

@@ -14,7 +14,7 @@ from ckstore.remote.source import ObjectSource, read_manifest
 
 if TYPE_CHECKING:
     from ckstore.remote.keys import Place
-    from ckstore.remote.objects import Remote
+    from ckstore.remote.objects import Objects, Remote
 
 
 @dataclass(slots=True)
@@ -38,6 +38,8 @@ class Survey:
     voided: set[str] = field(default_factory=set)
     finished: set[str] = field(default_factory=set)
     _blobs_of: dict[Place, tuple[str, ...]] = field(default_factory=dict)
+    # Checkpoints whose removal ended behind its mark, as they were listed last.
+    _half_removed: list[Place] = field(default_factory=list)
 
     def named(self) -> set[str]:
         """Return every digest that is needed.
@@ -50,12 +52,22 @@ class Survey:
         for record in self._intents():
             found.update(record.blobs)
         source = ObjectSource(self.remote.objects, self.remote.name)
-        places = source.places()
+        places, self._half_removed = source.listed()
         unread = [place for place in places if place not in self._blobs_of]
         for_each(lambda place: self._read(source, place), unread, threads=THREADS)
         for place in places:
             found.update(self._blobs_of.get(place, ()))
         return found
+
+    def finish_removals(self) -> None:
+        """Remove what is left of checkpoints whose removal was cut off; those that are pushed again stay."""
+        # Intents after that listing, and the mark after the intents: a push has its intent until it is whole, and takes
+        # the mark away before that.
+        records = self._records() if self._half_removed else []
+        pushed = [tuple(record.members.get(name) for name in ("run", "step", "id")) for record in records]
+        for place in self._half_removed:
+            if tuple(place) not in pushed and self.remote.objects.head(place.dropped) is not None:
+                remove_documents(self.remote.objects, place)
 
     def end_intents(self) -> list[IntentRecord]:
         """Finish or remove every intent of a dead push, where nothing else writes; return those that are not stale."""
@@ -105,3 +117,9 @@ class Survey:
 
     def _older(self, record: IntentRecord, seconds: float) -> bool:
         return self.now - record.listed.modified > timedelta(seconds=seconds)
+
+
+def remove_documents(objects: Objects, place: Place) -> None:
+    """Remove the documents of a checkpoint that has the mark that it was removed."""
+    objects.delete([place.manifest])  # first: a reader that finds it finds the others, too
+    objects.delete([place.plain, place.annotations])

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import peek
+from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
-from ckstore.ops.os_errors import why_of
 from ckstore.remote.mirror.work import Mirror
 from ckstore.saver.mirror import has_successor, lock_mirror
 from ckstore.saver.server.report import Page
@@ -93,8 +93,9 @@ def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float) -> 
                 pushed, done_at = True, time.monotonic()
                 continue
             mirror.tidy()
+            _tell(context, mirror, "")  # what could not be pushed may be gone by now
         except (CkstoreError, OSError) as error:
-            _tell(context, mirror, error)
+            _tell(context, mirror, why_of(error))
             page.at("waiting")
             return pushed, True
         page.at("idle")
@@ -116,7 +117,7 @@ def _is_there(context: Context) -> bool:
     return peek.exists(context.layout.settings)
 
 
-def _tell(context: Context, mirror: Mirror, error: CkstoreError | OSError) -> None:
-    """Note why a try failed, where `doctor` and others find it; as far as that works."""
+def _tell(context: Context, mirror: Mirror, why: str) -> None:
+    """Note why a try failed, or that none did, where `doctor` and others find it; as far as that works."""
     with suppress(CkstoreError, OSError):
-        note_problem(context.layout, mirror.name or "", why_of(error))
+        note_problem(context.layout, mirror.name or "", why)

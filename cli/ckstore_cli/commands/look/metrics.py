@@ -44,7 +44,7 @@ def metrics(frame: Frame, output: Path | None) -> None:
     out = frame.output()
     with frame.reading() as store:
         if output is None and out.as_json:
-            from ckstore.ops.report.store_metrics import store_metrics
+            from ckstore.ops.report.metrics import store_metrics
 
             for metric in store_metrics(store._context):  # noqa: SLF001 - the text is what is public
                 for label, value in metric.samples.items():

@@ -35,7 +35,7 @@ def savers(frame: Frame) -> None:
         mirror = store.mirror_status()
     out.documents(found)
     if mirror is not None:
-        (out.warning if mirror.missed else out.note)(str(mirror))
+        (out.note if mirror.ok else out.warning)(str(mirror))
     if not found:
         out.note("no process saves to this store in the background")
         return
