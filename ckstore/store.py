@@ -904,7 +904,7 @@ class Store:
         context = self._listing or self._context
         if remote is None and self._listing is None:
             return follow(context, run, after, timeout_s)
-        from ckstore.remote.elsewhere.news import POLL_S, News
+        from ckstore.remote.elsewhere.clone import POLL_S, News
 
         if poll_s is not None and not poll_s > 0:
             raise BadInput(f"poll_s must be a number of seconds above 0, got {poll_s!r}")
@@ -1797,7 +1797,7 @@ def _wake(
 
 
 def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    from ckstore.remote.elsewhere.keep_local import evict_mirrored
+    from ckstore.remote.elsewhere.evict import evict_mirrored
 
     return evict_mirrored(context, infos)
 

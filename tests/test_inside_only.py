@@ -72,7 +72,6 @@ EXCEPTIONS = {
     # Places outside a store.
     "ops/verify/copies.py: os.listdir(path)": "a source of a repair",
     "ops/verify/copies.py: path.resolve()": "a source of a repair",
-    "ops/read/export_files.py: path.parent.resolve()": "the destination",
     "ops/read/formats/model_files.py: os.path.realpath(path)": "files that are added to an export",
     "ops/read/formats/model_files.py: path.iterdir()": "files that are added to an export",
     "ops/save/gather.py: path.resolve()": "files that are committed",

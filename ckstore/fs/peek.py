@@ -8,13 +8,13 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.fs.inside import Inside, NotInStore, Where
 from ckstore.fs.owner import give_to_owner_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
 
 MOST_LEVELS = 16
@@ -244,6 +244,11 @@ def is_directory(where: Where) -> bool:
     """Whether there is a directory; a symlink to one does not count."""
     found = find(where)
     return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """Return where a path of the user's leads; not as `Path.resolve`, which raises where symlinks go in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def may_write(where: Where) -> bool:

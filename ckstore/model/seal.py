@@ -32,6 +32,7 @@ class Document(Protocol):
 
 
 D = TypeVar("D", bound=Document)
+T = TypeVar("T")
 
 
 def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, where: str) -> bytes:
@@ -54,7 +55,7 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
     return data
 
 
-def read(data: bytes, parse: Callable[[bytes, str], D], where: str) -> D:
+def read(data: bytes, parse: Callable[[bytes, str], T], where: str) -> T:
     """Return what a small file says, after comparing it with the digest that it carries, if it carries one."""
     # Parsed first: a newer version says so, instead of being called damaged.
     document = parse(data, where)

@@ -91,8 +91,7 @@ class Layout:
     def outside(self, destination: str | os.PathLike[str]) -> Path:
         """Return the absolute path of a destination of the caller's, which must not be in the store."""
         path = Path(os.path.abspath(destination))
-        # Not `resolve`, which raises where symlinks go round in a circle.
-        if Path(os.path.realpath(path.parent), path.name).is_relative_to(self.path):
+        if (peek.resolved(path.parent) / path.name).is_relative_to(self.path):
             raise BadInput(f"{path} is in the store {self.root}", hint="choose a destination outside it")
         return path
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import CkstoreError, RemoteDenied, RemoteUnavailable
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
-from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, parse_pin
+from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.digest import ALGORITHMS
-from ckstore.model.seal import read, seal
+from ckstore.model.seal import seal
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.acts import why_of
@@ -19,13 +19,11 @@ from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held
 from ckstore.remote import keys
 from ckstore.remote.asking import look
-from ckstore.remote.documents.reading import read_document
-from ckstore.remote.small_objects import TAG_MAX_BYTES, RemoteTag, change
+from ckstore.remote.small_objects import TAG_MAX_BYTES, change, read_document, read_pin, tag_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
-    from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.names import CheckpointKey
     from ckstore.ops.context import Context
@@ -79,7 +77,7 @@ def tags_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Said]
     for name, target in sorted(context.layout.tags().items()):
         info = by_key.get((target[0], target[1]))
         if info is not None:
-            data = RemoteTag(*info.key, info.id).render()
+            data = tag_bytes(keys.Place(*info.key, info.id))
             yield Said(keys.tag(name), info, data, partial(_only, data), TAG_MAX_BYTES)
 
 
@@ -176,7 +174,7 @@ def take_names(
     known = {pin.name: pin for pin in read_pins(context.layout)}
     for name, data in sorted(source.pins().items()):
         try:
-            pin = read(data, partial(_parse_pin, name), f"the pin {name} at {source.name}")
+            pin = read_pin(data, name, source.name)
         except CkstoreError as error:
             warnings.append(f"ignored {error.message}")
             continue
@@ -192,7 +190,3 @@ def take_names(
         note_taken(context.layout, source.name, {one.key: one.digest for one in said})
     except (CkstoreError, OSError) as error:
         warnings.append(f"tags and notes of {source.name} were taken, which could not be noted: {why_of(error)}")
-
-
-def _parse_pin(name: str, data: bytes, where: str) -> Pin:
-    return parse_pin(data, name, where)

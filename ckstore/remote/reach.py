@@ -12,13 +12,16 @@ from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context
+from ckstore.ops.open.opening import read_settings
 from ckstore.ops.open.opening import open_context
+from ckstore.remote import keys
 from ckstore.remote.decode import Near, nothing_near
 from ckstore.remote.documents.info import check_uuid_is, read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.entries import check_takes_pushes, entry_named, open_objects
+from ckstore.remote.service.target import Target
 from ckstore.remote.source import ObjectSource, Source
 
 
@@ -98,3 +101,15 @@ def uuid_of(remote: Remote | OtherStore) -> str:
     if isinstance(remote, Remote):
         return read_info(remote.objects, remote.name).uuid
     return remote.context.settings.uuid
+
+
+def settings_there(target: Target, name: str) -> tuple[str, int] | None:
+    """Return the hash and the chunk size of what is at a target; None: no remote; `StoreNotFound`: no store."""
+    if target.kind == "store":
+        settings = read_settings(target.path)
+        return settings.hash, settings.chunk_bytes
+    objects = open_objects(target)
+    if objects.head(keys.INFO) is None:
+        return None
+    info = read_info(objects, name)
+    return info.hash, info.chunk_bytes

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ckstore.errors import BadInput, CkstoreError, RemoteError
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, RemoteError
 from ckstore.model.canonical import canonical_json
+from ckstore.model.checkpoint.pins import parse_pin
 from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_document, refuse
 from ckstore.model.names import check_run, check_step
 from ckstore.model.seal import read, seal
 from ckstore.remote import keys
+from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckstore.model.checkpoint.pins import Pin
     from ckstore.remote.objects import Objects, Remote
 
+T = TypeVar("T")
 _FORMAT = "ckstore-remote-tag"
 _VERSION = 1
 TAG_MAX_BYTES = 2**20
@@ -27,22 +30,26 @@ _TRIES = 10
 _PAUSE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteTag:
-    """What a tag at a remote names."""
-
-    run: str
-    step: int
-    id: str
-
-    def render(self) -> bytes:
-        """Return the content of the object."""
-        members = {"format": _FORMAT, "version": _VERSION, "run": self.run, "step": self.step, "id": self.id}
-        return seal(canonical_json(members) + b"\n")
+def read_document(data: bytes, parse: Callable[[bytes, str], T], where: str) -> T:
+    """Return what a small object says; what cannot be read is the remote's fault, not an argument's."""
+    try:
+        return read(data, parse, where)
+    except (BadInput, DamagedBlob) as error:
+        failure = RemoteError(error.message, hint="read it again; if it stays so, look at who else writes there")
+    raise failure
 
 
-def parse_tag(data: bytes, where: str) -> RemoteTag:
-    """Return what the object of a tag says."""
+def read_pin(data: bytes, name: str, source: str) -> Pin:
+    """Return what a pin at a source says."""
+    return read(data, lambda data, where: parse_pin(data, name, where), f"the pin {name} at {source}")
+
+
+def tag_bytes(place: Place) -> bytes:
+    """Return the content of the object of a tag."""
+    return seal(canonical_json({"format": _FORMAT, "version": _VERSION, **place._asdict()}) + b"\n")
+
+
+def _parse_tag(data: bytes, where: str) -> Place:
     members = parse_document(data, _FORMAT, _VERSION, where)
     try:
         run, step = check_run(members.get("run")), check_step(members.get("step"))
@@ -50,18 +57,18 @@ def parse_tag(data: bytes, where: str) -> RemoteTag:
         raise BadInput(f"{where}: {error.message}") from error
     if not is_digest(members.get("id")):
         refuse(where, "id", "an id", members.get("id"))
-    return RemoteTag(run, step, members["id"])
+    return Place(run, step, members["id"])
 
 
-def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, RemoteTag]:
-    """Return every tag; those that cannot be read are left out, or raise with `strict`."""
+def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, Place]:
+    """Return what each tag names; those that cannot be read are left out, or raise with `strict`."""
     found = {name: listed.key for listed in objects.list(keys.TAGS) if (name := keys.tag_in(listed.key))}
-    tags: dict[str, RemoteTag] = {}
+    tags: dict[str, Place] = {}
     for name, key in found.items():
         data = objects.get(key, TAG_MAX_BYTES)
         try:
             if data is not None:
-                tags[name] = read(data, parse_tag, key)
+                tags[name] = read(data, _parse_tag, key)
         except CkstoreError:  # a tag of another checkpoint must not keep this one from being found
             if strict:
                 raise

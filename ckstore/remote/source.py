@@ -148,7 +148,7 @@ class ObjectSource:
 
     def tags(self) -> dict[str, Place]:
         """See `Source`."""
-        return {name: Place(tag.run, tag.step, tag.id) for name, tag in read_tags(self._objects).items()}
+        return read_tags(self._objects)
 
     def pins(self) -> dict[str, bytes]:
         """See `Source`."""

@@ -19,7 +19,6 @@ from ckstore.remote import push_plan as planning
 from ckstore.remote.beside import Said
 from ckstore.remote.choice import HINT, Choice, ChoiceOptions, TransferOptions
 from ckstore.remote.elsewhere import evict as evicting
-from ckstore.remote.elsewhere.keep_local import evict_by_rule
 from ckstore.remote.find_there import find_there, newest_of_steps
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
@@ -120,7 +119,7 @@ def evict(
     if rule:
         if choice.refs is not None or choice.by_rule() or remote is not None:
             raise BadInput("keep_local and the mirror say which checkpoints go, and others were named as well")
-        return evict_by_rule(context, dry_run=dry_run)
+        return evicting.evict_by_rule(context, dry_run=dry_run)
     if choice.refs is None and not choice.by_rule():
         raise BadInput("no checkpoint was named", **HINT)
     return evicting.evict(context, choice.of(context), reach(context, remote), dry_run=dry_run)

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
 from ckstore.fs.locks import DirectoryLock
-from ckstore.ops.config_file import MIRROR, setting_or_none
+from ckstore.ops.config_file import MIRROR, setting_of, setting_or_none
 from ckstore.ops.context import Context
-from ckstore.ops.mirrored import FOLDER, behind
+from ckstore.ops.mirrored import FOLDER, behind, note_problem
 from ckstore.ops.refs.listing import infos
 from ckstore.saver.client.process import children, reap, start
 from ckstore.saver.client.savers import savers_seen, started_at, status_at
 
 ENTRY = "ckstore.saver.server.mirror"
-PROBLEM = "mirror"
 Why = Literal["opened", "saved", "said"]
-_START_S = 5.0
-_started_s: dict[str, float] = {}
-"""Path of a store -> when this process started one for it."""
+# A start takes half a second of a processor: after one that failed the next waits so long, then twice as long.
+_START_S, _LONGEST_S = 5.0, 300.0
+
+
+class _Start(NamedTuple):
+    """When this process started one for a store last, and how that went."""
+
+    at_s: float
+    child: subprocess.Popen[bytes] | None  # None: it could not be started
+    pause_s: float  # until the next, if this one failed
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be started, or did not end well."""
+        return self.child is None or bool(self.child.poll())
+
+    def is_over(self, why: Why) -> bool:
+        """Whether another one may be started."""
+        age_s = time.monotonic() - self.at_s
+        if self.child is None or self.has_failed:
+            return age_s > self.pause_s
+        # Of a thousand tags in a row each would start one, until the first has begun, looks, and holds the lock.
+        return age_s > _START_S or (why != "said" and self.child.returncode is not None)
+
+
+_starts: dict[str, _Start] = {}
+"""By the path of the store."""
 
 
 def wake(context: Context, catalog_path: Path | None, why: Why = "saved") -> None:
@@ -34,14 +58,15 @@ def wake(context: Context, catalog_path: Path | None, why: Why = "saved") -> Non
     try:
         if remote is None or (why == "opened" and not behind(context.layout, remote, infos(context))):
             return
-        # Of a thousand tags in a row each would start one, until the first has begun and holds the lock.
-        if why != "said" or time.monotonic() - _started_s.get(str(context.layout.path), -math.inf) > _START_S:
-            _start_one(context, catalog_path)
-    except (CkstoreError, OSError) as error:
-        context.notices.problems[PROBLEM] = f"the mirror could not be started: {error}"
+        last = _starts.get(str(context.layout.path))
+        if last is None or last.is_over(why):
+            _start_one(context, catalog_path, last)
+    except (CkstoreError, OSError, MemoryError) as error:
+        with suppress(CkstoreError, OSError):  # that it is behind is seen without that, too
+            note_problem(context.layout, remote or "", f"the process that mirrors could not be started: {error!r}")
 
 
-def _start_one(context: Context, catalog_path: Path | None) -> None:
+def _start_one(context: Context, catalog_path: Path | None, last: _Start | None) -> None:
     lock = lock_mirror(context)
     # One is at work: after it has let its lock go it looks once more, so what was saved just now is not forgotten.
     if lock is None:
@@ -49,9 +74,16 @@ def _start_one(context: Context, catalog_path: Path | None) -> None:
     lock.release()
     store = str(context.layout.path)
     # One of this process that failed waits without the lock; another would have the same credentials.
-    if not any((said := status_at(pid)) and (said.store, said.state) == (store, "waiting") for pid in children()):
-        _started_s[store] = time.monotonic()
-        start_beside(ENTRY, context, catalog_path)
+    if any((said := status_at(pid)) and (said.store, said.state) == (store, "waiting") for pid in children()):
+        return
+    begun = _Start(time.monotonic(), None, _START_S)
+    if last is not None and last.has_failed:
+        begun = begun._replace(pause_s=min(2 * last.pause_s, _LONGEST_S))
+        if last.child is not None:
+            died = f"the process that mirrors ended with status {last.child.returncode}"
+            note_problem(context.layout, setting_of(context.layout, MIRROR) or "", died)
+    _starts[store] = begun
+    _starts[store] = begun._replace(child=start_beside(ENTRY, context, catalog_path))
 
 
 def has_successor(context: Context) -> bool:
@@ -62,14 +94,14 @@ def has_successor(context: Context) -> bool:
     return any((started_at(pid), pid) > own for pid in seen)
 
 
-def start_beside(entry: str, context: Context, catalog_path: Path | None) -> None:
+def start_beside(entry: str, context: Context, catalog_path: Path | None) -> subprocess.Popen[bytes]:
     """Start a process that works on a store by itself, and outlives this one."""
     reap()
     about = {"path": str(context.layout.path), "catalog_path": None if catalog_path is None else str(catalog_path)}
     nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     try:
         # What it has to say goes to the store; credentials come with the environment, never in its arguments.
-        start(entry, json.dumps(about), nowhere)
+        return start(entry, json.dumps(about), nowhere)
     finally:
         os.close(nowhere)
 

@@ -5,7 +5,7 @@ of the call is swapped, and the one above it or one of the other directories of 
 swapped back before the next call. Those of SQLite are left out: they go to no directory but the root. Else a sample
 of a third of the acts, another one for each commit. An act may fail then, with an error of ckstore. What is compared is
 everything beside the store: bytes, modes, links and times (`neighbour.seen`). Whether a budget or a purge was carried
-out is judged too, unless what was swapped holds checkpoints: one that is a symlink meanwhile is none.
+out is judged too, unless what was swapped holds checkpoints: a symlink is not one, even if it is one again later.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ckstore.remote.mirror.work import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
-from ckstore.remote.small_objects import RemoteTag
+from ckstore.remote.small_objects import tag_bytes
 from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.remote.test_pull import same
@@ -244,7 +244,7 @@ def test_what_was_replaced_stays_for_a_tag_or_a_pin_there_and_where_the_store_li
 ) -> None:
     store, ids = replaced
     objects = ServiceObjects(store.remotes.get("cold").target)
-    objects.put(keys.tag("paper"), RemoteTag("main", 1, ids[0]).render())
+    objects.put(keys.tag("paper"), tag_bytes(keys.Place("main", 1, ids[0])))
     # Another node, whose store has the second one.
     other = Store.init(tmp_path / "other", chunk_bytes=MIB)
     other.remotes.add("cold", store.remotes.get("cold").target.address)

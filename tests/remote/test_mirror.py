@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -42,8 +43,23 @@ _WAIT_S = 240.0
 def quiet(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Start no process: the test takes the steps itself; return what would have been started."""
     started: list[str] = []
-    monkeypatch.setattr(starting, "start", lambda entry, *_: started.append(entry))
+    monkeypatch.setattr(starting, "_starts", {})
+    monkeypatch.setattr(starting, "start", lambda entry, *_: _told(started, entry, Ended(0)))
     return started
+
+
+def _told(started: list[str], entry: str, ended: Ended) -> Ended:
+    started.append(entry)
+    return ended
+
+
+class Ended(NamedTuple):
+    """A process that has ended with a status."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        return self.returncode
 
 
 def wait_for(holds: Callable[[], bool], what: str) -> None:
@@ -209,7 +225,7 @@ def test_a_training_with_other_credentials_need_not_wait_for_the_process_of_the_
     tmp_path: Path, no_process_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(starting, "start", lambda *_: None)
+        patched.setattr(starting, "start", lambda *_: Ended(0))
         store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / "away")
 
@@ -771,13 +787,62 @@ def test_one_that_cannot_be_joined_there_keeps_nothing_else_back(counted: tuple[
 def test_a_tag_a_pin_and_a_note_start_the_mirror_once_in_a_while(tmp_path: Path, quiet: list[str]) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     store.save(state(1), step=1)
-    starting._started_s.clear()
+    starting._starts.clear()
     quiet.clear()
     for number in range(20):
         store.tag(f"t{number}", 1)
     assert len(quiet) == 1
     for act in (lambda: store.pin(1, "kept"), lambda: store.annotate(1, note="good")):
-        starting._started_s.clear()
+        starting._starts.clear()
         quiet.clear()
         act()
         assert len(quiet) == 1
+
+
+@pytest.mark.parametrize("how", [OSError(11, "Resource temporarily unavailable"), MemoryError(), 1, -9])
+def test_processes_that_cannot_be_started_or_die_at_once_are_started_ever_more_rarely(
+    tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch, how: Exception | int
+) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    tried: list[str] = []
+
+    def start(entry: str, *_: object) -> Ended:
+        if isinstance(how, Exception):
+            tried.append(entry)
+            raise how
+        return _told(tried, entry, Ended(how))
+
+    monkeypatch.setattr(starting, "start", start)
+    pauses = []
+    for step in range(10):
+        store.save({"x": step}, step=step)
+        store.save({"x": step}, step=step, if_exists="replace")
+        assert len(tried) == step + 1
+        ((path, last),) = starting._starts.items()
+        pauses.append(last.pause_s)
+        starting._starts[path] = last._replace(at_s=last.at_s - last.pause_s)
+    assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0, 300.0]
+    finding = next(one for one in store.doctor().findings if one.what == "mirror")
+    assert finding.level == "warning"
+    assert "the process that mirrors" in finding.found
+
+    # Once one has worked, all is as before.
+    monkeypatch.setattr(starting, "start", lambda entry, *_: _told(tried, entry, Ended(0)))
+    for step in range(20, 23):
+        store.save({"x": step}, step=step)
+    assert len(tried) == 13
+    del quiet
+
+
+def test_a_process_that_is_just_beginning_is_enough(tmp_path: Path, quiet: list[str]) -> None:
+    store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    store.save({"x": 0}, step=0)
+    ((path, last),) = starting._starts.items()
+    starting._starts[path] = last._replace(child=Ended(None))  # type: ignore[arg-type]
+    quiet.clear()
+    for step in range(1, 4):
+        store.save({"x": step}, step=step)
+    assert quiet == []
+    starting._starts[path] = starting._starts[path]._replace(at_s=last.at_s - 6)
+    store.save({"x": 4}, step=4)
+    assert len(quiet) == 1

@@ -38,7 +38,7 @@ from ckstore.ops.refs.listing import fill_dead
 
 # Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
 _LOCK_TIMEOUT_S = 30.0
-NO_DIRECTORY_HINT = "a store is a directory, and this is none"
+NO_DIRECTORY_HINT = "a store is a directory, and this is not one"
 _SETTINGS_MOST_BYTES = 2**20
 # Closed to others: a user who wants a shared store opens it knowingly.
 _DIRECTORY_MODE = 0o700
@@ -110,7 +110,7 @@ def may_make(root: Path) -> bool:
 
 def _refuse_inside(root: Path) -> None:
     """Refuse a place in another store: what lies in its ``staging/`` or ``trash/`` is swept away."""
-    for parent in Path(os.path.realpath(root)).parents:
+    for parent in peek.resolved(root).parents:
         around = Layout(parent)
         if peek.find(parent / around.settings.name) and peek.is_directory(parent / around.checkpoints.name):
             raise BadInput(f"{root} is in the store {parent}", hint="choose a directory outside it")

@@ -60,8 +60,10 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     try:
         return resolve(parsed, listed, tags)
     except NoSuchRef as error:
-        refuse_unfinished(context, parsed.run, partial(_has_id, parsed))
-        raise (error if key is None else _missed(context, key, error)) from None
+        missed = error
+    # Not in the `except`: the error keeps the one that the caller was handling.
+    refuse_unfinished(context, parsed.run, partial(_has_id, parsed))
+    raise missed if key is None else _missed(context, key, missed)
 
 
 def _missed(context: Context, key: CheckpointKey, error: NoSuchRef) -> NoSuchRef:

@@ -71,10 +71,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
         if passed:
             kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
-            # Without a manifest nothing says when it was saved.
-            newer = "checkpoints that may be newer" if all(one.order is None for one in passed) else "newer checkpoints"
             context.notices.problems["latest-valid"] = (
-                f"latest-valid is {info.name}, since {newer} are {kinds}: {_listed(passed)}"
+                f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
             )
             warn(context.notices.problems["latest-valid"])
         else:
@@ -186,7 +184,9 @@ def _incomplete(context: Context, run: str | None) -> list[Passed]:
         manifest = glanced.manifest
         order = None if manifest is None else (manifest.sequence, manifest.created, glanced.manifest_id)
         if glanced.problem:
-            found.append(Passed(f"{name}@{step}", glanced.problem, order))
+            # Without a manifest nothing says when it was saved.
+            problem = glanced.problem if order is not None else f"{glanced.problem} (so it may be older)"
+            found.append(Passed(f"{name}@{step}", problem, order))
     return found
 
 

@@ -24,12 +24,12 @@ from ckstore.ops.compact.encode import BlobSource, encode, header_of
 from ckstore.ops.compact.forms import Form, Forms
 from ckstore.ops.compact.match import Layout, Matcher
 from ckstore.ops.refs.find import open_directory
-from ckstore.remote.deltas.bases import Bases
+from ckstore.ops.refs.listing import infos
 from ckstore.remote.deltas.spool import Delta, Spool
 from ckstore.remote.keys import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from ckstore.codecs.container import Header
     from ckstore.model.manifest.info import CheckpointInfo
@@ -42,6 +42,8 @@ _MOST_SHARE = 1 / 2
 # It was dropped, or is not whole: another one, or none, is no loss.
 _NOT_HERE = (NoSuchRef, DamagedBlob, InUse, BytesElsewhere)
 _TRIED_MOST = 2
+# A plain blob that paths end at was pushed at most so many checkpoints ago, or is no longer worth a look.
+_LOOKED_AT = 128
 # It comes on top of the form that everyone can read.
 _LINK_SHARE = 1 / 8
 
@@ -55,15 +57,14 @@ def delta_of(
 ) -> Delta | None:
     """Encode an open checkpoint against one of those `there`; None: nothing of it would be worth it."""
     # Where bytes here are damaged nothing may be encoded from them, or against them.
-    bases = Bases(context, directory, there)
-    nearest = next(bases.nearest(), None)
-    if nearest is None:
+    bases = _nearest_first(context, directory, there)
+    if not bases:
         return None
     with ExitStack() as held:
         found = None
         work = _Encoder(context, directory, bases, held)
         try:
-            if work.begin(nearest, source, sizes):
+            if work.begin(bases[0], source, sizes):
                 for index in sorted(work.todo(), key=work.is_copy):
                     work.settle(index)
                 found = work.result()
@@ -73,8 +74,20 @@ def delta_of(
         return found
 
 
+def _nearest_first(context: Context, directory: CheckpointDirectory, there: Collection[Place]) -> list[CheckpointInfo]:
+    """Return the checkpoints of the run that are here and at the remote."""
+    of_run, own = infos(context, directory.manifest.run), directory.manifest_id
+    at = next((i for i, info in enumerate(of_run) if info.id == own), len(of_run))
+    known, parent = {place.id for place in there}, directory.manifest.description.parent
+    # Of those with the same distance the older one first: readers have that.
+    order = sorted(range(len(of_run)), key=lambda i: (of_run[i].id != parent, abs(i - at), i))
+    return [of_run[i] for i in order if of_run[i].id in known and of_run[i].id != own]
+
+
 class _Encoder:
-    def __init__(self, context: Context, directory: CheckpointDirectory, bases: Bases, held: ExitStack) -> None:
+    def __init__(
+        self, context: Context, directory: CheckpointDirectory, bases: Sequence[CheckpointInfo], held: ExitStack
+    ) -> None:
         self._context, self._directory, self._bases, self._held = context, directory, bases, held
         self._forms = Forms()
         self._source = BlobSource()
@@ -153,7 +166,7 @@ class _Encoder:
         if self._shorter is None:
             self._shorter = []
             found: list[tuple[int, int, CheckpointInfo]] = []
-            for number, info in enumerate(self._bases.others()):
+            for number, info in enumerate(self._bases[1:_LOOKED_AT]):
                 with suppress(*_NOT_HERE), open_directory(self._context, info) as directory:
                     settled = [blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)]
                     length = max((len(self._forms.path([digest])) for digest in settled), default=0)

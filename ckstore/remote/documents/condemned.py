@@ -14,8 +14,8 @@ from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, parse_document, refuse
 from ckstore.model.seal import to_write
 from ckstore.remote import keys
-from ckstore.remote.documents.reading import read_document
 from ckstore.remote.keys import BlobName
+from ckstore.remote.small_objects import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

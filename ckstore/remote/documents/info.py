@@ -14,7 +14,7 @@ from ckstore.model.document import check_created, check_requires, parse_document
 from ckstore.model.seal import seal
 from ckstore.model.settings.settings import check_chunk_bytes, check_uuid
 from ckstore.remote import keys
-from ckstore.remote.documents.reading import read_document
+from ckstore.remote.small_objects import read_document
 
 if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings

@@ -6,7 +6,7 @@ remote lists that very version now. Any other is read back here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.ops.call_threads import for_each
@@ -29,34 +29,30 @@ if TYPE_CHECKING:
     from ckstore.remote.push import Manner
 
 
-class Attest(Protocol):
+def attest_of(context: Context, remote: Remote | OtherStore, manner: Manner) -> Attest:
+    """Return what attests a remote."""
+    return _OfObjects(context, remote, manner) if isinstance(remote, Remote) else _OfStore(remote, manner)
+
+
+class Attest:
     """Says what a remote has."""
 
-    read_back_bytes: int  # bytes that were read to compare them
+    def __init__(self, manner: Manner) -> None:
+        self.read_back_bytes = 0  # bytes that were read to compare them
+        self._manner = manner
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
         """Return why a remote does not have a checkpoint, one sentence; empty if it has.
 
         With `read` what is not attested yet is read and compared; without, it is believed by its size.
         """
+        raise NotImplementedError
 
     def keep(self) -> None:
         """Keep what was seen."""
 
-
-def attest_of(context: Context, remote: Remote | OtherStore, manner: Manner) -> Attest:
-    """Return what attests a remote."""
-    return _OfObjects(context, remote, manner) if isinstance(remote, Remote) else _OfStore(remote, manner)
-
-
-class _Reader:
-    """Reads blobs back, several at once."""
-
-    def __init__(self, manner: Manner) -> None:
-        self.read_back_bytes = 0
-        self._manner = manner
-
-    def read_back(self, source: Source, place: Place, blobs: Sequence[BlobRecord]) -> None:
+    def _read_back(self, source: Source, place: Place, blobs: Sequence[BlobRecord]) -> None:
+        """Read blobs, several at once, and compare them."""
         budget = MemoryBudget()
 
         def read(blob: BlobRecord) -> None:
@@ -67,7 +63,7 @@ class _Reader:
         for_each(read, blobs, threads=self._manner.threads, stopping=budget.ending(source.close))
 
 
-class _OfObjects(_Reader):
+class _OfObjects(Attest):
     def __init__(self, context: Context, remote: Remote, manner: Manner) -> None:
         super().__init__(manner)
         self._context, self._remote = context, remote
@@ -99,7 +95,7 @@ class _OfObjects(_Reader):
             if not all(self._is_known(file.digest) for file in files):
                 unknown.append(blob)
         if unknown and read:
-            self.read_back(self._source, place, unknown)
+            self._read_back(self._source, place, unknown)
             for file in {file for blob in unknown for file in _files_of(blob, there.encoding)}:
                 self._record.blobs[file.digest] = record.seen(self._current(file.digest), "read")
         return ""
@@ -136,7 +132,7 @@ def _files_of(blob: BlobRecord, encoding: Encoding | None) -> list[BlobRecord]:
     return [BlobRecord(file, sizes[file]) for file in map(encoding.file_of, encoding.path(blob.digest))]
 
 
-class _OfStore(_Reader):
+class _OfStore(Attest):
     def __init__(self, store: OtherStore, manner: Manner) -> None:
         super().__init__(manner)
         self._store = store
@@ -147,8 +143,5 @@ class _OfStore(_Reader):
             return f"{self._store.name} does not have it"
         if read:
             # Each time: only its own saves check what was written there.
-            self.read_back(self._source, place, blobs)
+            self._read_back(self._source, place, blobs)
         return ""
-
-    def keep(self) -> None:
-        """Keep nothing."""

@@ -6,6 +6,7 @@ Manifests alone are brought, each by the protocol of every save, with ``elsewher
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -39,26 +40,26 @@ from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.catch_up import catch_up
-from ckstore.ops.open.opening import read_settings
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_unprotected
 from ckstore.remote import keys
 from ckstore.remote.beside import take_names
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.documents.info import read_info
 from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull, is_here
 from ckstore.remote.push import Manner
-from ckstore.remote.reach import OtherStore, source_of, uuid_of
-from ckstore.remote.service.entries import open_objects
+from ckstore.remote.reach import OtherStore, RemoteLike, reach, settings_there, source_of, uuid_of
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import Found, Source, read_manifest
 
 # Read side by side, since each answer takes its time; kept until they are published.
 _BATCH = 16
 _SAID = 5
+POLL_S = 5.0
+"""So often a remote is asked: an evaluation takes longer, and twelve requests a minute cost next to nothing."""
 
 
 def new_settings(
@@ -66,15 +67,11 @@ def new_settings(
 ) -> tuple[str, int]:
     """Return the hash and the chunk size of a store that is to have what is at a place; nothing is made there."""
     target = parse_target(source, endpoint=endpoint, region=region)
-    if target.kind == "store":
-        settings = read_settings(target.path)
-        return settings.hash, settings.chunk_bytes
-    objects = open_objects(target)
-    if objects.head(keys.INFO) is None:
+    found = settings_there(target, name)
+    if found is None:
         hint = "check the address; ckstore remote add NAME URL, in a store with checkpoints, makes a remote there"
         raise NoSuchRemote(f"there is no remote at {target}: it has no {keys.INFO}", hint=hint)
-    info = read_info(objects, name)
-    return info.hash, info.chunk_bytes
+    return found
 
 
 def list_remote(
@@ -186,3 +183,31 @@ def publish_manifest(
     if outcome.old is not None:
         reclaim.discard_path(context, outcome.old)
     return True
+
+
+class News:
+    """Lists in a store what a remote has of a run, or of all; asking costs one listing, each `poll_s` at most."""
+
+    def __init__(self, context: Context, remote: RemoteLike, run: str | None, poll_s: float) -> None:
+        context.check_writable()
+        self._context = context
+        self._there = reach(context, remote)
+        self._source = source_of(self._there)
+        self._under = "" if run is None else f"{run}/"
+        self._poll_s = poll_s
+        self._seen: set[Place] = set()
+        self._again_s = 0.0
+
+    def __call__(self) -> None:
+        """Ask, if it is time to."""
+        if time.monotonic() < self._again_s:
+            return
+        try:
+            places = {*self._source.places(self._under)}
+            if new := places - self._seen:
+                for text in list_remote(self._context, self._there, sorted(new))[1]:
+                    warn(text)
+            self._seen = places
+        except RemoteUnavailable as error:  # a network that fails for a while must not end an evaluator
+            warn(f"{self._source.name} was not asked for new checkpoints: {error.message}")
+        self._again_s = time.monotonic() + self._poll_s

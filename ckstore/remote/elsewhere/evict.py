@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 
-from ckstore.errors import CkstoreError, DamagedBlob, InUse, NoSuchRef, RemoteError
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef, RemoteError
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
@@ -28,10 +28,12 @@ from ckstore.objects.checkpoints import id_at, judge_blobs
 from ckstore.objects.documents import atomic_file, marks
 from ckstore.objects.documents.elsewhere import touch, write_elsewhere
 from ckstore.objects.layout import BLOBS
+from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
+from ckstore.ops.free.retain import plan_local
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.open.opening import read_settings
 from ckstore.ops.refs.find import open_directory
@@ -39,7 +41,7 @@ from ckstore.remote.elsewhere.attest import Attest, attest_of
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Manner
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import OtherStore, uuid_of
+from ckstore.remote.reach import OtherStore, reach, uuid_of
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
@@ -175,3 +177,35 @@ def require(context: Context) -> None:
             data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
             atomic_file.replace_file(layout, lock, fd, layout.settings.name, data)
     context.settings = settings
+
+
+def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
+    """Let go of the bytes that `keep_local` does not keep here, of checkpoints that the mirror has."""
+    policy, mirror = policy_of(context.layout, KEEP_LOCAL), setting_of(context.layout, MIRROR)
+    if policy is None:
+        raise BadInput(
+            f"{context.layout.root} has no policy keep_local",
+            hint="set one: store.config.keep_local = RetentionPolicy(keep_last=3)",
+            command_hint="set one: ckstore config keep-local --keep-last 3",
+        )
+    if mirror is None:
+        raise BadInput(f"{context.layout.root} has no mirror", hint="ckstore config mirror NAME")
+    plan = plan_local(context, policy, mirror)
+    going = [entry.info for entry in plan.dropped]
+    why = {entry.info.name: f"keep_local: {'; '.join(entry.reasons)}" for entry in plan.dropped}
+    if not going:  # as after most pushes; then no request is made
+        return EvictReport(mirror, dry_run, (), (), 0, 0, plan)
+    there = reach(context, mirror)
+    return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)
+
+
+def evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
+    """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space."""
+    mirror = setting_of(context.layout, MIRROR) or ""
+    why = "a save needed the space"
+    return evict(context, infos, reach(context, mirror), why={info.name: why for info in infos})
+
+
+def keep_local(context: Context) -> EvictReport | None:
+    """As `evict_by_rule`, after a push; None: there is no such policy."""
+    return None if policy_of(context.layout, KEEP_LOCAL) is None else evict_by_rule(context)

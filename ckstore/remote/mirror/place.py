@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
-from ckstore.ops.open.opening import create, may_make, read_settings
-from ckstore.remote import keys
-from ckstore.remote.documents.info import read_info
+from ckstore.ops.open.opening import create, may_make
+from ckstore.remote.reach import settings_there
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
 from ckstore.remote.service.target import parse_target
 
@@ -39,23 +38,20 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
     target = parse_target(mirror)
     if target.kind == "store":
         try:
-            settings = read_settings(target.path)
+            return settings_there(target, _NAME)
         except StoreNotFound:
             if target.path.resolve() == root.resolve():
                 raise BadInput(f"{mirror} is this store itself", hint="name another directory") from None
             if not may_make(target.path):
                 raise _not_made(target.path) from None
             return None
-        return settings.hash, settings.chunk_bytes
-    objects = open_objects(target)
-    if objects.head(keys.INFO) is None:
+    if (found := settings_there(target, _NAME)) is None:
+        objects = open_objects(target)
         # Where the bucket is missing, or can only be read, no store is to be left without its mirror.
         key = f"probe/{uuid.uuid4().hex}-new"
         objects.send(key, b"1")
         objects.delete([key])
-        return None
-    info = read_info(objects, _NAME)
-    return info.hash, info.chunk_bytes
+    return found
 
 
 def entry_of(context: Context, mirror: str | os.PathLike[str]) -> RemoteEntry | None:

@@ -16,7 +16,7 @@ from ckstore.ops.refs.listing import infos
 from ckstore.remote import transfer
 from ckstore.remote.asking import PAGE_ASKS, look
 from ckstore.remote.beside import annotations_of, pins_of, tags_of
-from ckstore.remote.elsewhere.keep_local import keep_local
+from ckstore.remote.elsewhere.evict import keep_local
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune

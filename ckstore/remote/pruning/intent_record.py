@@ -16,8 +16,8 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import is_run
 from ckstore.model.seal import MEMBER, seal
-from ckstore.remote.documents.reading import read_document
 from ckstore.remote.keys import Place
+from ckstore.remote.small_objects import read_document
 
 if TYPE_CHECKING:
     from ckstore.remote.objects import Listed, Objects

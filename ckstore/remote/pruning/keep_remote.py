@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.model.checkpoint.annotations import parse_annotations
-from ckstore.model.checkpoint.pins import parse_pin
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.seal import read
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
@@ -33,11 +31,10 @@ from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.survey import remove_documents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import OtherStore, uuid_of
-from ckstore.remote.small_objects import read_tags
+from ckstore.remote.small_objects import read_pin, read_tags
 from ckstore.remote.source import ObjectSource, read_manifest
 
 if TYPE_CHECKING:
-    from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.names import CheckpointKey
     from ckstore.model.settings.retention import RetentionPolicy
@@ -148,7 +145,7 @@ class KeepRemote:
         now = datetime.now(UTC)
         pins: dict[str, list[str]] = {}
         for name, data in source.pins().items():
-            pin = read(data, partial(_parse_pin, name), f"the pin {name} at {remote.name}")
+            pin = read_pin(data, name, remote.name)
             if not pin.expired(now):
                 pins.setdefault(pin.id, []).append(str(pin))
         found: dict[CheckpointKey, list[Candidate]] = {}
@@ -206,10 +203,6 @@ class KeepRemote:
             return ""
         reclaim.give_back(context, dropped.digests)
         return ""
-
-
-def _parse_pin(name: str, data: bytes, where: str) -> Pin:
-    return parse_pin(data, name, where)
 
 
 def _spared(entry: PlanEntry, why: str) -> PlanEntry:

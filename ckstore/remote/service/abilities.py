@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ckstore.model.brief import brief
@@ -60,14 +60,7 @@ class Abilities:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``config.json`` keeps of it."""
-        return {
-            "writes": self.writes,
-            "create": self.create,
-            "cas": self.cas,
-            "ranges": self.ranges,
-            "lists_writes": self.lists_writes,
-            "checks_bodies": self.checks_bodies,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> Abilities:

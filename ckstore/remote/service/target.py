@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -86,8 +86,7 @@ class Target:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``config.json`` keeps of it."""
-        more = {"endpoint": self.endpoint, "region": self.region}
-        return {"kind": self.kind, "address": self.address, **{name: value for name, value in more.items() if value}}
+        return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> Target:

@@ -233,7 +233,7 @@ def test_a_file_is_said_to_be_no_directory(tmp_path: Path) -> None:
 
     with pytest.raises(StoreNotFound, match=r"there is no store at .*train\.py") as caught:
         Store.open(path)
-    assert caught.value.hint == "a store is a directory, and this is none"
+    assert caught.value.hint == "a store is a directory, and this is not one"
     with pytest.raises(BadInput, match=r"no store could be made at .*train\.py: Not a directory") as refused:
         Store.open_or_init(path)
     assert refused.value.hint == caught.value.hint
