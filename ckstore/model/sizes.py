@@ -12,6 +12,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
 }
+_WRITTEN = ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB", "B")
 # Python refuses to read thousands of digits as a number, with an error of its own.
 _SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
 
@@ -29,6 +30,16 @@ def parse_size(text: str) -> int:
     if rest:
         raise BadInput(f"a size is a whole number of bytes, got {text!r}")
     return nbytes
+
+
+def exact_size(nbytes: int) -> str:
+    """Return a size in the shortest way that `parse_size` reads: ``2TB``, ``1.5GiB``, ``1000001B``."""
+    found = []
+    for unit in _WRITTEN:
+        tenths, rest = divmod(nbytes * 10, _FACTORS[unit.upper()])
+        if not rest and (tenths >= 10 or unit == "B"):
+            found.append(f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''}{unit}")
+    return min(found, key=len)
 
 
 def size_text(nbytes: float) -> str:

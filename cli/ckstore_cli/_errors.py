@@ -98,12 +98,28 @@ def _tell(error: Exception, command: str) -> tuple[str, str, str, int] | None:
         return "Aborted", "stopped: the answer was not yes", "", FAILED
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else command
-        return "UsageError", error.format_message(), f"see {path} --help", USAGE
+        return "UsageError", error.format_message(), _how_to_name_a_run(error, path) or f"see {path} --help", USAGE
     if isinstance(error, click.ClickException):
         return name, error.format_message(), "", error.exit_code
     if isinstance(error, OSError):
         return _tell_os_error(error)
     return None
+
+
+_REFS = {"ref", "refs", "before"}
+
+
+def _how_to_name_a_run(error: click.UsageError, path: str) -> str:
+    """Return a hint where a run was given in another way than the command takes it; else an empty string."""
+    params = [] if error.ctx is None else error.ctx.command.params
+    arguments = {param.name for param in params if isinstance(param, click.Argument)}
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--run":
+        if arguments & _REFS:
+            return "the run stands in the REF: RUN@latest, or RUN@STEP"
+        return f"the run stands alone: {path} RUN" if "old" in arguments else f"{path} is not about one run"
+    if not arguments and any("--run" in param.opts for param in params) and error.message.startswith("Got unexpected"):
+        return f"a run is given with --run: {path} --run RUN"
+    return ""
 
 
 def for_the_shell(hint: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from ckstore.model.sizes import parse_size
+from ckstore_cli._types import OneOf
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,5 +45,5 @@ def adding(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 def if_exists_option(text: str) -> Callable[..., Any]:
     """Return the option ``--if-exists``; `text` is its help."""
-    choice = click.Choice(["error", "replace", "keep"])
+    choice = OneOf(["error", "replace", "keep"])
     return click.option("--if-exists", type=choice, default="error", show_default=True, help=text)

@@ -16,12 +16,15 @@ from ckstore.model.reports.retention_report import RetentionReport, outcome
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry
 from ckstore.model.settings.retention_plan import outcome as plan_outcome
+from ckstore.model.sizes import exact_size
+from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._documents import to_json
 from ckstore_cli._errors import HELD
 from ckstore_cli._format import columns, cut, wrap
 from ckstore_cli._options import adding
 from ckstore_cli._output import Output
+from ckstore_cli._types import WholeNumber
 
 _HEAD = ("CHECKPOINT", "PLAN", "")
 _BECAUSE = "BECAUSE"
@@ -29,7 +32,7 @@ _LEAST_COLUMNS = 30
 _UNSEEN = "?"
 
 
-_COUNT = click.IntRange(min=1)
+_COUNT = WholeNumber(min=1)
 
 rule_options = adding(
     click.option("--keep-last", metavar="N", type=_COUNT, help="Keep the N that were saved last."),
@@ -60,8 +63,10 @@ def options_of(policy: RetentionPolicy | None) -> str:
         option = f"--{name.replace('_', '-')}"
         if name == "keep_best":
             words += [f"{option} {best.metric}:{best.mode}:{best.n}" for best in policy.bests]
+        elif name == "keep_within" and not isinstance(value, str):
+            words.append(f"{option} {value}s")
         else:
-            words.append(f"{option} {f'{value}s' if name == 'keep_within' and not isinstance(value, str) else value}")
+            words.append(f"{option} {exact_size(value) if name.endswith('_bytes') else value}")
     return printable(" ".join(words))
 
 
@@ -72,6 +77,8 @@ def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
         return None
     if "keep_best" in given:
         given["keep_best"] = [_best_of(text) for text in given["keep_best"]]
+    if "keep_within" in given:
+        duration_s(given["keep_within"], "--keep-within")  # else the refusal names an argument of Python
     return RetentionPolicy(**given)
 
 

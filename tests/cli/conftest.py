@@ -6,11 +6,12 @@ import errno
 import fcntl
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -91,9 +92,32 @@ def _read(fd: int) -> bytes:
         raise
 
 
+@pytest.fixture
+def saved(saved_once: Path) -> Iterator[Path]:
+    """A store with three checkpoints of `main` and two of `sweep-7`, which a test only reads: else it fails."""
+    before = _kept_in(saved_once)
+    yield saved_once
+    assert _kept_in(saved_once) == before, "other tests read this store: take `own_saved` to change it"
+
+
+@pytest.fixture
+def own_saved(saved_once: Path, tmp_path: Path) -> Path:
+    """As `saved`, to be changed."""
+    return shutil.copytree(saved_once, tmp_path / "own" / ".ckstore", symlinks=True)
+
+
+_KEPT = ("checkpoints", "refs", "pins", "remotes", "trash", "store.json", "config.json")
+
+
+def _kept_in(store: Path) -> dict[str, int]:
+    """Return what a reader leaves as it is, with the times when it was changed."""
+    found = (path for name in _KEPT for path in (store / name, *(store / name).rglob("*")) if path.exists())
+    return {str(path): path.stat().st_ctime_ns for path in found}
+
+
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with three checkpoints of `main` and two of `sweep-7`; tests only read it.
+def saved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the store of `saved`.
 
     The third of `main` was saved after going back to step 150, so the order is not that of steps.
     """

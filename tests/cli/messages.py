@@ -104,6 +104,8 @@ TYPICAL = (
     "config",
     "config retention --keep-last 2",
     "config retention",
+    "config retention --on",
+    "config retension",
     "config recheck --share 2",
     "config read-back --share 0.5",
     "config --off",

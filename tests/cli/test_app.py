@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ import pytest
 from ckstore.version import __version__
 from ckstore_cli._errors import EXIT_STATUSES
 from ckstore_cli.app import COMMANDS, app
-from tests.cli.conftest import Run, environment, process
+from tests.cli.conftest import ROOT, Run, environment, process
 
 
 def command_of(name: str) -> click.Command:
@@ -36,12 +37,81 @@ def test_the_help_of_a_command_has_an_example_and_its_exit_statuses(name: str, r
     assert {0, 2} <= set(listed) <= set(EXIT_STATUSES)
 
 
-# `clone` makes the store that it names, and what `metrics` prints is a format for programs already.
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("demo", "clone", "metrics")])
-def test_every_command_takes_store_and_json(name: str) -> None:
-    options = {option for param in command_of(name).params for option in param.opts}
+def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Give the commands below one with their names, which of most is the command itself."""
+    if isinstance(command, click.Group):
+        for below in command.list_commands(click.Context(command)):
+            found = command.get_command(click.Context(command), below)
+            assert found is not None
+            yield from leaves(found, f"{name} {below}")
+    else:
+        yield name, command
 
-    assert {"--store", "--json"} <= options
+
+LEAVES = {name: command for top in COMMANDS for name, command in leaves(command_of(top), top)}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_what_cannot_be_a_value_is_refused_with_what_was_wanted(name: str) -> None:
+    for param in LEAVES[name].params:
+        kind = param.type
+        if isinstance(kind, click.types.StringParamType | click.types.BoolParamType | click.Path):
+            continue  # these take any word, a flag none
+        with pytest.raises(click.BadParameter, match=r"^wanted .+, got 'abc'"):
+            kind.convert("abc", param, None)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["log", "-n", "abc"], "Invalid value for '-n' / '--count': wanted a whole number from 1 on, got 'abc'"),
+        (["log", "-n", "0"], "Invalid value for '-n' / '--count': wanted a whole number from 1 on, got '0'"),
+        (["watch", "--every", "0.01"], "Invalid value for '--every': wanted a number from 0.1 on, got '0.01'"),
+        (["commit", "x", "--timeout", "0"], "Invalid value for '--timeout': wanted a number above 0, got '0'"),
+        (["init", "--hash", "blake"], "'--hash': wanted xxh3_128 or blake3, got 'blake', did you mean blake3?"),
+        (["events", "--since", "x"], "--since: wanted a number with s, m, h, d or w"),
+        (["remote", "prune", "a", "--grace", "x"], "--grace: wanted a number with s, m, h, d or w"),
+        (["pin", "best", "--reason", "r", "--expires", "x"], "--expires: wanted a number with s, m, h, d or w"),
+        (["gc", "--keep-within", "x"], "--keep-within: wanted a number with s, m, h, d or w"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_option_and_what_was_wanted(
+    words: list[str], said: str, run: Run, saved: Path
+) -> None:
+    shown = run(*words, *(["--store", saved] if words[0] != "init" else []))
+
+    assert (shown.exit_code, said in shown.stderr) == (2, True), shown.stderr
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_command_takes_store_and_json(name: str) -> None:
+    options = {option for param in LEAVES[name].params for option in param.opts}
+
+    # `demo` tells a story in a store of its own, and README names it; `clone` makes the store that it names.
+    assert ("--json" in options) == (name != "demo")
+    assert ("--store" in options) == (name not in ("demo", "clone"))
+    assert "but `demo` have `--json`" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+_OF_ONE = ("checkout", "export", "show", "ls", "diff", "annotate", "tag", "pin", "verify")
+_WITHOUT_RUN = dict.fromkeys(_OF_ONE, "the run stands in the REF") | {"rename-run": "the run stands alone: "}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_a_command_takes_a_run_as_the_others_do_or_says_how(name: str, run: Run) -> None:
+    options = {option for param in LEAVES[name].params for option in param.opts}
+    if "--run" in options:
+        return
+
+    shown = run(*name.split(), "--run", "gpt")
+
+    assert shown.exit_code == 2
+    assert _WITHOUT_RUN.get(name, "is not about one run") in shown.stderr
+
+
+@pytest.mark.parametrize("name", ["events", "gc", "prune"])
+def test_a_run_that_stands_alone_is_refused_with_its_option(name: str, run: Run) -> None:
+    assert run(name, "gpt").stderr.endswith(f"hint: a run is given with --run: ckstore {name} --run RUN\n")
 
 
 def test_the_help_lists_every_command_in_order(run: Run) -> None:

@@ -98,6 +98,7 @@ def test_the_keys_of_init_are_those_printed(run: Run) -> None:
         ("diff", "main@7", "main@100"),
         ("du",),
         ("runs",),
+        ("metrics",),
         ("verify",),
         ("reindex",),
         ("export", "best", "exported"),

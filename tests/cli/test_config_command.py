@@ -73,7 +73,8 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "grace", "--time", "90m", "--store", path)
     run("config", "shared", "--on", "--store", path)
     run("config", "threads", "--count", "8", "--store", path)
-    said = run("config", "recheck", "--share", "0.25", "--store", path)
+    run("config", "recheck", "--share", "0.25", "--store", path)
+    said = run("config", "--store", path)
 
     assert said.stdout.splitlines() == [
         "retention  --keep-last 3 --keep-best acc/top:max:2 --keep-within 36h",
@@ -123,12 +124,9 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     [
         (["--keep-last", "3"], "no SETTING was given"),
         (["--on"], "no SETTING was given"),
-        (["retention"], "retention needs rules, or --off"),
         (["retention", "--on"], "retention needs rules, or --off"),
         (["make-room", "--keep-last", "3", "--off"], "make-room needs rules, or --off"),
-        (["read-back"], "read-back is either --on or --off"),
         (["read-back", "--on", "--keep-last", "3"], "read-back is either --on or --off"),
-        (["recheck"], "recheck is --on, --off, or has a --share"),
         (["recheck", "--on", "--share", "0.5"], "recheck is --on, --off, or has a --share"),
         (["recheck", "--share", "2"], "share must be a number from 0 to 1, got 2.0"),
         (["recheck", "--share", "nan"], "share must be a number from 0 to 1, got nan"),
@@ -136,24 +134,24 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["--share", "0.5"], "no SETTING was given"),
         (["--time", "1h"], "no SETTING was given"),
         (["recheck", "--on", "--time", "1h"], "recheck has no --time"),
-        (["grace"], "grace is --on, --off, or has a --time"),
         (["grace", "--off", "--time", "1h"], "grace is --on, --off, or has a --time"),
         (["grace", "--time", "soon"], "--time: wanted"),
         (["grace", "--time", "400d"], "grace_s must be seconds from 0 to a year"),
-        (["shared"], "shared is --on, --off or --auto"),
         (["shared", "--on", "--auto"], "shared is --on, --off or --auto"),
         (["shared", "--keep-last", "3", "--on"], "shared has no rules"),
         (["grace", "--auto"], "only shared, threads and cache have --auto"),
-        (["threads"], "threads has a --count, or is --auto"),
+        (["threads", "--count", "x"], "'--count': wanted a whole number from 0 on, got 'x'"),
+        (["recheck", "--share", "x"], "'--share': wanted a number from 0 on, got 'x'"),
         (["threads", "--on", "--count", "3"], "threads has a --count, or is --auto"),
         (["threads", "--count", "0"], "threads must be a whole number from 1 to 256"),
         (["grace", "--count", "3"], "only threads has a --count"),
-        (["compact"], "compact has options, or --off"),
         (["compact", "--on"], "compact has options, or --off"),
         (["compact", "--time", "soon"], "compact_after must be a duration such as '12h', or seconds, got"),
         (["compact", "--share", "0"], "compact_share must be a number from 0.001 to 1"),
         (["compact", "--keep-last", "3", "--share", "0.5"], "compact has no rules"),
-        (["colour", "--on"], "is not one of"),
+        (["colour", "--on"], "compact or push-deltas, got 'colour'"),
+        (["retension"], "got 'retension', did you mean retention?"),
+        (["read_back", "--on"], "got 'read_back', did you mean read-back?"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(run: Run, path: Path, words: list[str], says: str) -> None:
@@ -168,19 +166,67 @@ def test_a_run_has_a_policy_of_its_own_and_the_store_a_budget(run: Run, path: Pa
     run("config", "retention", "--run", "gpt", "--keep-daily", "7", "--max-bytes", "1GB", "--store", path)
     said = run("config", "budget", "--max-bytes", "2TB", "--low-bytes", "1.8TB", "--store", path)
 
-    assert said.stdout.splitlines()[:4] == [
+    assert said.stdout == "budget  --max-bytes 2TB --low-bytes 1.8TB\n"
+    assert run("config", "retention", "--store", path).stdout.splitlines() == [
         "retention  off: every checkpoint stays until it is deleted",
-        "retention  --run gpt --keep-daily 7 --max-bytes 1000000000",
+        "retention  --run gpt --keep-daily 7 --max-bytes 1GB",
         "retention  --run sweep-* --keep-last 1",
-        "budget  --max-bytes 2000000000000 --low-bytes 1800000000000",
     ]
     assert Store.open(path).config.budget == Budget("2TB", "1.8TB")
     run("config", "retention", "--run", "gpt", "--off", "--store", path)
     run("config", "budget", "--off", "--store", path)
     assert list(Store.open(path).config.retention_by_run) == ["sweep-*"]
     assert Store.open(path).config.budget is None
-    for wrong in (["make-room", "--run", "a"], ["budget"], ["budget", "--max-bytes", "1G", "--keep-last", "2"]):
+    for wrong in (["make-room", "--run", "a"], ["budget", "--on"], ["budget", "--max-bytes", "1G", "--keep-last", "2"]):
         assert run("config", *wrong, "--store", path).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "setting, keys",
+    [
+        ("retention", ["retention", "retention_by_run"]),
+        ("budget", ["budget"]),
+        ("make-room", ["make_room"]),
+        ("read-back", ["read_back"]),
+        ("recheck", ["recheck_share"]),
+        ("undo", ["undo_by_hand_s", "undo_by_rule_s"]),
+        ("grace", ["grace_s"]),
+        ("shared", ["shared"]),
+        ("threads", ["threads"]),
+        ("mirror", ["mirror", "mirror_age_s", "mirror_bytes_s", "mirror_keep"]),
+        ("keep-local", ["keep_local"]),
+        ("keep-remote", ["keep_remote"]),
+        ("cache", ["cache_bytes"]),
+        ("push-deltas", ["push_deltas"]),
+        ("compact", ["compact_after", "compact_share", "compact_keep"]),
+    ],
+)
+def test_a_setting_alone_is_shown_and_not_changed(run: Run, path: Path, setting: str, keys: list[str]) -> None:
+    shown = run("config", setting, "--store", path)
+    whole = json.loads(run("config", "--json", "--store", path).stdout)
+
+    assert shown.exit_code == 0, shown.stderr
+    assert [line.split("  ")[0] for line in shown.stdout.splitlines()] == [setting]
+    assert shown.stdout.strip() in run("config", "--store", path).stdout.splitlines()
+    assert json.loads(run("config", setting, "--json", "--store", path).stdout) == {
+        key: whole[key] for key in ("v", *keys)
+    }
+    assert not (path / "config.json").exists()
+
+
+def test_a_change_shows_that_setting_alone_as_it_can_be_given_again(run: Run, path: Path) -> None:
+    with Store.open(path) as store:
+        store.config.compact_after = 5400
+    for words, said in (
+        (["budget", "--max-bytes", "2T"], "budget  --max-bytes 2TiB"),
+        (["cache", "--max-bytes", "1000001"], "cache  --max-bytes 1000001B"),
+        (["retention", "--keep-last", "3", "--max-bytes", "1.5GiB"], "retention  --keep-last 3 --max-bytes 1.5GiB"),
+        (["compact", "--count", "2"], "compact  --time 90m --share 0.1 --count 2"),
+    ):
+        assert run("config", *words, "--store", path).stdout == f"{said}\n"
+        setting, *options = said.split()
+        assert run("config", setting, *options, "--store", path).stdout == f"{said}\n"
+    assert list(json.loads(run("config", "read-back", "--on", "--json", "--store", path).stdout)) == ["v", "read_back"]
 
 
 def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
@@ -208,9 +254,9 @@ def test_the_mirror_is_named_bounded_and_turned_off(run: Run, path: Path, tmp_pa
     run("remote", "add", "cold", tmp_path / "m", "--store", path)
     run("config", "mirror", "cold", "--time", "5m", "--bwlimit", "1MiB", "--count", "2", "--store", path)
     said = run("config", "--store", path).stdout.splitlines()
-    assert "mirror  cold --time 5m --count 2 --bwlimit 1048576" in said
+    assert "mirror  cold --time 5m --count 2 --bwlimit 1MiB" in said
     assert "the mirror cold has every checkpoint" in run("savers", "--store", path).stderr
-    for wrong in (["mirror"], ["mirror", "--on"], ["mirror", "cold", "--off"], ["threads", "cold"], ["mirror", "hot"]):
+    for wrong in (["mirror", "--on"], ["mirror", "cold", "--off"], ["threads", "cold"], ["mirror", "hot"]):
         assert run("config", *wrong, "--store", path).exit_code == 2
     run("config", "mirror", "--off", "--store", path)
     assert Store.open(path).config.mirror is None

@@ -175,6 +175,8 @@ def test_du_of_several_runs_has_a_line_a_run_and_totals(run: Run, path: Path) ->
     assert sum(one["alone_bytes"] + one["shared_bytes"] for one in found["runs"]) == found["disk_bytes"]
     one = document(run("du", "gpt", "--json", "--store", path).stdout)
     assert (one["run"], one["alone_bytes"], len(one["checkpoints"])) == ("gpt", 3_200_000, 1)
+    assert document(run("du", "--run", "gpt", "--json", "--store", path).stdout) == one
+    assert run("du", "gpt", "--run", "gpt", "--store", path).exit_code == 2
     assert run("du", "nope", "--store", path).exit_code == 4
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import UnionType
@@ -41,6 +41,7 @@ from ckstore import (
     training,
 )
 from ckstore.model.brief import BriefList
+from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.sizes import size_text
 from ckstore.ops.free.retain import carry_out
 from ckstore.training.history import ImportReport
@@ -248,6 +249,9 @@ def test_gc_says_what_it_freed_and_who_has_the_rest() -> None:
     ]
 
 
+WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07:17:49.5Z", 2048, "main@3.aa")
+
+
 @pytest.mark.parametrize(
     "report,said",
     [
@@ -261,6 +265,29 @@ def test_gc_says_what_it_freed_and_who_has_the_rest() -> None:
             (
                 "nothing is unused; deleting the oldest checkpoint main@1 would free nothing, "
                 "since other checkpoints use the same bytes"
+            ),
+        ),
+        (
+            GcReport(plan=GcPlan(trash=("main@3.aa",))),
+            (
+                "what was dropped frees nothing: other checkpoints have the same blobs, "
+                "or were compacted and are decoded with them"
+            ),
+        ),
+        (
+            GcReport(waiting=(WAITING,), next_to_free=NextToFree("main@1", 2048)),
+            (
+                "nothing else is unused; 1 dropped checkpoint with 2.0 KiB can be brought back (ckstore undo) until "
+                "2026-11-28 07:17 UTC; ckstore gc --now frees that at once; "
+                "deleting the oldest checkpoint main@1 would free 2.0 KiB"
+            ),
+        ),
+        (
+            GcReport(waiting=(replace(WAITING, nbytes=0),)),
+            (
+                "nothing else is unused; 1 dropped checkpoint with 0 B can be brought back (ckstore undo) until "
+                "2026-11-28 07:17 UTC; to free it gives nothing back: other checkpoints have the same blobs, "
+                "or were compacted and are decoded with them"
             ),
         ),
         (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.model.sizes import parse_size
+from ckstore.model.sizes import exact_size, parse_size
 
 
 @given(count=st.integers(0, 10**6), unit=st.sampled_from(["KiB", "MiB", "GiB", "TiB"]))
@@ -31,3 +31,15 @@ def test_a_size_without_a_unit_is_bytes_and_decimal_units_are_decimal() -> None:
 def test_what_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=re.escape(repr(text))):
         parse_size(text)
+
+
+@given(
+    nbytes=st.integers(0, 2**60) | st.builds(int.__mul__, st.integers(0, 9999), st.sampled_from([10**8, 2**40, 1024]))
+)
+def test_an_exact_size_is_read_back_as_the_same_number(nbytes: int) -> None:
+    assert parse_size(exact_size(nbytes)) == nbytes
+
+
+@pytest.mark.parametrize("text", ["0B", "512B", "1KB", "1KiB", "1.5GiB", "1.8TB", "2TiB", "500GB", "1000001B"])
+def test_an_exact_size_is_short(text: str) -> None:
+    assert exact_size(parse_size(text)) == text

@@ -6,13 +6,14 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ckstore import BadInput, CkstoreError, RetentionPolicy, Store
-from ckstore.model.reports.event import LINE_MOST_BYTES, Event, parse_line
+from ckstore.model.reports.event import KINDS, LINE_MOST_BYTES, Event, parse_line
 from ckstore.ops import events
 from tests.support.damage import flip
 from tests.support.look import directory_of
@@ -155,3 +156,12 @@ def test_the_longest_line_is_short_enough() -> None:
 
     assert len(event.line()) <= LINE_MOST_BYTES
     assert parse_line(event.line().rstrip()) is not None
+
+
+@pytest.mark.parametrize(
+    "page, after", [("format/v1.md", "`event` is one of"), ("reference/command-line.md", "| `event` |")]
+)
+def test_the_pages_list_each_kind(page: str, after: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8").split(after)[1]
+
+    assert [kind for kind in KINDS if f"`{kind}`" not in text.split("\n\n")[0]] == []

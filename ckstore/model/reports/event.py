@@ -18,6 +18,7 @@ KINDS = (
     "saved",
     "replaced",
     "failed",
+    "unknown",
     "dropped",
     "restored",
     "purged",
@@ -28,6 +29,8 @@ KINDS = (
     "evicted",
     "pruned",
     "renamed",
+    "compacted",
+    "uncompacted",
 )
 LINE_MOST_BYTES = 4096
 # A character outside the basic plane takes twelve bytes; the rest of a line is short.
@@ -41,10 +44,11 @@ class Event:
 
     Attributes:
         time: When, as in a manifest.
-        event: ``saved``, ``replaced``, ``failed``, ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``,
-            ``healed``, ``mirrored``, ``evicted``, ``pruned``, ``renamed``.
+        event: ``saved``, ``replaced``, ``failed``, ``unknown`` (`UnknownOutcome`), ``dropped``, ``restored``,
+            ``purged``, ``freed``, ``damaged``, ``healed``, ``mirrored``, ``evicted``, ``pruned``, ``renamed``,
+            ``compacted``, ``uncompacted`` (it was to be, and failed).
         run, step, id: Of which checkpoint; empty, None and empty where it is of none.
-        nbytes: Bytes that a save added, that were freed, or that were sent.
+        nbytes: Bytes that a save added, that were freed or sent, or by which a compaction made files smaller.
         seconds: How long a save took.
         why: By which rule, the reason of a failure, or which remote.
         pid, uid: Of the process that did it.

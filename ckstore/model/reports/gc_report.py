@@ -17,6 +17,7 @@ _WAITING = {
     True: "cannot be brought back (ckstore undo says why), and stays",
 }
 _AT_ONCE = "ckstore gc --now frees that at once"
+_NEEDED = "other checkpoints have the same blobs, or were compacted and are decoded with them"
 
 
 @brief()
@@ -216,8 +217,11 @@ class GcReport:
             sentences.append(left(len(self.trash_left)))
         elif self.dry_run and self.retention is not None and self.retention.plan.dropped:
             sentences.append("would free nothing: other checkpoints need the same blobs")
+        elif self.plan is not None and any("@" in name for name in self.plan.trash):  # RUN@STEP: it was a checkpoint
+            sentences.append(f"what was dropped {'would free' if self.dry_run else 'frees'} nothing: {_NEEDED}")
         else:
-            sentences.append("nothing is unused")
+            sentences.append("nothing else is unused" if self.waiting else "nothing is unused")
+            sentences += _waiting_lines(self.waiting)
             if self.next_to_free is not None:
                 sentences.append(str(self.next_to_free))
         return "; ".join(sentences)
@@ -270,10 +274,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield printable(report.explanation)
     if report.cached_bytes:
         yield f"{'would remove' if report.dry_run else 'removed'} {size_text(report.cached_bytes)} of fetched bytes"
-    for is_broken, words in _WAITING.items():
-        if waiting := [one for one in report.waiting if bool(one.problem) is is_broken]:
-            until = printable(max(one.until for one in waiting)[:16].replace("T", " "))
-            yield f"{amount_of(waiting, 'dropped checkpoint')} {words} until {until} UTC; {_AT_ONCE}"
+    yield from _waiting_lines(report.waiting)
     if report.differences:
         said = [some_of(report.differences, 1)] if table is None else report.differences
         yield from (printable(f"not as planned: {one}") for one in said)
@@ -284,6 +285,14 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield "cannot see which processes have files open: /proc is missing, or hides them"
     if report.trash_left and (report.waits_for_grace or not is_idle):  # else it is said above
         yield _left(len(report.trash_left))
+
+
+def _waiting_lines(waiting: Sequence[Waiting]) -> Iterator[str]:
+    for is_broken, words in _WAITING.items():
+        if own := [one for one in waiting if bool(one.problem) is is_broken]:
+            until = printable(max(one.until for one in own)[:16].replace("T", " "))
+            then = _AT_ONCE if any(one.nbytes for one in own) else f"to free it gives nothing back: {_NEEDED}"
+            yield f"{amount_of(own, 'dropped checkpoint')} {words} until {until} UTC; {then}"
 
 
 def amount_of(waiting: Sequence[Waiting], what: str = "checkpoint") -> str:

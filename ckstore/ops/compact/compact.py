@@ -19,10 +19,12 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.manifest.stored import Encoding
 from ckstore.model.reports.compaction import Compacted, CompactionEntry, CompactionPlan, CompactionReport, Uncompacted
+from ckstore.model.sizes import size_text
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import is_encoded
 from ckstore.objects.staging import Staging
 from ckstore.objects.swap import swap
+from ckstore.ops import events
 from ckstore.ops.acts import why_of
 from ckstore.ops.compact.directory import Bases, gather, same, seal
 from ckstore.ops.compact.encode import BlobSource
@@ -117,7 +119,9 @@ class _Compaction:
                 directory = held.enter_context(opened(self._context, entry.info))
                 before = {blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)}
                 self._one(entry, directory, held)
-        except UnknownOutcome:  # this process knows nothing of the disk any more: no other is begun, and nothing freed
+        except UnknownOutcome as error:
+            # This process knows nothing of the disk any more: no other is begun, and nothing freed.
+            self._tell("unknown", entry, error)
             raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
             self._skip(entry, error)
@@ -127,6 +131,11 @@ class _Compaction:
 
     def _skip(self, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
         self.skipped.append(Uncompacted(entry.info, why_of(error)))
+        if not isinstance(error, InUse | FileNotFoundError):  # which end by themselves
+            self._tell("uncompacted", entry, error)
+
+    def _tell(self, kind: str, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
+        events.note(self._context, kind, entry.info.key, id=entry.info.id, why=f"compaction: {why_of(error)}")
 
     def _forget(self, info: CheckpointInfo, before: set[str]) -> None:
         """Settle the blobs of a checkpoint that stays as it is as they are there: others may have them, too."""
@@ -192,7 +201,8 @@ class _Compaction:
                 self._forms.adopt(directory.manifest)
                 self._publish(entry, directory, staging)
                 staging = None
-        except UnknownOutcome:
+        except UnknownOutcome as error:
+            self._tell("unknown", entry, error)
             raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
             self._skip(entry, error)
@@ -247,17 +257,18 @@ class _Compaction:
         before = dict(manifest.stored)
         own = [blob.digest for blob in manifest.blobs]
         file_before = own if manifest.encoding is None else [manifest.encoding.file_of(digest) for digest in own]
+        was_bytes = sum(before[digest] for digest in dict.fromkeys(file_before))
+        now_bytes = sum(sizes[digest] for digest in dict.fromkeys(map(wanted.file_of, own)))
         if not entry.shares:
             first = self.compacted.get(info.name)
-            self.compacted[info.name] = Compacted(
-                info,
-                first.before_bytes if first else sum(before[digest] for digest in dict.fromkeys(file_before)),
-                sum(sizes[digest] for digest in dict.fromkeys(map(wanted.file_of, own))),
-            )
+            self.compacted[info.name] = Compacted(info, first.before_bytes if first else was_bytes, now_bytes)
         self._context.known.directories.changed(info.key, None, None)
         with suppress(CkstoreError):  # what is not done in time the next opener does
             reconcile_one(self._context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
         self._bases.drop_unused(info.name)
+        if not entry.shares:
+            why = f"{size_text(was_bytes)} became {size_text(now_bytes)}"
+            events.note(self._context, "compacted", info.key, id=info.id, nbytes=was_bytes - now_bytes, why=why)
 
     def __enter__(self) -> Self:
         return self

@@ -61,13 +61,13 @@ def _replace(path: Path, text: str) -> None:
 
 def metrics(context: Context, path: Path | None) -> str:
     """Return the metrics as text, and put them in the place of a file if a path is given."""
-    text = store_metrics(context)
+    text = openmetrics(store_metrics(context), str(context.layout.root), {})
     write_text(context, path, text, "the metrics")
     return text
 
 
-def store_metrics(context: Context) -> str:
-    """Return the metrics as text of OpenMetrics; see `ckstore.Store.metrics`."""
+def store_metrics(context: Context) -> list[Metric]:
+    """Return the metrics; see `ckstore.Store.metrics`."""
     used = usage(context)
     listed = infos(context)
     free = peek.free_space(context.layout.path)
@@ -109,7 +109,7 @@ def store_metrics(context: Context) -> str:
             ("mirror_age_seconds", "For how long one may be, by the settings", status.age_s),
         )
         metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
-    return openmetrics(metrics, str(context.layout.root), {})
+    return metrics
 
 
 def _seconds(created: str) -> float:

@@ -22,7 +22,15 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput, CannotStore, CkstoreError, InsufficientSpace, SaveFailed, StepExists
+from ckstore.errors import (
+    BadInput,
+    CannotStore,
+    CkstoreError,
+    InsufficientSpace,
+    SaveFailed,
+    StepExists,
+    UnknownOutcome,
+)
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters
@@ -545,8 +553,10 @@ def _telling_failure(
         if not is_tried_again(error):
             context.totals.not_saved("failed")
             if isinstance(error, CkstoreError):
+                # Perhaps it is published: a reader of the log must not take it for a save that left nothing.
+                kind = "unknown" if isinstance(error, UnknownOutcome) else "failed"
                 why = f"{type(error).__name__}: {error.message}"
-                events.note(context, "failed", (request.run, request.step), why=why)
+                events.note(context, kind, (request.run, request.step), why=why)
         raise
 
 

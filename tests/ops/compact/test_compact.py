@@ -329,6 +329,19 @@ def test_a_second_compaction_does_nothing(store: Store) -> None:
     assert listing(store.path / "checkpoints") == before
 
 
+def test_the_log_of_events_has_each_checkpoint_and_what_it_takes_less(store: Store) -> None:
+    saved(store, 6)
+
+    report = store.compact()
+
+    told = [one for one in store.events() if one.event == "compacted"]
+    for done in report.compacted:  # one that is written twice has two events
+        own = [one.nbytes or 0 for one in told if one.id == done.info.id]
+        assert sum(own) == done.before_bytes - done.after_bytes
+    assert {one.name for one in told} == {done.info.name for done in report.compacted}
+    assert all(" became " in one.why for one in told)
+
+
 def test_after_a_directory_that_could_not_be_made_durable_nothing_more_is_written(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +357,8 @@ def test_after_a_directory_that_could_not_be_made_durable_nothing_more_is_writte
         store.compact()
     monkeypatch.undo()
 
+    told = store.events()[-1]
+    assert (told.event, told.why.partition(": ")[0]) == ("unknown", "compaction")
     with pytest.raises(SaveFailed, match="accepts no more writes"):
         store.compact()
     assert store.du().disk_bytes >= before, "no plain bytes went for the sake of a rename that may be undone"
@@ -475,6 +490,8 @@ def test_an_open_checkpoint_is_left_alone(store: Store) -> None:
         with Store.open(store.path) as other:
             report = other.compact()
         assert [(skipped.info.step, "is using" in skipped.reason) for skipped in report.skipped] == [(1, True)]
+        told = [(one.event, one.step) for one in store.events() if "compacted" in one.event]
+        assert told == [("compacted", done.info.step) for done in report.compacted], "what is in use is no failure"
         assert same(opened.load(), states[1])
     assert store.verify().ok
     assert same(store.load(0), states[0])
@@ -609,6 +626,8 @@ def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch:
 
     assert [skipped.info.step for skipped in report.skipped] == [0]
     assert "does not decode to" in report.skipped[0].reason
+    (told,) = [one for one in store.events() if one.event == "uncompacted"]
+    assert (told.name, told.why) == ("main@0", f"compaction: {report.skipped[0].reason}")
     assert all(same(store.load(step), state) for step, state in enumerate(states))
 
 

@@ -170,6 +170,22 @@ def test_what_hung_on_a_dropped_checkpoint_is_encoded_against_another_and_the_pl
     assert store.verify().ok
 
 
+def test_gc_says_why_what_was_deleted_of_a_compacted_run_frees_nothing(store: Store) -> None:
+    store.config.undo_by_hand_s = 3600
+    store.compact(keep_newest=1)
+    store.delete(store.checkpoints()[-1])
+
+    waits, planned, done = store.gc(), store.gc(now=True, dry_run=True), store.gc(now=True)
+
+    assert waits.explanation.startswith("nothing else is unused; 1 dropped checkpoint with 0 B can be brought back")
+    assert "are decoded with them" in waits.explanation
+    assert "frees that at once" not in str(waits)
+    assert planned.explanation.startswith("what was dropped would free nothing: other checkpoints have the same blobs")
+    assert done.explanation.startswith("what was dropped frees nothing: other checkpoints have the same blobs")
+    assert "are decoded with them" in str(done)
+    assert store.gc(now=True).explanation.startswith("nothing is unused; ")
+
+
 def test_what_is_too_far_from_every_base_keeps_the_piece_of_a_dropped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

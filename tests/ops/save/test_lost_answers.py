@@ -131,6 +131,7 @@ def test_where_it_cannot_be_told_the_outcome_is_unknown(store: Store, monkeypatc
         with pytest.raises(UnknownOutcome, match="cannot be told"):
             store.save(FIRST, step=1)
 
+    assert [one.event for one in store.events()] == ["unknown"]
     assert (Store.open(store.path).load(1)["w"] == FIRST["w"]).all()
 
 
@@ -182,3 +183,4 @@ def test_a_rename_that_a_filesystem_refuses_while_it_goes_down_may_have_happened
         store.save(SECOND, step=1 if name == "exchange" else 2, if_exists="replace")
 
     assert isinstance(caught.value, UnknownOutcome) == goes_down
+    assert store.events()[-1].event == ("unknown" if goes_down else "failed")

@@ -9,6 +9,7 @@ import click
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
+from ckstore_cli._types import OneOf
 
 
 @click.command()
@@ -17,7 +18,7 @@ from ckstore_cli._refs import complete_ref
 @click.option("--only", "only", metavar="GLOB", multiple=True, help="Only these files; * also stands for slashes.")
 @click.option(
     "--link",
-    type=click.Choice(["auto", "reflink", "hardlink", "copy"]),
+    type=OneOf(["auto", "reflink", "hardlink", "copy"]),
     default="auto",
     show_default=True,
     help="How the bytes get there; see above.",

@@ -15,11 +15,12 @@ from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import if_exists_option, metric_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
+from ckstore_cli._types import Number, WholeNumber
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--step", type=click.IntRange(min=0), help="Default: as in checkpoint-500, else the next of the run.")
+@click.option("--step", type=WholeNumber(min=0), help="Default: as in checkpoint-500, else the next of the run.")
 @click.option("--run", metavar="RUN", default="main", show_default=True, shell_complete=complete_run, help="The run.")
 @metric_option
 @click.option("--message", "-m", metavar="TEXT", default="", help="Shown by ckstore log.")
@@ -28,11 +29,11 @@ from ckstore_cli._refs import complete_run
 @click.option("--force", is_flag=True, help="Replace it although a tag or a pin names it: they name the new one then.")
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
-@click.option("--rank", type=click.IntRange(min=0), help="Number of this process, of several that commit together.")
-@click.option("--world-size", type=click.IntRange(min=1), help="How many processes commit together.")
+@click.option("--rank", type=WholeNumber(min=0), help="Number of this process, of several that commit together.")
+@click.option("--world-size", type=WholeNumber(min=1), help="How many processes commit together.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     default=600.0,
     show_default=True,
     help="Seconds to wait for the other ranks.",

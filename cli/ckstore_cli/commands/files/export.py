@@ -12,6 +12,7 @@ from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import parsed_size
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
+from ckstore_cli._types import OneOf
 
 
 @click.command()
@@ -19,7 +20,7 @@ from ckstore_cli._refs import complete_ref
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option(
     "--format",
-    type=click.Choice(["safetensors", "torch", "dcp", "pretrained", "peft"]),
+    type=OneOf(["safetensors", "torch", "dcp", "pretrained", "peft"]),
     default="safetensors",
     show_default=True,
     help="torch: one file for torch.load. dcp: a directory for torch.distributed.checkpoint. "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.errors import BadInput
 from ckstore.model.reports.usage import summary
 from ckstore.model.sizes import size_text
 from ckstore_cli._documents import to_json
@@ -24,8 +25,9 @@ _SIZES = ("LOGICAL", "ALONE", "SHARED")
 
 @click.command()
 @click.argument("run", required=False, shell_complete=complete_run)
+@click.option("--run", "also", metavar="RUN", shell_complete=complete_run, help="The same, as other commands have it.")
 @framed
-def du(frame: Frame, run: str | None) -> None:
+def du(frame: Frame, run: str | None, also: str | None) -> None:
     """Show what each run takes on the disk, or each checkpoint of RUN.
 
     LOGICAL is the size of copies, ALONE what only this run or checkpoint holds:
@@ -46,6 +48,9 @@ def du(frame: Frame, run: str | None) -> None:
       2  wrong usage
       4  there is no such store or run
     """
+    if run is not None and also is not None:
+        raise BadInput("RUN and --run were given", hint="give one of them")
+    run = also if run is None else run
     out = frame.output()
     with frame.reading() as store:
         usage = store.du()

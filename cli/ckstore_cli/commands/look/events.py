@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.times import start_of
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_run, no_such_run, runs
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
     from ckstore.model.reports.event import Event
     from ckstore_cli._output import Output
 
-_LOOKS = {"failed": "red", "damaged": "red", "dropped": "yellow", "purged": "yellow", "saved": "green"}
+_LOOKS = {
+    **dict.fromkeys(("failed", "unknown", "uncompacted", "damaged"), "red"),
+    **dict.fromkeys(("dropped", "purged"), "yellow"),
+    "saved": "green",
+}
 _SUMMED_FROM = 20  # fewer are counted at a glance
 
 
@@ -30,7 +36,8 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
 
     Each line has the time (UTC), what happened, to which checkpoint, how many
     bytes it added or freed, and why: the rule that dropped it, or the reason of
-    a failure. The log is bounded, and holds the last 20,000 events or more.
+    a failure. The log is bounded, holds the last 20,000 events or more, and may
+    lack one; ckstore log lists what there is.
 
     \b
     Example:
@@ -45,14 +52,15 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
       4  there is no such store or run
     """
     out = frame.output()
+    start = start_of(since, datetime.now(UTC), "--since")
     with frame.reading() as store:
         if follow:
             from ckstore.ops.events import following
 
-            for event in following(store._context, since=since, run=run):  # noqa: SLF001 - no name of it is public yet
+            for event in following(store._context, since=start, run=run):  # noqa: SLF001 - no name of it is public yet
                 _print(out, event)
                 sys.stdout.flush()
-        found = store.events(since, run)
+        found = store.events(start, run)
         if run is not None and not found and run not in runs(store.path):
             raise no_such_run(store.path, run)
     for event in found:

@@ -17,6 +17,7 @@ from ckstore_cli._format import age_text, columns, cut, wrap
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run, no_such_run, runs, steps
+from ckstore_cli._types import WholeNumber
 
 ON_TERMINAL_COUNT = 20
 """How many a terminal gets unasked: more would push the newest off the screen."""
@@ -30,7 +31,7 @@ _ALIGN = "><<<>>"
     "-n",
     "--count",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help=f"Print the newest N. Default: all; on a terminal the newest {ON_TERMINAL_COUNT}.",
 )
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")

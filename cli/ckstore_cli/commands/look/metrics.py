@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ckstore_cli._frame import Frame, UserPath, pass_frame, store_option
+from ckstore_cli._frame import Frame, UserPath, framed
 
 
 @click.command()
@@ -19,8 +19,7 @@ from ckstore_cli._frame import Frame, UserPath, pass_frame, store_option
     type=UserPath(path_type=Path, dir_okay=False),
     help="Replace this file at once, as the textfile collector wants it. Default: print it.",
 )
-@store_option
-@pass_frame
+@framed
 def metrics(frame: Frame, output: Path | None) -> None:
     """Print what the store and each run hold, as text of OpenMetrics.
 
@@ -28,7 +27,8 @@ def metrics(frame: Frame, output: Path | None) -> None:
     frees, those that undo can bring back, and the free space. Of each run: how many
     checkpoints and bytes it has, how many checkpoints are damaged, and the newest
     step and its time.
-    Run it from cron or a timer for the textfile collector of node_exporter.
+    Run it from cron or a timer for the textfile collector of node_exporter. With
+    --json it prints each sample as a line of JSON.
 
     \b
     Example:
@@ -41,9 +41,18 @@ def metrics(frame: Frame, output: Path | None) -> None:
       2  wrong usage, or the file cannot be written
       4  there is no such store
     """
+    out = frame.output()
     with frame.reading() as store:
+        if output is None and out.as_json:
+            from ckstore.ops.report.metrics import store_metrics
+
+            for metric in store_metrics(store._context):  # noqa: SLF001 - the text is what is public
+                for label, value in metric.samples.items():
+                    out.document({"name": metric.name, "labels": {metric.label: label}, "value": value})
+            return
         text = store.metrics(output)
     if output is None:
         sys.stdout.write(text)
     else:
-        frame.output().line(f"wrote {os.fspath(output)}")
+        out.document({"path": os.fspath(output), "nbytes": len(text.encode())})
+        out.line(f"wrote {os.fspath(output)}")

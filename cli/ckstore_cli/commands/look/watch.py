@@ -14,6 +14,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import metrics_text, printable
 from ckstore_cli._format import age_text, columns, cut
 from ckstore_cli._frame import Frame, framed
+from ckstore_cli._types import Number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,7 @@ class _Row(NamedTuple):
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print the table once, and end.")
-@click.option("--every", type=click.FloatRange(min=_LEAST_S), default=_EVERY_S, metavar="SECONDS", help="How often.")
+@click.option("--every", type=Number(min=_LEAST_S), default=_EVERY_S, metavar="SECONDS", help="How often.")
 @framed
 def watch(frame: Frame, once: bool, every: float) -> None:  # noqa: FBT001 - click's
     """Show what the runs of the store are doing, until Ctrl-C: a line for each run.

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import click
 
 from ckstore.model.checkpoint.pins import Pin
+from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
@@ -57,6 +58,8 @@ def pin(frame: Frame, ref: str | None, delete: bool, reason: str | None, expires
         return
     if reason is None:
         raise click.UsageError("a pin needs --reason TEXT, so that others know why the checkpoint is kept")
+    if expires is not None:
+        duration_s(expires, "--expires")
     with frame.writing() as store:
         made = store.pin(ref, reason, expires)
     now = datetime.now(UTC)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed, json_option, store_option
@@ -148,8 +149,9 @@ def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -
       5  --exclusive was given, and a push is under way
     """
     out = frame.output()
+    grace_s = duration_s(grace, "--grace")
     with frame.reading() if dry_run else frame.writing() as store:
-        report = store.remotes.prune(name, dry_run=dry_run, exclusive=exclusive, grace=grace)
+        report = store.remotes.prune(name, dry_run=dry_run, exclusive=exclusive, grace=grace_s)
     out.document(report)
     if report.retention is not None:
         print_plan(out, report.retention.plan.entries)

@@ -8,6 +8,7 @@ from ckstore.errors import BadInput
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref, complete_run
+from ckstore_cli._types import WholeNumber
 
 
 @click.command()
@@ -16,7 +17,7 @@ from ckstore_cli._refs import complete_ref, complete_run
 @click.option(
     "--keep-newest",
     metavar="N",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     default=3,
     show_default=True,
     help="Leave the newest N of each run as they are.",

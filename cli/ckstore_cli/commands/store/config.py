@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.errors import BadInput
-from ckstore.model.sizes import parse_size
+from ckstore.model.sizes import exact_size, parse_size
 from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._retention import options_of, policy_of, rule_options
+from ckstore_cli._types import Number, OneOf, WholeNumber
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ckstore.model.settings.retention import Budget, RetentionPolicy
-    from ckstore_cli._output import Output
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
@@ -42,8 +43,13 @@ _ATTRIBUTES = {
 _SETTINGS = [*_ATTRIBUTES]
 _POLICIES = (RETENTION, MAKE_ROOM, KEEP_LOCAL, KEEP_REMOTE)
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-_MIRROR_MORE = ("mirror_age_s", "mirror_bytes_s", "mirror_keep")
-_COMPACT_MORE = ("compact_share", "compact_keep")
+_MORE = {
+    UNDO: ("undo_by_rule_s",),
+    MIRROR: ("mirror_age_s", "mirror_bytes_s", "mirror_keep"),
+    COMPACT: ("compact_share", "compact_keep"),
+    RETENTION: ("retention_by_run",),
+}
+"""What belongs to a setting besides its own attribute."""
 _COMPACT_HOW = "ckstore config compact --time 12h --share 0.1 --count 3"
 _MIRROR_HOW = "ckstore config mirror NAME --time 10m --bwlimit 200MB --count 3"
 _SHARED_WORDS = {
@@ -61,7 +67,7 @@ _THREADS_HOW = "ckstore config threads --count 8"
 
 
 @click.command()
-@click.argument("setting", required=False, type=click.Choice(_SETTINGS))
+@click.argument("setting", required=False, metavar="[SETTING]", type=OneOf(_SETTINGS))
 @click.argument("name", required=False)
 @rule_options
 @click.option("--run", metavar="RUN", help="For retention: the policy of this run, or of those that a glob fits.")
@@ -69,12 +75,20 @@ _THREADS_HOW = "ckstore config threads --count 8"
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
 @click.option(
-    "--share", type=float, help="For recheck: share of a state to read again, from 0 to 1; for compact: of a processor."
+    "--share",
+    metavar="SHARE",
+    type=Number(min=0),
+    help="For recheck: share of a state to read again, from 0 to 1; for compact: of a processor.",
 )
 @click.option(
     "--auto", "unset", is_flag=True, help="For shared, threads, cache: as the filesystem, or the machine, is."
 )
-@click.option("--count", type=int, metavar="N", help="For threads: how many. For mirror and compact: how many stay.")
+@click.option(
+    "--count",
+    type=WholeNumber(min=0),
+    metavar="N",
+    help="For threads: how many. For mirror and compact: how many stay.",
+)
 @click.option(
     "--time",
     "wait",
@@ -98,7 +112,7 @@ def config(  # noqa: PLR0917 - one for each option
     count: int | None,
     **rules: Any,
 ) -> None:
-    """Show what the store does by itself, or change one SETTING.
+    """Show what the store does by itself, or show or change one SETTING.
 
     Settings are kept in the store and apply to every process. Each SETTING says:
 
@@ -127,6 +141,7 @@ def config(  # noqa: PLR0917 - one for each option
     \b
     Example:
       ckstore config
+      ckstore config retention
       ckstore config retention --keep-last 3 --keep-best loss
       ckstore config retention --run 'sweep-*' --keep-last 1
       ckstore config budget --max-bytes 2TB --low-bytes 1.8TB
@@ -151,6 +166,10 @@ def config(  # noqa: PLR0917 - one for each option
       2  wrong usage
       4  there is no such store
     """
+    shown = setting
+    given = (name, run, wanted, share, wait, bwlimit, count, *rules.values())
+    if not unset and all(one in (None, ()) for one in given):
+        setting = None  # it is shown, and nothing is changed
     more = _mirror_of(setting, name, wanted, wait, bwlimit, count) or _compact_of(setting, wanted, wait, share, count)
     if more is not None:
         wanted = wait = count = share = None
@@ -194,41 +213,36 @@ def config(  # noqa: PLR0917 - one for each option
             setattr(store.config, _ATTRIBUTES[setting], values[setting])
         if setting == UNDO:
             store.config.undo_by_rule_s = None if undo_s is None else min(undo_s, _BY_RULE_S)
-        found = {name: getattr(store.config, name) for name in _ATTRIBUTES.values()}
-        found |= {name: getattr(store.config, name) for name in ("undo_by_rule_s", *_MIRROR_MORE, *_COMPACT_MORE)}
-        by_run = store.config.retention_by_run
-    out.document({**found, "retention_by_run": by_run})
-    _print(out, found, by_run)
+        found = {name: getattr(store.config, name) for name in chain(_ATTRIBUTES.values(), *_MORE.values())}
+    own = found if shown is None else (_ATTRIBUTES[shown], *_MORE.get(shown, ()))
+    out.document({name: found[name] for name in own})
+    out.lines(f"{name}  {words}" for name, words in _words(found) if shown in (None, name))
     if setting in (RETENTION, BUDGET) and wanted is None:
         out.note("applied after each save from now on; ckstore prune applies it at once, --dry-run shows what would go")
 
 
-def _print(out: Output, found: Mapping[str, Any], by_run: Mapping[str, RetentionPolicy]) -> None:
-    """Print a line for each setting."""
+def _words(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Give each setting and what it is; one that runs of their own have several times."""
     share, grace_s = found["recheck_share"], found["grace_s"]
-    out.line(f"{RETENTION}  {options_of(found['retention']) or 'off: every checkpoint stays until it is deleted'}")
-    for glob, own in by_run.items():
-        out.line(f"{RETENTION}  --run {printable(glob)} {options_of(own)}")
-    out.line(f"{BUDGET}  {_budget_words(found['budget'])}")
-    out.line(f"{MAKE_ROOM}  {options_of(found['make_room']) or 'off: a save that does not fit fails'}")
-    out.line(f"{READ_BACK}  {'on' if found['read_back'] else 'off'}")
-    out.line(
-        f"{RECHECK}  {f'--share {share:g}' if share else 'off: saves reuse what is in the store without reading it'}"
-    )
+    yield RETENTION, options_of(found["retention"]) or "off: every checkpoint stays until it is deleted"
+    for glob, own in found["retention_by_run"].items():
+        yield RETENTION, f"--run {printable(glob)} {options_of(own)}"
+    yield BUDGET, _budget_words(found["budget"])
+    yield MAKE_ROOM, options_of(found["make_room"]) or "off: a save that does not fit fails"
+    yield READ_BACK, "on" if found["read_back"] else "off"
+    yield RECHECK, f"--share {share:g}" if share else "off: saves reuse what is in the store without reading it"
     by_rule = _time(found["undo_by_rule_s"]) if found["undo_by_rule_s"] else "nothing"
     undo = f"--time {_time(found['undo_by_hand_s'])}, {by_rule} for what rules drop"
-    out.line(f"{UNDO}  {undo if found['undo_by_hand_s'] else 'off: what is dropped is freed at once'}")
-    waits = f"--time {_time(grace_s)}" if grace_s else "off: gc frees at once, whatever other hosts have open"
-    out.line(f"{GRACE}  {waits}")
-    out.line(f"{SHARED}  {_SHARED_WORDS[found['shared']]}")
-    out.line(f"{THREADS}  {found['threads'] or 'as the machine has use for'}")
-    out.line(f"{MIRROR}  {_mirror_words(found)}")
-    out.line(f"{KEEP_LOCAL}  {options_of(found['keep_local']) or 'off: checkpoints keep their bytes here'}")
-    out.line(f"{KEEP_REMOTE}  {options_of(found['keep_remote']) or 'off: the mirror keeps every checkpoint'}")
-    out.line(f"{CACHE}  {_cache_words(found['cache_bytes'])}")
-    out.line(f"{DELTAS}  {'on' if found['push_deltas'] else 'off'}")
-    after, more = found["compact_after"], f"--share {found['compact_share']:g} --count {found['compact_keep']}"
-    out.line(f"{COMPACT}  {'off: ckstore compact does it' if after is None else f'--time {after} {more}'}")
+    yield UNDO, undo if found["undo_by_hand_s"] else "off: what is dropped is freed at once"
+    yield GRACE, f"--time {_time(grace_s)}" if grace_s else "off: gc frees at once, whatever other hosts have open"
+    yield SHARED, _SHARED_WORDS[found["shared"]]
+    yield THREADS, str(found["threads"] or "as the machine has use for")
+    yield MIRROR, _mirror_words(found)
+    yield KEEP_LOCAL, options_of(found["keep_local"]) or "off: checkpoints keep their bytes here"
+    yield KEEP_REMOTE, options_of(found["keep_remote"]) or "off: the mirror keeps every checkpoint"
+    yield CACHE, _cache_words(found["cache_bytes"])
+    yield DELTAS, "on" if found["push_deltas"] else "off"
+    yield COMPACT, _compact_words(found)
 
 
 def _check(
@@ -316,9 +330,17 @@ def _time(seconds: float) -> str:
 def _mirror_words(found: Mapping[str, Any]) -> str:
     if found["mirror"] is None:
         return "off: checkpoints are here alone"
-    limit = "" if found["mirror_bytes_s"] is None else f" --bwlimit {found['mirror_bytes_s']}"
+    limit = "" if found["mirror_bytes_s"] is None else f" --bwlimit {exact_size(found['mirror_bytes_s'])}"
     name = printable(found["mirror"])
     return f"{name} --time {_time(found['mirror_age_s'])} --count {found['mirror_keep']}{limit}"
+
+
+def _compact_words(found: Mapping[str, Any]) -> str:
+    after = found["compact_after"]
+    if after is None:
+        return "off: ckstore compact does it"
+    age = after if isinstance(after, str) else _time(after)
+    return f"--time {age} --share {found['compact_share']:g} --count {found['compact_keep']}"
 
 
 def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:
@@ -335,14 +357,14 @@ def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:
 def _budget_words(budget: Budget | None) -> str:
     if budget is None:
         return "off: checkpoints may fill the disk"
-    low = "" if budget.low == budget.most else f" --low-bytes {budget.low}"
-    return f"--max-bytes {budget.most}{low}"
+    low = "" if budget.low == budget.most else f" --low-bytes {exact_size(budget.low)}"
+    return f"--max-bytes {exact_size(budget.most)}{low}"
 
 
 def _cache_words(cache_bytes: int | None) -> str:
     if cache_bytes is None:
         return "a tenth of the disk"
-    return f"--max-bytes {cache_bytes}" if cache_bytes else "off: what is fetched is not kept"
+    return f"--max-bytes {exact_size(cache_bytes)}" if cache_bytes else "off: what is fetched is not kept"
 
 
 def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001 - click's

@@ -15,6 +15,7 @@ from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import parsed_size
 from ckstore_cli._output import Output
 from ckstore_cli._place import is_store, place_for_new
+from ckstore_cli._types import OneOf
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--hash",
     "hash_name",
-    type=click.Choice(["xxh3_128", "blake3"]),
+    type=OneOf(["xxh3_128", "blake3"]),
     default="xxh3_128",
     show_default=True,
     help="Choose blake3 if the store takes files from people you do not trust.",
