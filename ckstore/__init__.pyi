@@ -38,8 +38,8 @@ from ckstore.errors import StoreNotFound as StoreNotFound
 from ckstore.errors import UnknownOutcome as UnknownOutcome
 from ckstore.errors import UnsafePlace as UnsafePlace
 from ckstore.model.best import Best as Best
+from ckstore.model.brief import HtmlReport as HtmlReport
 from ckstore.model.checkpoint.pins import Pin as Pin
-from ckstore.model.checkpoint.runs import RunSummary as RunSummary
 from ckstore.model.checkpoint.tag import Tag as Tag
 from ckstore.model.doctor.finding import DoctorFinding as DoctorFinding
 from ckstore.model.doctor.finding import DoctorReport as DoctorReport
@@ -47,8 +47,8 @@ from ckstore.model.manifest.files import FileChange as FileChange
 from ckstore.model.manifest.files import FileSummary as FileSummary
 from ckstore.model.manifest.info import CheckpointInfo as CheckpointInfo
 from ckstore.model.manifest.info import Note as Note
+from ckstore.model.manifest.info import RunSummary as RunSummary
 from ckstore.model.manifest.info import SaveCounters as SaveCounters
-from ckstore.model.reports.checkout_report import CheckoutReport as CheckoutReport
 from ckstore.model.reports.compaction import Compacted as Compacted
 from ckstore.model.reports.compaction import CompactionEntry as CompactionEntry
 from ckstore.model.reports.compaction import CompactionPlan as CompactionPlan
@@ -60,7 +60,7 @@ from ckstore.model.reports.diff import DiffLeaf as DiffLeaf
 from ckstore.model.reports.diff import LeafChange as LeafChange
 from ckstore.model.reports.diff import PlainChange as PlainChange
 from ckstore.model.reports.event import Event as Event
-from ckstore.model.reports.evict_report import EvictReport as EvictReport
+from ckstore.model.reports.export_report import CheckoutReport as CheckoutReport
 from ckstore.model.reports.export_report import ExportedFile as ExportedFile
 from ckstore.model.reports.export_report import ExportReport as ExportReport
 from ckstore.model.reports.gc_report import GcPlan as GcPlan
@@ -72,15 +72,15 @@ from ckstore.model.reports.held import HeldBlob as HeldBlob
 from ckstore.model.reports.held import Holder as Holder
 from ckstore.model.reports.held import LinkedBlob as LinkedBlob
 from ckstore.model.reports.held import PlannedBlob as PlannedBlob
-from ckstore.model.reports.html_report import HtmlReport as HtmlReport
-from ckstore.model.reports.mirror import MirrorStatus as MirrorStatus
 from ckstore.model.reports.progress import Progress as Progress
 from ckstore.model.reports.reindex_report import Incomplete as Incomplete
 from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport
 from ckstore.model.reports.reindex_report import RelinkReport as RelinkReport
-from ckstore.model.reports.remote_prune import RemotePruneReport as RemotePruneReport
+from ckstore.model.reports.retention_report import RemotePruneReport as RemotePruneReport
 from ckstore.model.reports.retention_report import RetentionReport as RetentionReport
 from ckstore.model.reports.retention_report import Skipped as Skipped
+from ckstore.model.reports.transfer import EvictReport as EvictReport
+from ckstore.model.reports.transfer import MirrorStatus as MirrorStatus
 from ckstore.model.reports.transfer import TransferPlan as TransferPlan
 from ckstore.model.reports.transfer import TransferReport as TransferReport
 from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage

@@ -23,24 +23,21 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from ckstore.model.brief import HtmlReport
     from ckstore.model.checkpoint.pins import Pin
-    from ckstore.model.checkpoint.runs import RunSummary
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
+    from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.manifest.stored import OldPiece
-    from ckstore.model.reports.checkout_report import CheckoutReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
-    from ckstore.model.reports.evict_report import EvictReport
-    from ckstore.model.reports.export_report import ExportReport
+    from ckstore.model.reports.export_report import CheckoutReport, ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
-    from ckstore.model.reports.html_report import HtmlReport
-    from ckstore.model.reports.mirror import MirrorStatus
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
-    from ckstore.model.reports.transfer import TransferPlan, TransferReport
+    from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferPlan, TransferReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
@@ -1058,7 +1055,7 @@ class Store:
         Raises:
             BadInput: The file cannot be written.
         """
-        from ckstore.ops.report.store_metrics import metrics
+        from ckstore.ops.report.metrics import metrics
 
         return metrics(self._context, None if path is None else expanded(path))
 
@@ -1455,7 +1452,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Another process is deleting it.
         """
-        from ckstore.ops.refs.tags import tag
+        from ckstore.ops.refs.labels import tag
 
         info = tag(self._context, name, ref)
         _wake(self._context, self._catalog_path, why="said")
@@ -1469,7 +1466,7 @@ class Store:
             NoSuchRef: There is no such tag.
             BadInput: A directory has the place of the tag.
         """
-        from ckstore.ops.refs.tags import untag
+        from ckstore.ops.refs.labels import untag
 
         untag(self._context, name)
 
@@ -1480,7 +1477,7 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.ops.refs.tags import tags
+        from ckstore.ops.refs.labels import tags
 
         return BriefList(tags(self._context))
 
@@ -1498,7 +1495,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Another process is deleting it.
         """
-        from ckstore.ops.refs.pins import pin
+        from ckstore.ops.refs.labels import pin
 
         made = pin(self._context, ref, reason, expires)
         _wake(self._context, self._catalog_path, why="said")
@@ -1511,7 +1508,7 @@ class Store:
         Raises:
             NoSuchRef: There is no such pin, or the checkpoint has none.
         """
-        from ckstore.ops.refs.pins import unpin
+        from ckstore.ops.refs.labels import unpin
 
         return unpin(self._context, ref)
 
@@ -1522,7 +1519,7 @@ class Store:
         Raises:
             BadInput: A pin cannot be read; nothing is dropped until it is repaired or removed.
         """
-        from ckstore.ops.refs.pins import pins
+        from ckstore.ops.refs.labels import pins
 
         return BriefList(pins(self._context))
 
@@ -1543,7 +1540,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Another process is deleting it.
         """
-        from ckstore.ops.refs.annotate import annotate
+        from ckstore.ops.refs.labels import annotate
 
         info = annotate(self._context, ref, metrics, note)
         _wake(self._context, self._catalog_path, why="said")
@@ -1852,8 +1849,7 @@ def _create(
     exist_ok: bool,
 ) -> None:
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
-    from ckstore.ops.open.create import create
-    from ckstore.ops.open.opening import check_new
+    from ckstore.ops.open.opening import NO_DIRECTORY_HINT, check_new, create
 
     try:
         check_new(root, None if catalog_path is None else expanded(catalog_path))
@@ -1862,7 +1858,8 @@ def _create(
         )
     except OSError as error:
         msg = f"no store could be made at {root}: {error.strerror or error}"
-        raise BadInput(msg, hint="its parent directory must exist and be writable") from error
+        hint = "its parent directory must exist and be writable"
+        raise BadInput(msg, hint=NO_DIRECTORY_HINT if isinstance(error, NotADirectoryError) else hint) from error
     if not made and not exist_ok:
         msg = f"there is already a store at {root}"
         raise BadInput(msg, hint="open it with Store.open(path); Store.open_or_init(path) opens a store or makes one")

@@ -174,27 +174,17 @@ def _from_buffer(args: tuple[Any, ...]) -> Any:
     return made
 
 
-def _ordered(args: tuple[Any, ...]) -> Any:
-    made: OrderedDict[Any, Any] = OrderedDict()
-    return made if _fill_from(made, args) else None
-
-
-def _plain_dict(args: tuple[Any, ...]) -> Any:
-    made: dict[Any, Any] = {}
-    return made if _fill_from(made, args) else None
-
-
-def _fill_from(into: dict[Any, Any], args: tuple[Any, ...]) -> bool:
-    """Fill a dict with the list of pairs that Python 2 wrote, if there is one."""
+def _filled(into: dict[Any, Any], args: tuple[Any, ...]) -> dict[Any, Any] | None:
+    """Return a dict with the list of pairs that Python 2 wrote, if there is one."""
     if not args:
-        return True
+        return into
     pairs = args[0]
     if len(args) > 1 or type(pairs) is not list or any(type(p) not in (list, tuple) or len(p) != 2 for p in pairs):
-        return False
+        return None
     if sum(is_odd_key(pair[0]) for pair in pairs) > ODD_KEYS_MOST:
-        return False
+        return None
     fill_dict(into, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
-    return True
+    return into
 
 
 def _counter(args: tuple[Any, ...]) -> Any:
@@ -213,16 +203,6 @@ def _defaultdict(args: tuple[Any, ...]) -> Any:
         return defaultdict(None)
     factory = FACTORIES.get(args[0].name) if type(args[0]) is Global and args[0].module == "builtins" else None
     return None if factory is None else defaultdict(factory)
-
-
-def _set(args: tuple[Any, ...]) -> Any:
-    items = _items(args)
-    return None if items is None else set(items)
-
-
-def _frozenset(args: tuple[Any, ...]) -> Any:
-    items = _items(args)
-    return None if items is None else frozenset(items)
 
 
 def _items(args: tuple[Any, ...]) -> list[Any] | None:
@@ -259,9 +239,8 @@ def _bytes(args: tuple[Any, ...]) -> Any:
     return bytes(args[0]) if len(args) == 1 and type(args[0]) in (bytes, bytearray) else _encode(args)
 
 
-def _bytearray(args: tuple[Any, ...]) -> Any:
-    found = _bytes(args)
-    return None if found is None else bytearray(found)
+def _of(kind: Callable[[Any], Any], found: Any) -> Any:
+    return None if found is None else kind(found)
 
 
 def _making(kind: str) -> Callable[[tuple[Any, ...]], Any]:
@@ -270,15 +249,15 @@ def _making(kind: str) -> Callable[[tuple[Any, ...]], Any]:
 
 PLAIN_FUNCTIONS: dict[Global, Callable[[tuple[Any, ...]], Any]] = {
     **{name: _making(kind) for name, kind in _OBJECTS.items()},
-    Global("collections", "OrderedDict"): _ordered,
+    Global("collections", "OrderedDict"): lambda args: _filled(OrderedDict(), args),
     Global("collections", "Counter"): _counter,
     Global("collections", "defaultdict"): _defaultdict,
-    Global("builtins", "dict"): _plain_dict,
-    Global("builtins", "set"): _set,
-    Global("builtins", "frozenset"): _frozenset,
+    Global("builtins", "dict"): lambda args: _filled({}, args),
+    Global("builtins", "set"): lambda args: _of(set, _items(args)),
+    Global("builtins", "frozenset"): lambda args: _of(frozenset, _items(args)),
     Global("builtins", "complex"): _complex,
     Global("builtins", "bytes"): _bytes,
-    Global("builtins", "bytearray"): _bytearray,
+    Global("builtins", "bytearray"): lambda args: _of(bytearray, _bytes(args)),
     Global("_codecs", "encode"): _encode,
     Global("numpy", "dtype"): _dtype,
     **{Global(f"{core}.multiarray", "_reconstruct"): _reconstruct for core in _OF_NUMPY},

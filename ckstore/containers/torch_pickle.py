@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ckstore.containers.pickle_values import (
+    Global,
     NumpyArray,
     NumpyDtype,
     PlainObject,
@@ -42,13 +43,6 @@ MAX_OPCODES = 5_000_000  # what torch.save writes for more than a hundred thousa
 # The most that LONG1 has; the text of a longer one would take time by the square of its length.
 INT_BYTES_MOST = 255
 
-_TEXTS = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
-_OLD_TEXTS = {"SHORT_BINSTRING", "BINSTRING"}
-_BYTES = {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
-_INTS = {"BININT", "LONG1", "LONG4"}
-_COUNTS = {"BININT1", "BININT2"}
-_DECIMALS = {"INT", "LONG"}
-_BOOLS = {"NEWTRUE": True, "NEWFALSE": False}
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 _GETS = {"GET", "BINGET", "LONG_BINGET"}
 _NOTHING = {"PROTO", "FRAME", "STOP", "READONLY_BUFFER"}
@@ -114,7 +108,8 @@ class _Machine:
                 refuse("the pickle", f"a memo entry {key}", "none")
             self._push(self._memo[key])
         elif name not in _NOTHING:
-            self._push(_constant(name, arg))
+            make = _CONSTANTS.get(name)
+            self._push(Unknown(_UNKNOWN.get(name, f"the opcode {name}")) if make is None else make(arg))
 
     def pop(self) -> Any:
         """Return the value on top, and take it away."""
@@ -139,9 +134,6 @@ class _Machine:
             refuse("the pickle", "a mark on the stack", "none")
         values, self._stack = self._stack, self._below.pop()
         return values
-
-    def _drop_to_mark(self) -> None:
-        self._pop_mark()
 
     def _pop_or_mark(self) -> None:
         if self._stack:
@@ -265,11 +257,11 @@ class _Machine:
             # Any other object is changed by its state in ways that only its class knows.
             self._replace(f"an object with a state of its own, on top of {name_of(into)},")
 
-    _OPCODES: ClassVar[dict[str, Callable[[_Machine], None]]] = {
+    _OPCODES: ClassVar[dict[str, Callable[[_Machine], object]]] = {
         "NONE": lambda self: self._push(None),
         "MARK": _mark,
         "POP": _pop_or_mark,
-        "POP_MARK": _drop_to_mark,
+        "POP_MARK": _pop_mark,
         "DUP": lambda self: self._push(self._top()),
         "MEMOIZE": _memoize,
         "EMPTY_DICT": lambda self: self._push({}),
@@ -298,47 +290,26 @@ class _Machine:
     }
 
 
-def _constant(name: str, arg: bytes) -> Any:  # noqa: PLR0911 - one for each kind
-    """Return the value that an opcode puts on the stack by itself."""
-    if name in _TEXTS:
-        return text_of(arg)
-    if name in _INTS:
-        if len(arg) > INT_BYTES_MOST:
-            return Unknown("an integer of more than 255 bytes")
-        return int.from_bytes(arg, "little", signed=True)
-    if name in _COUNTS:
-        return int.from_bytes(arg, "little")
-    if name in _BOOLS:
-        return _BOOLS[name]
-    if name == "BINFLOAT":
-        return struct.unpack(">d", arg)[0]
-    if name in _BYTES:
-        return arg
-    if name == "BYTEARRAY8":
-        return bytearray(arg)
-    if name == "GLOBAL":
-        module, attribute, _ = text_of(arg).split("\n")
-        return global_of(module, attribute)
-    if name in _OLD_TEXTS:
-        return _old_text(arg)
-    return _of_digits(name, arg)
+def _integer(arg: bytes) -> Any:
+    if len(arg) > INT_BYTES_MOST:
+        return Unknown("an integer of more than 255 bytes")
+    return int.from_bytes(arg, "little", signed=True)
 
 
-def _of_digits(name: str, arg: bytes) -> Any:
-    """Return what protocol 0 writes in lines; as 00 and 01 it writes False and True."""
-    if name == "INT" and arg in (b"00\n", b"01\n"):
-        return arg == b"01\n"
-    if name in _DECIMALS:
-        value = decimal_of(arg)
-        return Unknown("a number that is not written as one") if value is None else value
-    if name == "FLOAT":
-        try:
-            return float(arg)
-        except ValueError:
-            return Unknown("a number that is not written as one")
-    if name == "INST":
-        return Unknown(str(global_of(*text_of(arg).split("\n")[:2])))
-    return Unknown(_UNKNOWN.get(name, f"the opcode {name}"))
+def _decimal(arg: bytes) -> Any:
+    value = decimal_of(arg)
+    return Unknown("a number that is not written as one") if value is None else value
+
+
+def _float(arg: bytes) -> Any:
+    try:
+        return float(arg)
+    except ValueError:
+        return Unknown("a number that is not written as one")
+
+
+def _global(arg: bytes) -> Global:
+    return global_of(*text_of(arg).split("\n")[:2])
 
 
 def _old_text(arg: bytes) -> Any:
@@ -347,6 +318,26 @@ def _old_text(arg: bytes) -> Any:
         return arg.decode()
     except UnicodeDecodeError:
         return Unknown("bytes that Python 2 wrote")
+
+
+_CONSTANTS: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"), text_of),
+    **dict.fromkeys(("SHORT_BINSTRING", "BINSTRING"), _old_text),
+    **dict.fromkeys(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"), bytes),
+    **dict.fromkeys(("BININT", "LONG1", "LONG4"), _integer),
+    **dict.fromkeys(("BININT1", "BININT2"), lambda arg: int.from_bytes(arg, "little")),
+    "NEWTRUE": lambda _: True,
+    "NEWFALSE": lambda _: False,
+    "BINFLOAT": lambda arg: struct.unpack(">d", arg)[0],
+    "BYTEARRAY8": bytearray,
+    "GLOBAL": _global,
+    # Protocol 0 writes lines of digits, and 00 and 01 for False and True.
+    "INT": lambda arg: arg == b"01\n" if arg in (b"00\n", b"01\n") else _decimal(arg),
+    "LONG": _decimal,
+    "FLOAT": _float,
+    "INST": lambda arg: Unknown(str(_global(arg))),
+}
+"""What an opcode puts on the stack by itself, of its argument."""
 
 
 def _memo_key(name: str, arg: bytes) -> int:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput, CkstoreWarning
 from ckstore.integrations.directories import (
@@ -21,14 +21,12 @@ from ckstore.integrations.directories import (
     remove,
     rng_ranks,
 )
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.store import Store
 from ckstore.training.capture import warn_of_place
 from ckstore.training.conditions import Conditions
 from ckstore.training.loader import description
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.store import Store
 
 _PREFIX = "ckstore:"
 _INSTEAD = (

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
 from ckstore.errors import BadInput
 from ckstore.integrations.directories import checkout_to_resume, commit_directory
 from ckstore.ops.save.gather import step_in_name
+from ckstore.store import Store
 from ckstore.training.conditions import Conditions
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
-
-if TYPE_CHECKING:
-    from ckstore.store import Store
 
 
 class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]

@@ -13,21 +13,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, Protected
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.refs.find import text_of
-from ckstore.store import context_of
+from ckstore.ops.save.options import SaveOptions
+from ckstore.store import RefLike, Store, context_of
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.history import run_of
 from ckstore.training.newest import untried
-
-if TYPE_CHECKING:
-    from ckstore.ops.save.options import SaveOptions
-    from ckstore.store import RefLike, Store
 
 RESUME_PREFIX = ".ckstore-resume-"
 """Directories of this name hold what a run resumes from; the next resume removes them."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO
 
@@ -19,14 +19,12 @@ from ckstore.fs import files
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import ref_of, unless_protected
 from ckstore.model.document import parse_foreign
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.documents import atomic_file
+from ckstore.ops.save.options import SaveOptions
+from ckstore.saver.client.pending import PendingSave
+from ckstore.store import Store
 from ckstore.training.history import run_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.save.options import SaveOptions
-    from ckstore.saver.client.pending import PendingSave
-    from ckstore.store import Store
 
 _PREFIX = "ckstore:"
 # A marker has some 200 bytes; a real .ckpt of Lightning at the same path has gigabytes, and is not read.
@@ -107,7 +105,9 @@ class CkstoreCheckpointIO(CheckpointIO):
         if info is None:
             return
         # Read before it is overwritten: it names the checkpoint that this save replaces.
-        before = _marker_or_none(path)
+        before = None
+        with suppress(BadInput):  # no marker
+            before = read_marker(path)
         # After the save: a marker must never name a checkpoint that is not durable.
         _write_marker(path, self.store, info)
         # Equal content gives the same checkpoint: the new marker names it, so it must stay.
@@ -249,13 +249,6 @@ def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _no_marker(path: str | os.PathLike[str], error: Exception) -> BadInput:
     msg = f"{os.fspath(path)} is no marker of a checkpoint in a store: {error}"
     return BadInput(msg, hint="CkstoreCheckpointIO writes them; a .ckpt file of Lightning can be committed")
-
-
-def _marker_or_none(path: Path) -> dict[str, Any] | None:
-    try:
-        return read_marker(path)
-    except BadInput:
-        return None
 
 
 def _named_in(folder: Path) -> list[Any]:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ckstore.errors import BadInput
 from ckstore.integrations.directories import RESUME_PREFIX, remove
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_path
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.store import Store
+from ckstore.store import Store
 
 _OPTIMIZER, _SCHEDULER, _ARGUMENTS = "optimizer.pt", "scheduler.pt", "training_args.bin"
 _MODEL, _ADAPTER = "model", "adapter"

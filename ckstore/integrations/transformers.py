@@ -13,7 +13,7 @@ import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from transformers import TrainerCallback
 
@@ -30,16 +30,14 @@ from ckstore.integrations.directories import (
     rng_ranks,
     unless_protected,
 )
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.ops.save.options import SaveOptions
+from ckstore.saver.client.pending import PendingSave
+from ckstore.store import Store
 from ckstore.training.conditions import Conditions
 from ckstore.training.history import numbers_at, run_of
 from ckstore.training.loader import length_of
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.save.options import SaveOptions
-    from ckstore.saver.client.pending import PendingSave
-    from ckstore.store import Store
 
 Saves = Literal["files", "state", "background"]
 """How `CkstoreTrainerMixin` saves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import reprlib
 from collections.abc import Callable, Collection
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
 from typing import SupportsIndex, TypeVar, overload
 
@@ -118,3 +118,23 @@ def _laid_out(name: str, parts: list[str]) -> str:
     while len(lines) > MOST_LINES - 2 or len(name) + sum(map(len, lines)) + len(lines) > MOST_CHARS - 20:
         lines[-2:] = ["    ..."]
     return "\n".join([f"{name}(", *lines, ")"])
+
+
+@brief()
+@dataclass(frozen=True, slots=True)
+class HtmlReport:
+    """A page about a store, complete in itself.
+
+    Attributes:
+        html: The whole page.
+    """
+
+    html: str
+
+    def __str__(self) -> str:
+        return f"a page of {len(self.html)} characters"
+
+    def _repr_html_(self) -> str:
+        """Return it in a frame: its styles must not change the notebook around it."""
+        page = html.escape(self.html)
+        return f'<iframe title="ckstore report" style="width:100%;height:640px;border:0" srcdoc="{page}"></iframe>'

@@ -3,7 +3,7 @@ r"""Names of runs, tags, leaves and committed files: checked before they are sto
 The name of a leaf is its path in the state, written so that no two paths have one name: ``{"a": {"b": t}}`` has ``a.b``
 and ``{"a.b": t}`` has ``a\.b``. That of a file is its relative path, made of the names of a Linux filesystem, which are
 bytes: those that are not UTF-8 are kept as lone surrogates, as `os.fsdecode` gives them.
-Source: docs/format/v1.md, "Names" and "Files".
+Sources: docs/format/v1.md, "Names", "Files" and, for the sequence numbers at the end, "Order of commits".
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import decimal_of_int
 from ckstore.model.document import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 _ESCAPE = re.compile(r"\\(.)")
 RUN_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
@@ -193,3 +189,32 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     """Return `path` with a leading ``~`` or ``~user`` replaced by that home, as a shell does it."""
     # For a directory that is really called so give an absolute path.
     return Path(os.path.expanduser(path))  # noqa: PTH111 - that of a Path raises for a user who is unknown
+
+
+# A number far beyond its neighbours is damage, or was made up: if it counted, the checkpoint would be the newest for
+# ever, and the numbers after it would soon be used up.
+MAX_SEQUENCE = 2**53 - 1
+"""The greatest sequence number that a manifest may have."""
+
+# No store makes that many saves in its life: a number beyond it is a flipped bit, or made up.
+WIDEST_GAP = 2**32
+"""How far beyond the next smaller number of the store, or beyond 0, one may be and still count."""
+
+
+def greatest_in_order(sequences: Iterable[int]) -> int:
+    """Return the greatest sequence number that counts, 0 if there is none: those beyond it do not."""
+    last = 0
+    for sequence in sorted(sequences):
+        # Sorted, so one forged number does not carry others with it.
+        if sequence - last > WIDEST_GAP:
+            break
+        last = sequence
+    return last
+
+
+def out_of_order(name: str, sequence: int, limit: int) -> str:
+    """Return what to say of a checkpoint whose sequence number does not count."""
+    return (
+        f"the sequence number of {name}, {sequence}, is more than 2^32 beyond the greatest that counts, {limit}: "
+        "it does not count, so the checkpoint is listed before all others; it can be loaded by its step"
+    )

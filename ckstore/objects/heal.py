@@ -1,7 +1,12 @@
-"""Put a good copy of a blob in the place of a damaged one, in every checkpoint that names it, or under its own name."""
+"""Put a good copy of a blob in the place of a damaged one, in every checkpoint that names it, or under its own name.
+
+The damaged ones are put aside in ``quarantine/``: nothing there is ever used, and nothing but its owner removes it.
+Source: docs/format/v1.md, "quarantine".
+"""
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
@@ -120,3 +125,33 @@ def _link(copy: Inside, folder: Inside, nbytes: int | None) -> bool:
         return links.try_link(copy, folder / copy.name)
     except (FileNotFoundError, FileExistsError):  # taken away, or restored by another process
         return False
+
+
+def put_aside(layout: Layout, digest: str, names: Iterable[Inside]) -> list[Inside]:
+    """Give each damaged copy of a blob a name in quarantine, and no canonical one; return the new names."""
+    # Names in checkpoints stay until a good copy takes their place. After an error those before it are put aside.
+    canonical = layout.blob(digest)
+    made = []
+    for name in names:
+        try:
+            status = peek.status(name)
+        except FileNotFoundError:
+            continue
+        # With the inode in the name: two damaged copies of one blob are two files, and each is evidence.
+        aside = layout.quarantine / f"{digest}.{status.st_ino}"
+        # A directory can have no second name, so it is moved.
+        if stat.S_ISDIR(status.st_mode):
+            links.rename(name, aside)
+        elif name == canonical:
+            if peek.exists(aside):  # of the same inode: renaming one name over the other would do nothing
+                links.unlink(aside)
+            links.rename(canonical, aside)
+        elif not peek.exists(aside) and not links.try_link(name, aside):
+            continue
+        made.append(aside)
+    if made:
+        # The new parent first (law N4): a power cut must not lose the only name of the evidence.
+        files.sync_directory(layout.quarantine)
+        if peek.is_directory(canonical.parent):
+            files.sync_directory(canonical.parent)
+    return made

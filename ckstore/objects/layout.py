@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.fs.held import Held, through_parents
 from ckstore.fs.inside import Inside
@@ -86,6 +87,14 @@ class Layout:
     def linked(self) -> tuple[Inside, ...]:
         """The directories in which `fs/host/probe` tries what a store needs, from ``staging/``."""
         return self.blobs, self.checkpoints, self.trash, self.refs
+
+    def outside(self, destination: str | os.PathLike[str]) -> Path:
+        """Return the absolute path of a destination of the caller's, which must not be in the store."""
+        path = Path(os.path.abspath(destination))
+        # Not `resolve`, which raises where symlinks go round in a circle.
+        if Path(os.path.realpath(path.parent), path.name).is_relative_to(self.path):
+            raise BadInput(f"{path} is in the store {self.root}", hint="choose a destination outside it")
+        return path
 
     def blob(self, digest: str) -> Inside:
         """Return the canonical name of a blob."""

@@ -230,6 +230,15 @@ def _same_inode(one: Inside, other: Inside) -> bool:
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
+def waits(layout: Layout, run: str, step: int | None = None) -> bool:
+    """Whether a dropped checkpoint of a run, of this step if one is given, can be brought back."""
+    of_run = ((name, former_place(name)) for name in names_in(layout.trash) if can_return(name))
+    return any(
+        place is not None and place[0] == run and step in (None, place[1]) and left_s(layout.trash / name) > 0
+        for name, place in of_run
+    )
+
+
 def names_in(directory: Inside) -> list[str]:
     """Return the names in a directory, sorted; none if there is no such directory."""
     try:

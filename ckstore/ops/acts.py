@@ -1,4 +1,4 @@
-"""Acts: the calls of the public methods. In one thread there is one act of a store at a time.
+"""Acts: the calls of the public methods, and what their errors say; in one thread one act of a store at a time.
 
 A signal handler, a ``__del__`` or a callback can call a store while its own thread is in the middle of another act of
 it. The locks that the new act would wait for are held by the thread that waits, so it is refused at once, before it
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from ckstore.errors import CkstoreError, InUse
+from ckstore.errors import CkstoreError, InsufficientSpace, InUse, UnsafePlace
+from ckstore.fs import files
 from ckstore.fs.inside import NotInStore
 from ckstore.model.names import DEFAULT_RUN
-from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
 from ckstore.tracebacks import shortened
 
 P = ParamSpec("P")
@@ -216,3 +216,30 @@ def check_options(method: Callable[..., Any], options: Mapping[str, Any], allowe
     # `allowed`: a `TypedDict`, whose annotations are the options.
     for word in options.keys() - allowed.__annotations__.keys():
         raise TypeError(message_for(method, word, allowed.__annotations__))
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return what the system said and about which file, for a message."""
+    if isinstance(error, NotInStore):
+        return f"{error.filename} {error.strerror}, wanted a directory of the store"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, (str, bytes)) else ""
+    return f"{reason}{where}"
+
+
+def of_the_system(error: OSError, message: str, *, hint: str) -> CkstoreError:
+    """Return the error of ckstore for one of the system: of a full disk, or a quota, it is `InsufficientSpace`."""
+    if error.errno not in files.NO_SPACE:
+        return CkstoreError(message, hint=hint)
+    return InsufficientSpace(message, hint=f"free space on the filesystem, or raise the quota; {hint}")
+
+
+def why_of(error: CkstoreError | OSError) -> str:
+    """Return what an error of the store or of the system says, for a message."""
+    return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
+
+
+def unsafe(act_name: str, error: NotInStore) -> UnsafePlace:
+    """Return the error of an act in whose way something was that is not a directory of the store."""
+    hint = "nothing behind it was touched: find out who put it there, and move it away"
+    return UnsafePlace(f"{act_name}: {describe_os_error(error)}", hint=hint)

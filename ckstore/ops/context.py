@@ -17,10 +17,9 @@ from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import THREADS, setting_of
-from ckstore.ops.counting import SaveTotals
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.notices import Notices, warn, way_in
-from ckstore.ops.pace import DutyCycle
+from ckstore.ops.pace import DutyCycle, SaveTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ckstore.catalog.values import PieceLocation
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
-    from ckstore.model.reports.evict_report import EvictReport
+    from ckstore.model.reports.transfer import EvictReport
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings

@@ -18,7 +18,7 @@ from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, parse_document, refuse
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.mirror import MirrorStatus, mirror_named
+from ckstore.model.reports.transfer import MirrorStatus, mirror_named
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.retention_plan import Candidate, plan
 from ckstore.model.times import text_of_time, time_of_text

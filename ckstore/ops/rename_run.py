@@ -30,9 +30,9 @@ from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, check_unprotected, gone, held
-from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 
 

@@ -8,52 +8,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, NoSuchRef, ReadOnlyStore, RemoteUnavailable, UnknownOutcome
 from ckstore.fs import files
-from ckstore.model.checkpoint.elsewhere import Elsewhere
+from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import MANIFEST
+from ckstore.objects.publish import IfThere
 from ckstore.objects.staging import Staging
+from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import MIRROR, setting_or_none
-from ckstore.ops.context import info_of
+from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.after_save import after_save
+from ckstore.ops.free.make_room import after_save
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.notices import warn
-from ckstore.ops.os_errors import why_of
-from ckstore.ops.refs.find import open_directory, text_of
-from ckstore.ops.refs.tags import tag
-from ckstore.ops.save.save import CATALOG_TIMEOUT_S
+from ckstore.ops.refs.find import AnyRef, open_directory, text_of
+from ckstore.ops.refs.labels import tag
+from ckstore.ops.save.save import CATALOG_TIMEOUT_S, Request
 from ckstore.ranks.outcome import with_news
-from ckstore.ranks.work import WorkWatch
+from ckstore.ranks.who import Document
+from ckstore.ranks.whole import Whole
+from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
 from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.find_there import find_there
+from ckstore.remote.objects import Remote
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
 from ckstore.remote.pull import give_blobs, is_here
 from ckstore.remote.push import Manner, end_intents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import reach, source_of
-
-if TYPE_CHECKING:
-    from ckstore.model.checkpoint.elsewhere import Holder
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.objects.publish import IfThere
-    from ckstore.ops.context import Context
-    from ckstore.ops.refs.find import AnyRef
-    from ckstore.ops.save.save import Request
-    from ckstore.ranks.who import Document
-    from ckstore.ranks.whole import Whole
-    from ckstore.ranks.work import RankWork
-    from ckstore.remote.objects import Remote
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,6 @@ class AsRank:
     run: str
     step: object
 
-    @property
-    def timeout_s(self) -> float:
-        """How long this rank waits for the others."""
-        return self.ranks.timeout_s
-
     def who(self) -> Who:
         """Return this process as a rank."""
         ranks: object = self.ranks

@@ -6,12 +6,13 @@ checked as every manifest is; what only the join needs is in its metadata.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import CannotStore
-from ckstore.model.manifest.captured import RangeSource
+from ckstore.model.manifest.captured import ByteSource, RangeSource
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import Description, LeafRecord, StateTexts, StorageRecord, render
@@ -19,20 +20,15 @@ from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, f
 from ckstore.model.names import join_index
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import state_changed
 from ckstore.ops.save.save import draft_of
 from ckstore.ops.save.write import store_sources
+from ckstore.ranks.work import RankWork
 from ckstore.tensors.capture import Captured, capture
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ckstore.model.manifest.captured import ByteSource
-    from ckstore.ops.context import Context
-    from ckstore.ranks.work import RankWork
 
 
 @dataclass(frozen=True, slots=True)

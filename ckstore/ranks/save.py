@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.errors import CkstoreError, RankFailed, RankMismatch
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.checkpoints import look
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.notices import tell_not_durable
-from ckstore.ops.save.commit import capture_files
+from ckstore.ops.save.commit import CommitOptions, capture_files
 from ckstore.ops.save.gather import step_in_name
-from ckstore.ops.save.save import failing_as_save
+from ckstore.ops.save.save import Request, failing_as_save
+from ckstore.ranks.attempt import AsRank
 from ckstore.ranks.by_files import FilesMeeting
 from ckstore.ranks.decide import Deciding
 from ckstore.ranks.outcome import is_of_try
 from ckstore.ranks.part import Content, stage_part
+from ckstore.ranks.who import Who
 from ckstore.ranks.work import RankWork
-from ckstore.tensors.capture import capture
+from ckstore.tensors.capture import Captured, capture
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
-    from ckstore.ops.save.commit import CommitOptions
-    from ckstore.ops.save.save import Request
-    from ckstore.ranks.attempt import AsRank
-    from ckstore.ranks.who import Who
-    from ckstore.tensors.capture import Captured
-
-
-Prepared = tuple["Request", "Captured"]
+Prepared = tuple[Request, Captured]
 
 
 def save_state(context: Context, state: object, request: Callable[[], Request], as_rank: AsRank) -> CheckpointInfo:
     """Save the state of one rank; see `ckstore.Store.save`. `request` returns what the caller wants."""
     who = as_rank.who()
-    return save_as_rank(context, who, lambda: (request(), capture({who.rank: state})), as_rank.timeout_s)
+    return save_as_rank(context, who, lambda: (request(), capture({who.rank: state})), as_rank.ranks.timeout_s)
 
 
 def commit_files(
@@ -55,7 +47,7 @@ def commit_files(
         said.extend(warnings)
         return wanted, captured
 
-    info = save_as_rank(context, as_rank.who(), prepare, as_rank.timeout_s)
+    info = save_as_rank(context, as_rank.who(), prepare, as_rank.ranks.timeout_s)
     return replace(info, warnings=(*said, *info.warnings))
 
 

@@ -7,30 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import files, peek
+from ckstore.fs.inside import Inside
+from ckstore.model.checkpoint.elsewhere import Elsewhere
 from ckstore.model.manifest.captured import Captured
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import DcpValue, Manifest, Node, Ranks, StateTexts
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.elsewhere import elsewhere_bytes
 from ckstore.objects.layout import BLOBS, ELSEWHERE
 from ckstore.objects.staging import Staging
-from ckstore.ops.save.save import Staged, draft_of, save_staged, with_parent
+from ckstore.ops.context import Context
+from ckstore.ops.save.save import Request, Staged, draft_of, save_staged, with_parent
 from ckstore.ops.save.write import Stored
 from ckstore.ranks.join import Join
-from ckstore.ranks.who import named
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.checkpoint.elsewhere import Elsewhere
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
-    from ckstore.ops.save.save import Request
-    from ckstore.ranks.who import Document
-    from ckstore.ranks.work import WorkWatch
+from ckstore.ranks.who import Document, named
+from ckstore.ranks.work import WorkWatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ckstore.errors import CkstoreError, RankFailed, UnknownOutcome
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.progress import Progress
 from ckstore.ops.context import SaveWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.reports.progress import Progress
-    from ckstore.ranks.who import Who
+from ckstore.ranks.who import Who
 
 R = TypeVar("R")
 

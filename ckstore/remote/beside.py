@@ -13,10 +13,10 @@ from ckstore.model.digest import ALGORITHMS
 from ckstore.model.seal import seal
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
+from ckstore.ops.acts import why_of
 from ckstore.ops.mirrored import note_taken
-from ckstore.ops.os_errors import why_of
+from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held
-from ckstore.ops.refs.tags import tag_all
 from ckstore.remote import keys
 from ckstore.remote.asking import look
 from ckstore.remote.small_objects import TAG_MAX_BYTES, change, read_document, read_pin, tag_bytes

@@ -36,15 +36,15 @@ from ckstore.objects.documents.annotations import add_annotations, read_annotati
 from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
 from ckstore.objects.layout import ANNOTATIONS, BLOBS
 from ckstore.objects.staging import Staging
+from ckstore.ops.acts import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free, purge
 from ckstore.ops.index.reconcile import reconcile_one
-from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
-from ckstore.ops.refs.pins import pin_again
+from ckstore.ops.refs.labels import pin_again
 from ckstore.ops.refs.protection import check_unprotected, held
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 from ckstore.remote.beside import merged, take_names

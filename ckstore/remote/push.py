@@ -21,9 +21,9 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
 from ckstore.objects.encoded import decoded
+from ckstore.ops.acts import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
-from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record

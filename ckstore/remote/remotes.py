@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ckstore.errors import BadInput
-from ckstore.model.reports.remote_prune import RemotePruneReport
-from ckstore.model.reports.retention_report import RetentionReport
+from ckstore.model.reports.retention_report import RemotePruneReport, RetentionReport
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
 from ckstore.objects.documents.elsewhere import holders_at

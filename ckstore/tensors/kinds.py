@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeGuard
 
 from ckstore.errors import BadInput, CannotStore, CkstoreError
 from ckstore.model.names import plain
-from ckstore.tensors.named.tensordicts import is_tensor_dict
+from ckstore.tensors.named.safe_classes import is_tensor_dict
 from ckstore.tensors.refusals import type_name
 
 

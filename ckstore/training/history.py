@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.containers.values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
@@ -25,6 +25,7 @@ from ckstore.fs.peek import at
 from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
 from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, expanded
 from ckstore.model.sizes import size_text
 from ckstore.model.times import text_of_time
@@ -32,12 +33,8 @@ from ckstore.model.words import counted, in_lines, new_text, printable
 from ckstore.ops.config_file import rules_of
 from ckstore.ops.notices import warn
 from ckstore.ops.save.gather import check_names, signs_of_incompleteness, step_in_name
-from ckstore.store import context_of
+from ckstore.store import Store, context_of
 from ckstore.tracebacks import short_tracebacks
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.store import Store
 
 _LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
 # A dot in front: trainers and `find_checkpoints` pass over it.

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from ckstore.model.checkpoint.refs import is_latest_valid
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.notices import warn
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.store import RefLike, Store
+from ckstore.store import RefLike, Store
 
 
 def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInfo:

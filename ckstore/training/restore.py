@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput, DamagedBlob, DoesNotFit, NoSuchRef
 from ckstore.model.brief import brief
 from ckstore.model.checkpoint.refs import is_latest_valid
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.words import printable
+from ckstore.store import RefLike, Store
 from ckstore.tensors.kinds import is_stateful
 from ckstore.tensors.refusals import type_name
 from ckstore.tracebacks import short_tracebacks
@@ -19,10 +21,6 @@ from ckstore.training.loader import description, set_place
 from ckstore.training.newest import untried
 from ckstore.training.processes import rank_and_world
 from ckstore.training.rng import random_states, set_random_states
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.store import RefLike, Store
 
 
 @brief()

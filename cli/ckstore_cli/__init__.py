@@ -7,6 +7,7 @@ table of them. Only this package prints, reads the environment or knows about te
     _frame       what every command gets: the options --store and --json, and the store
     _place       where the store is
     _output      what is printed, and how
+    _options     options that several commands have
     _errors      errors and exit statuses
     _format      sizes, ages, tables
     _documents   the JSON forms

@@ -20,7 +20,7 @@ _FORMS = {
     "message metrics metadata tags durable damaged elsewhere compacted",
     "CheckpointUsage": "run step logical_bytes alone_bytes shared_bytes dead_bytes",
     "Compacted": "run=info.run step=info.step before_bytes after_bytes",
-    "CompactionEntry": "run=info.run step=info.step id=info.id base reason gone_bytes",
+    "CompactionEntry": "run=info.run step=info.step id=info.id base reason gone_bytes again",
     "CompactionReport": "dry_run checkpoints=plan.entries compacted skipped encoded_count plain_bytes encoded_bytes",
     "Damage": "run step names files blob what affects",
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",

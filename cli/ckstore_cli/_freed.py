@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ckstore.model.reports.gc_report import lines
-from ckstore.model.reports.held import by_holder, held_size
+from ckstore.model.reports.gc_report import GcReport, lines
+from ckstore.model.reports.held import HeldBlob, by_holder, held_size
 from ckstore.model.words import printable
 from ckstore_cli._documents import to_json
 from ckstore_cli._errors import HELD
 from ckstore_cli._format import columns, cut
+from ckstore_cli._output import Output
 from ckstore_cli._retention import print_outcome, print_plan
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.gc_report import GcReport
-    from ckstore.model.reports.held import HeldBlob
-    from ckstore_cli._output import Output
 
 _UNSEEN = "?"
 

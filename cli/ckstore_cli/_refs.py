@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import CkstoreError, NoSuchRef
+from ckstore.errors import CkstoreError
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import short_id
@@ -27,6 +27,8 @@ from ckstore_cli._frame import Frame
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from ckstore.errors import NoSuchRef
 
 _SOME_DIGITS = "[0-9a-f]{4,}"
 # The id is the first member of a manifest, so that its first bytes are enough.
@@ -45,10 +47,12 @@ def runs(store: Path) -> list[str]:
 
 
 def no_such_run(store: Path, run: str) -> NoSuchRef:
-    """Return the error for a run that the store does not have, with those that it has."""
-    known = runs(store)
-    hint = f"its runs: {', '.join(known)}" if known else "it has no checkpoint yet"
-    return NoSuchRef(f"there is no run {run!r} in {store}", hint=hint)
+    """Return the error for a run that the store does not have; see `ckstore.ops.refs.listing.no_such_run`."""
+    # Here, since completion loads none of it.
+    from ckstore.objects.layout import Layout
+    from ckstore.ops.refs import listing
+
+    return listing.no_such_run(Layout(store), run)
 
 
 def steps(store: Path, run: str) -> list[int]:

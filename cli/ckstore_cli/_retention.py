@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import click
 
+from ckstore.errors import BadInput
+from ckstore.model.best import Best, best_of
+from ckstore.model.reports.retention_report import RetentionReport, outcome
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.retention_plan import PlanEntry
+from ckstore.model.settings.retention_plan import outcome as plan_outcome
 from ckstore.model.words import printable
 from ckstore_cli._format import columns, wrap
+from ckstore_cli._options import adding
 from ckstore_cli._output import Output
-
-if TYPE_CHECKING:
-    from ckstore.model.best import Best
-    from ckstore.model.reports.retention_report import RetentionReport
-    from ckstore.model.settings.retention import RetentionPolicy
-    from ckstore.model.settings.retention_plan import PlanEntry
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _HEAD = ("CHECKPOINT", "PLAN", "")
 _BECAUSE = "BECAUSE"
 _LEAST_COLUMNS = 30
 
 
-def rule_options(function: F) -> F:
-    """Add the options that say a policy, see `policy_of`."""
-    count = click.IntRange(min=1)
-    for option in (
-        click.option("--low-bytes", metavar="SIZE", help="Above --max-bytes, drop until this is left."),
-        click.option("--max-bytes", metavar="SIZE", help="Most that a run may take, such as 500GB; the oldest go."),
-        click.option("--keep-within", metavar="TIME", help="Keep those saved in the last 90m, 36h, 7d …."),
-        click.option("--keep-weekly", metavar="N", type=count, help="Keep the newest of each of the last N weeks."),
-        click.option("--keep-daily", metavar="N", type=count, help="Keep the newest of each of the last N days."),
-        click.option("--keep-hourly", metavar="N", type=count, help="Keep the newest of each of the last N hours."),
-        click.option(
-            "--keep-best",
-            metavar="METRIC[:min|max[:N]]",
-            multiple=True,
-            help="Keep the best, or the N best, by a metric; min by default. Repeatable.",
-        ),
-        click.option("--keep-nearest", metavar="N", type=count, help="Keep the nearest to each multiple of step N."),
-        click.option("--keep-every", metavar="N", type=count, help="Keep those whose step is a multiple of N."),
-        click.option("--keep-last", metavar="N", type=count, help="Keep the N that were saved last."),
-    ):
-        function = option(function)
-    return function
+_COUNT = click.IntRange(min=1)
+
+rule_options = adding(
+    click.option("--keep-last", metavar="N", type=_COUNT, help="Keep the N that were saved last."),
+    click.option("--keep-every", metavar="N", type=_COUNT, help="Keep those whose step is a multiple of N."),
+    click.option("--keep-nearest", metavar="N", type=_COUNT, help="Keep the nearest to each multiple of step N."),
+    click.option(
+        "--keep-best",
+        metavar="METRIC[:min|max[:N]]",
+        multiple=True,
+        help="Keep the best, or the N best, by a metric; min by default. Repeatable.",
+    ),
+    click.option("--keep-hourly", metavar="N", type=_COUNT, help="Keep the newest of each of the last N hours."),
+    click.option("--keep-daily", metavar="N", type=_COUNT, help="Keep the newest of each of the last N days."),
+    click.option("--keep-weekly", metavar="N", type=_COUNT, help="Keep the newest of each of the last N weeks."),
+    click.option("--keep-within", metavar="TIME", help="Keep those saved in the last 90m, 36h, 7d …."),
+    click.option("--max-bytes", metavar="SIZE", help="Most that a run may take, such as 500GB; the oldest go."),
+    click.option("--low-bytes", metavar="SIZE", help="Above --max-bytes, drop until this is left."),
+)
+"""Adds the options that say a policy, see `policy_of`."""
 
 
 def options_of(policy: RetentionPolicy | None) -> str:
@@ -67,8 +64,6 @@ def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
     given = {name: value for name, value in rules.items() if value not in (None, ())}
     if not given:
         return None
-    from ckstore.model.settings.retention import RetentionPolicy
-
     if "keep_best" in given:
         given["keep_best"] = [_best_of(text) for text in given["keep_best"]]
     return RetentionPolicy(**given)
@@ -76,9 +71,6 @@ def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
 
 def _best_of(text: str) -> Best:
     """Return the rule that a ``--keep-best`` says."""
-    from ckstore.errors import BadInput
-    from ckstore.model.best import best_of
-
     try:
         return best_of(text)
     except BadInput as error:
@@ -95,21 +87,14 @@ def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:
     )
     out.line(out.style(f"{head}{_BECAUSE}", "dim"))
     for entry, line in zip(entries, lines, strict=True):
-        words = _because(entry).split(" ")
+        words = printable("; ".join(entry.reasons)).split(" ")
         room = None if out.width is None else max(out.width - len(line), _LEAST_COLUMNS)
         first, *rest = [" ".join(words)] if room is None else wrap(words, room)
         out.lines([line + first, *(" " * len(line) + text for text in rest)])
 
 
-def _because(entry: PlanEntry) -> str:
-    return printable("; ".join(entry.reasons))
-
-
 def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> None:
     """Print how many checkpoints go, and warn of what the user may not expect."""
-    from ckstore.model.reports.retention_report import outcome
-    from ckstore.model.settings import retention_plan
-
-    out.line(f"{retention_plan.outcome(report.plan)}; nothing was changed" if dry_run else outcome(report))
+    out.line(f"{plan_outcome(report.plan)}; nothing was changed" if dry_run else outcome(report))
     for warning in (*report.plan.notes, *report.skipped):
         out.warning(printable(str(warning)))

@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
-
 import click
 
+from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.words import printable
+from ckstore_cli._options import adding
+from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run
 
-if TYPE_CHECKING:
-    from ckstore.model.reports.transfer import TransferPlan, TransferReport
-    from ckstore_cli._output import Output
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def choice_options(function: F) -> F:
-    """Add `ckstore.ChoiceOptions`, the remote, and whether to do it at all."""
-    for option in reversed(
-        (
-            click.option("--all", is_flag=True, help="Every checkpoint."),
-            click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag."),
-            click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run."),
-            click.option(
-                "--remote",
-                metavar="NAME",
-                help="A remote, or the directory of another store. Default: the only remote.",
-            ),
-            click.option("--dry-run", is_flag=True, help="Change nothing; only say what would be done."),
-        )
-    ):
-        function = option(function)
-    return function
-
-
-def transfer_options(function: F) -> F:
-    """Add `ckstore.TransferOptions`, the remote, and whether to do it at all."""
-    limit = click.option("--bwlimit", metavar="SIZE", help="At most this much a second, such as 50MiB.")
-    return choice_options(limit(function))
+choice_options = adding(
+    click.option("--all", is_flag=True, help="Every checkpoint."),
+    click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag."),
+    click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run."),
+    click.option(
+        "--remote", metavar="NAME", help="A remote, or the directory of another store. Default: the only remote."
+    ),
+    click.option("--dry-run", is_flag=True, help="Change nothing; only say what would be done."),
+)
+"""Adds `ckstore.ChoiceOptions`, the remote, and whether to do it at all."""
+transfer_options = adding(
+    choice_options, click.option("--bwlimit", metavar="SIZE", help="At most this much a second, such as 50MiB.")
+)
+"""Adds `ckstore.TransferOptions`, the remote, and whether to do it at all."""
 
 
 def print_plan(out: Output, plan: TransferPlan) -> None:

@@ -230,11 +230,24 @@ def app() -> None:
     """
 
 
+def _open_closed_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr (``>&-``) ones that lead nowhere."""
+    # Else the next file that is opened gets that number, and what is said would be written into it.
+    fd = os.open(os.devnull, os.O_RDWR)
+    while fd <= 2:  # stdin, stdout and stderr
+        os.set_inheritable(fd, True)
+        fd = os.open(os.devnull, os.O_RDWR)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
 def main() -> NoReturn:
     """Run ``ckstore`` with the arguments of the process, and exit."""
     # Looking for cycles, of which there are few here, takes a tenth of the time of `log`: do it
     # seldom, and not once more while the interpreter ends.
     gc.set_threshold(100_000)
+    _open_closed_streams()
     try:
         app.main()
     finally:

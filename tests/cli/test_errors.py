@@ -179,6 +179,21 @@ def test_a_full_disk_under_the_output_is_an_error(saved: Path) -> None:
     assert done.stderr == b"error: No space left on device\n"
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(saved: Path, closed: str) -> None:
+    """As a service may start a program: with Python alone `sys.stdout` is None, and a file of the store gets its fd."""
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m ckstore_cli log --store "$1" {closed}', sys.executable, str(saved)],
+        check=False,
+        capture_output=True,
+        timeout=60,
+        env=environment(),
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert bool(done.stdout) == (closed == "2>&-")
+
+
 def test_text_that_the_terminal_cannot_show_is_escaped(saved: Path) -> None:
     shown = process("show", "nöne", "--store", saved, env={"PYTHONIOENCODING": "ascii"})
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore.tensors.capture import capture
-from ckstore.tensors.device import constants, fingerprint
+from ckstore.tensors.device import MIXES, fingerprint
 from tests.support.requirements import require_cuda
 from tests.support.states import TORCH_DTYPES
 
@@ -19,7 +19,7 @@ def by_hand(data: bytes) -> list[int]:
     """The definition, word for word."""
     padded = data + bytes(-len(data) % 8)
     found = []
-    for seed, step, first, second in constants.MIXES:
+    for seed, step, first, second in MIXES:
         total = 0
         for place in range(len(padded) // 8):
             mixed = int.from_bytes(padded[8 * place : 8 * place + 8], "little")

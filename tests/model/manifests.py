@@ -19,7 +19,7 @@ from ckstore.model.manifest.manifest import (
     Manifest,
     StorageRecord,
 )
-from ckstore.model.order import MAX_SEQUENCE
+from ckstore.model.names import MAX_SEQUENCE
 
 XXH3 = ALGORITHMS["xxh3_128"]
 MIB = 2**20

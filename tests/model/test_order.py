@@ -14,7 +14,7 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest, render
 from ckstore.model.manifest.parse import parse_facts, parse_manifest
-from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
+from ckstore.model.names import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
 from tests.model.manifests import XXH3, manifests
 from tests.support.in_full import in_full
 

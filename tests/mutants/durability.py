@@ -150,7 +150,7 @@ DURABILITY = [
     Mutant(
         "init fails if the store's name cannot be made durable",
         "parent-not-synced-by-init",
-        "create._fill",
+        "opening._fill",
         "    files.sync_name(layout.path)\n",
         "",
         "tests/ops/open/test_create.py::test_a_store_whose_names_are_not_durable_is_not_acknowledged",
@@ -205,7 +205,7 @@ DURABILITY = [
     Mutant(
         "fsync of refs/ after a tag is removed",
         "untag-not-synced",
-        "tags.untag",
+        "labels.untag",
         "    files.sync_directory(context.layout.refs)\n",
         "",
         law("tag"),

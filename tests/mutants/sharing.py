@@ -581,7 +581,7 @@ SHARING = [
     Mutant(
         "store.json never takes the place of another one",
         "settings-replaced",
-        "create._make",
+        "opening._make",
         "links.link(fresh, layout.settings)",
         "links.rename(fresh, layout.settings)",
         "tests/ops/open/test_create.py::test_of_two_who_make_a_store_at_once_one_does_and_both_have_it",
@@ -878,7 +878,7 @@ SHARING = [
     Mutant(
         "on a shared filesystem opening sweeps no staging",
         "opening-sweeps-other-hosts",
-        "recover.recover",
+        "opening.recover",
         "    if not context.shared:  # else",
         "    if context.layout:  # else",
         "tests/ops/test_shared.py::test_opening_leaves_the_saves_of_other_hosts_and_what_they_dropped",

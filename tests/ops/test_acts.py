@@ -428,7 +428,7 @@ thread.join()
     assert store.latest("parent") is not None
 
 
-@pytest.mark.parametrize("room", ["manifest_cache", "counting"])
+@pytest.mark.parametrize("room", ["manifest_cache", "pace"])
 def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_had(warm: Path, tmp_path: Path, room: str) -> None:
     text = f"""
 from ckstore.ops import {room} as room

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
 
-_OPEN = "ops.compact.bases.Bases.open"
+_OPEN = "ops.compact.directory.Bases.open"
 _REST = "ops.compact.compact._Compaction._rest"
 _LET_GO = "fs.locks.DirectoryLock.let_go"
 _STAGE = "ops.compact.encode.stage"

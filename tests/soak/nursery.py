@@ -19,13 +19,13 @@ from pathlib import Path
 
 from ckstore.ops.free import gc_plan, retain
 from ckstore.ops.read import load
-from ckstore.ops.refs import latest_valid, tags
+from ckstore.ops.refs import labels, latest_valid
 from ckstore.ops.save import commit, save
 from ckstore.ops.verify import verify
 from tests.soak.doomed import ROLES, collector, live
 from tests.soak.ledger import Ledger
 
-_IMPORTED = (commit, gc_plan, latest_valid, load, retain, save, tags, verify)
+_IMPORTED = (commit, gc_plan, latest_valid, load, retain, save, labels, verify)
 _ACTS_MOST = 24
 _WAIT_MOST_S = 10.0
 _AIM_MOST_S = 0.05

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckstore.fs import files, holders, reflink
 from ckstore.fs.inside import Where
-from ckstore.model.doctor.space import DirtyFacts
+from ckstore.model.doctor.abilities import DirtyFacts
 
 _VM = Path("/proc/sys/vm")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, InUse, NoSuchRef, RankFailed
@@ -15,20 +19,11 @@ from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.acts import act
 from ckstore.ops.read.load_into import LoadReport
 from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
-from ckstore.store import Store, context_of
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable
-
-    import torch.distributed as dist
-    from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.store import RefLike
+from ckstore.store import RefLike, Store, context_of
 
 
 def save(

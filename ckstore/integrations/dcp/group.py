@@ -15,9 +15,11 @@ import pickle  # to find out whether an error can go to the other ranks; none is
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from datetime import timedelta
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,13 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ckstore.errors import CkstoreError, RankFailed
 from ckstore.ranks.meeting import Meeting, failed_on_all, reason_of
-from ckstore.ranks.who import Who, named
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from datetime import timedelta
-
-    from ckstore.ranks.who import Document
+from ckstore.ranks.who import Document, Who, named
 
 R = TypeVar("R")
 

@@ -5,23 +5,18 @@ The planner of `load` compares names, shapes and kinds before anything is read, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from ckstore.errors import BadInput, DoesNotFit
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.read.load_into import LoadReport, listed, pairs
-from ckstore.ranks.part import Shard, content_of
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ranks.part import Content
+from ckstore.ranks.part import Content, Shard, content_of
 
 
 class ComparingPlanner(DefaultLoadPlanner):

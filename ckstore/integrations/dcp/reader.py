@@ -10,9 +10,10 @@ from __future__ import annotations
 import io
 import os
 import uuid
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -29,26 +30,21 @@ from torch.futures import Future
 
 from ckstore.errors import BadInput, NoSuchRef, RankMismatch
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.manifest.tiles import block_of, in_bytes
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.acts import act
 from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.load import continue_from, lose_parents
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import open_directory
-from ckstore.store import Store, context_of
+from ckstore.store import RefLike, Store, context_of
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import build_with, make_leaf
 from ckstore.tensors.torch_leaves import DTYPES
 from ckstore.training.newest import untried
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.store import RefLike
 
 
 class CkstoreReader(StorageReader):

@@ -12,11 +12,11 @@ import math
 import os
 import uuid
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -26,9 +26,11 @@ from torch.futures import Future
 from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
 from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.interpreter import log_notes
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import DcpValue
 from ckstore.model.names import check_run, check_step
 from ckstore.objects.checkpoints import look
+from ckstore.objects.staging import Staging
 from ckstore.ops.acts import act, check_options
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.options import SaveOptions, request_of
@@ -38,18 +40,11 @@ from ckstore.ranks.join import shards_of
 from ckstore.ranks.meeting import check_agreement, reason_of
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.part import stage_part
-from ckstore.ranks.who import Who
+from ckstore.ranks.who import Document, Who
 from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import RankWork, WorkWatch
+from ckstore.remote.parts import PushedPart
 from ckstore.store import Store, context_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.staging import Staging
-    from ckstore.ranks.who import Document
-    from ckstore.remote.parts import PushedPart
 
 _PART = "ckstore part"
 

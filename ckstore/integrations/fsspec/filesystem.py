@@ -10,7 +10,7 @@ import os
 import shutil
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import tokenize
@@ -19,13 +19,11 @@ from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef, StoreN
 from ckstore.integrations.fsspec.opened import opened
 from ckstore.integrations.fsspec.places import PREFIX, Place, entries, entry, place_of, stripped
 from ckstore.integrations.fsspec.transaction import CheckpointTransaction, Staging
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded, is_run
+from ckstore.objects.publish import IfExists
 from ckstore.ops.read.committed_file import BUFFER_BYTES
 from ckstore.store import Store
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.publish import IfExists
 
 _TRANSACTION = "with fs.transaction: its files become visible together when it ends"
 _TWO_LINES = """fs, path = fsspec.url_to_fs({url!r})

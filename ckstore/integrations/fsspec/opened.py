@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from ckstore.integrations.fsspec.places import Place
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile
-
-if TYPE_CHECKING:
-    from ckstore.integrations.fsspec.places import Place
-    from ckstore.ops.read.open_checkpoint import OpenCheckpoint
+from ckstore.ops.read.open_checkpoint import OpenCheckpoint
 
 
 class OpenedFile(io.BufferedReader):

@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 from fsspec.transaction import Transaction
 
@@ -15,9 +16,6 @@ from ckstore.errors import BadInput, SaveFailed
 from ckstore.fs.new_tree import NewTree
 from ckstore.integrations.fsspec.places import Place, entry
 from ckstore.training.processes import rank_and_world
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _NEVER_BUILT = "fsspec"
 """How the name ends beside which files wait; nothing ever gets it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.reports.gc_report import Waiting, amount_of
 from ckstore.model.reports.held import DeletedFile
-from ckstore.model.reports.mirror import MirrorStatus
+from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, some_of
 

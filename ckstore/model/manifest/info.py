@@ -13,6 +13,7 @@ from ckstore.model.words import counted, metrics_text, new_text, printable, time
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from ckstore.model.manifest.manifest import Manifest
 
@@ -214,3 +215,34 @@ class Published:
     manifest_id: str  # digest of the manifest, the id of the checkpoint
     stamp: Stamp  # tells that the rows of the catalog are about this directory, without reading the manifest again
     elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are not in it, but at a remote
+
+
+@brief()
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run of a store.
+
+    Attributes:
+        name: Its name.
+        checkpoint_count: How many complete checkpoints it has.
+        newest: The one that was committed last.
+        highest_step: The highest step of them; that of `newest` is lower after a run went back.
+    """
+
+    name: str
+    checkpoint_count: int
+    newest: CheckpointInfo
+    highest_step: int
+
+    def __str__(self) -> str:
+        """``gpt: 12 checkpoints, the newest gpt@1200``."""
+        return printable(f"{self.name}: {counted(self.checkpoint_count, 'checkpoint')}, the newest {self.newest.name}")
+
+
+def summaries(infos: Iterable[CheckpointInfo]) -> list[RunSummary]:
+    """Return the runs of checkpoints, which are given in the order of their commits, in the order of the newest."""
+    by_run: dict[str, list[CheckpointInfo]] = {}
+    for info in infos:
+        by_run.setdefault(info.run, []).append(info)
+    found = [RunSummary(run, len(own), own[-1], max(info.step for info in own)) for run, own in by_run.items()]
+    return sorted(found, key=lambda summary: summary.newest.order)

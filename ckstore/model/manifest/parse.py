@@ -36,8 +36,7 @@ from ckstore.model.manifest.manifest import (
 )
 from ckstore.model.manifest.sections import check_state, read_files
 from ckstore.model.manifest.shards import read_ranks, read_tiling
-from ckstore.model.names import check_run
-from ckstore.model.order import MAX_SEQUENCE
+from ckstore.model.names import MAX_SEQUENCE, check_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,6 +27,7 @@ class CompactionEntry:
         reason: Why it stays as it is; empty if it is compacted.
         shares: Whether old packs of which it needs little are encoded in its directory, too, although it stays plain.
         gone_bytes: The bytes of checkpoints that are gone that this one is decoded with.
+        again: Whether it is compacted already, and only looked at again.
     """
 
     info: CheckpointInfo
@@ -35,9 +36,11 @@ class CompactionEntry:
     reason: str = ""
     shares: bool = False
     gone_bytes: int = 0
+    again: bool = False
 
     def __str__(self) -> str:
-        what = f"stays as it is: {self.reason}" if self.reason else f"encode against {self.base}"
+        act = "is compacted; looked at again" if self.again else "encode"
+        what = f"stays as it is: {self.reason}" if self.reason else f"{act} against {self.base}"
         if self.gone_bytes:
             what += f"; decoded with {size_text(self.gone_bytes)} of checkpoints that are gone"
         return printable(f"{self.info.name}: {what}")
@@ -60,8 +63,9 @@ class CompactionPlan:
         return tuple(entry for entry in self.entries if not entry.reason)
 
     def __str__(self) -> str:
-        count = counted(len(self.entries), "checkpoint")
-        return in_lines(self.entries, [f"would compact {len(self.compacted)} of {count}"])
+        again = sum(entry.again for entry in self.compacted)
+        said = f"would compact {len(self.compacted) - again} of {counted(len(self.entries), 'checkpoint')}"
+        return in_lines(self.entries, [said + (f", and look again at {again} that are compacted" if again else "")])
 
 
 @brief()

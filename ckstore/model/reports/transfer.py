@@ -1,16 +1,19 @@
-"""What a push or a pull is going to move, and what it moved."""
+"""What a push or a pull is going to move, what it moved, how far a mirror is, and what an eviction let go."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ckstore.model.brief import brief
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
-from ckstore.model.words import counted, printable
+from ckstore.model.words import counted, in_lines, printable
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.reports.retention_report import Skipped
+    from ckstore.model.settings.retention_plan import RetentionPlan
 
 
 @brief("direction", "remote", "checkpoints", "new", "all_bytes")
@@ -79,3 +82,100 @@ class TransferReport:
         rate = f", {size_text(self.moved_bytes / self.duration_s)}/s" if self.moved_bytes and self.duration_s else ""
         moved = f"{size_text(self.moved_bytes)} in {counted(self.moved_count, 'blob')}"
         return printable(f"{verb} {what} {way} {self.remote}: {new}, {moved}{rate}")
+
+
+@brief()
+@dataclass(frozen=True, slots=True)
+class MirrorStatus:
+    """How far a mirror is behind its store.
+
+    Attributes:
+        remote: Name of the remote.
+        behind: The checkpoints that are only here, the newest first.
+        oldest_s: For how many seconds the oldest of them has been there; 0 if there is none.
+        age_s: For how many seconds one may be, as the setting `mirror_age_s` says.
+        problem: Why the last try to push failed; empty if it did not.
+        failing_since: When the first try failed since one worked, as `CheckpointInfo.created`; empty if `problem` is.
+    """
+
+    remote: str
+    behind: tuple[CheckpointInfo, ...]
+    oldest_s: float
+    age_s: float
+    problem: str
+    failing_since: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the last push did not fail, and nothing has been only here for longer than the setting allows."""
+        return not self.problem and not self.missed
+
+    @property
+    def missed(self) -> bool:
+        """Whether something has been only here for longer than the setting allows."""
+        return self.oldest_s > self.age_s
+
+    def __str__(self) -> str:
+        why = f"; the last push failed: {self.problem}" if self.problem else ""
+        if self.failing_since:
+            why += f"; none has worked since {self.failing_since[:19].replace('T', ' ')} UTC"
+        if not self.behind:
+            return printable(f"{mirror_named(self.remote)} has every checkpoint{why}")
+        verb = "is" if len(self.behind) == 1 else "are"
+        oldest = f"the oldest for {self.oldest_s:.0f} s of {self.age_s:.0f} s allowed"
+        count = counted(len(self.behind), "checkpoint")
+        return printable(f"{count} {verb} not at {mirror_named(self.remote)} yet, {oldest}{why}")
+
+
+def mirror_named(remote: str) -> str:
+    """Return what a message calls a mirror: it has a name of its own only if the user gave it one."""
+    return "the mirror" if remote == "mirror" else f"the mirror {remote}"
+
+
+@brief("remote", "dry_run", "evicted", "skipped", "freed_bytes")
+@dataclass(frozen=True, slots=True)
+class EvictReport:
+    """What `ckstore.Store.evict` let go.
+
+    Attributes:
+        remote: Which remote has it.
+        dry_run: Whether nothing was changed: `evicted` would have been.
+        evicted: The checkpoints whose blobs were let go here.
+        skipped: Those that keep theirs, and why.
+        freed_bytes: Size of the blobs that are not here any more; others are open, or used by checkpoints that stay.
+        read_back_bytes: Bytes that were read from the remote to compare them.
+        plan: What `StoreConfig.keep_local` says, where it chose them.
+    """
+
+    remote: str
+    dry_run: bool
+    evicted: tuple[CheckpointInfo, ...]
+    skipped: tuple[Skipped, ...]
+    freed_bytes: int
+    read_back_bytes: int
+    plan: RetentionPlan | None = None
+
+    def __str__(self) -> str:
+        return in_lines(details(self), [summary(self)])
+
+
+def details(report: EvictReport) -> Iterator[str]:
+    """Say of each checkpoint why it goes or keeps its bytes."""
+    gone = {info.key for info in report.evicted}
+    for entry in () if report.plan is None else report.plan.entries:
+        if entry.keep and report.dry_run:
+            yield printable(f"keeps {entry.info.name} because {'; '.join(entry.reasons)}")
+        elif entry.info.key in gone:
+            yield printable(f"{_verb(report)} {entry.info.name} because {'; '.join(entry.reasons)}")
+    yield from (printable(f"keeps {one.info.name}: {one.reason}") for one in report.skipped)
+
+
+def summary(report: EvictReport) -> str:
+    """Say how much was let go."""
+    freed = "" if report.dry_run else f"; freed {size_text(report.freed_bytes)}"
+    checkpoints = counted(len(report.evicted), "checkpoint")
+    return printable(f"{_verb(report)} the bytes of {checkpoints}, which {report.remote} has{freed}")
+
+
+def _verb(report: EvictReport) -> str:
+    return "would let go of" if report.dry_run else "let go of"

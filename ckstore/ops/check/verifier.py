@@ -28,7 +28,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents import marks
 from ckstore.objects.pieces import extents_of, why_not_right
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.check.marking import remember_damage
+from ckstore.ops.check.validity import remember_damage
 from ckstore.ops.context import Context
 from ckstore.ops.pace import Budget
 

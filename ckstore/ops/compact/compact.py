@@ -23,20 +23,17 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import is_encoded
 from ckstore.objects.staging import Staging
 from ckstore.objects.swap import swap
-from ckstore.ops.compact.bases import Bases
-from ckstore.ops.compact.directory import gather, same, seal
+from ckstore.ops.acts import why_of
+from ckstore.ops.compact.directory import Bases, gather, same, seal
 from ckstore.ops.compact.encode import BlobSource
-from ckstore.ops.compact.forms import Forms
-from ckstore.ops.compact.orphans import Orphans
+from ckstore.ops.compact.forms import Encoded, Forms, Settler
 from ckstore.ops.compact.plan import opened
-from ckstore.ops.compact.settle import Encoded, Settler
-from ckstore.ops.compact.shares import Owners, own_blobs
+from ckstore.ops.compact.shares import Orphans, Owners, own_blobs
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
-from ckstore.ops.os_errors import why_of
 from ckstore.ops.pace import Share
 
 _CATALOG_TIMEOUT_S = 5.0

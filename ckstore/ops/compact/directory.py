@@ -1,21 +1,32 @@
-"""The new directory of a compacted checkpoint: links to what it keeps, its encoded files, two documents."""
+"""What a compaction opens and makes of a checkpoint: its new directory, and the bases that others are encoded against.
+
+The new directory has links to what the checkpoint keeps, its encoded files, and two documents. A base is open as long
+as it is needed; one that is compacted itself is kept as it was: older ones are encoded against its plain bytes, which
+nothing else may have any more.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files, links
+from ckstore.fs.inside import Inside
 from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.reports.compaction import CompactionPlan
+from ckstore.objects import trash
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import MANIFEST, PLAIN
+from ckstore.ops.compact.plan import opened
+from ckstore.ops.context import Context
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ckstore.model.digest import Algorithm
     from ckstore.model.manifest.stored import Encoding
-    from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.staging import Staging
 
 
@@ -61,3 +72,69 @@ def same(wanted: Encoding, present: Encoding | None) -> bool:
         wanted.file_of(digest) == present.file_of(digest) and form.bases == present.encoded[digest].bases
         for digest, form in wanted.encoded.items()
     )
+
+
+class _Base(NamedTuple):
+    """An open checkpoint; with a path it was exchanged, and lies in ``staging/``."""
+
+    directory: CheckpointDirectory
+    path: Inside | None
+
+
+class Bases:
+    """The bases of a plan; each is closed, and goes to trash if it was exchanged, after its last use."""
+
+    def __init__(self, context: Context, plan: CompactionPlan) -> None:
+        self._context = context
+        self._infos = {entry.info.name: entry.info for entry in plan.entries}
+        self._uses_left = dict.fromkeys(self._infos, 0)
+        for entry in plan.compacted:
+            self._uses_left[entry.base] += 1
+        self._open: dict[str, _Base] = {}
+
+    def open(self, name: str) -> CheckpointDirectory:
+        """Return a base, opened once: as it was before it was compacted itself, if that was here."""
+        if name not in self._open:
+            self._open[name] = _Base(opened(self._context, self._infos[name]), None)
+        return self._open[name].directory
+
+    def published(self) -> list[CheckpointDirectory]:
+        """Return the open ones that were not exchanged."""
+        return [base.directory for base in self._open.values() if base.path is None]
+
+    def close_published(self) -> None:
+        """Close them; `open` looks at each again."""
+        for name in [name for name, base in self._open.items() if base.path is None]:
+            self._drop(name)
+
+    def put_old(self, name: str, directory: CheckpointDirectory, path: Inside) -> None:
+        """Keep the directory of a checkpoint that was exchanged, with its lock."""
+        self._open[name] = _Base(directory, path)
+
+    def used(self, name: str) -> None:
+        """Take note that one checkpoint was encoded against it, or will not be."""
+        self._uses_left[name] -= 1
+        self.drop_unused(name)
+
+    def drop_unused(self, name: str) -> None:
+        """Let go of it, if no other is encoded against it."""
+        if not self._uses_left[name]:
+            self._drop(name)
+
+    def close(self) -> None:
+        """Let go of all; one that cannot be put away keeps no other open."""
+        with ExitStack() as left:
+            for name in self._open:
+                left.callback(self._drop, name)
+
+    def _drop(self, name: str) -> None:
+        base = self._open.pop(name, None)
+        if base is None:
+            return
+        try:
+            if base.path is not None:
+                trash.move_to_trash(self._context.layout, base.path, base.directory.lock)
+        except FileNotFoundError:  # swept by another process
+            pass
+        finally:
+            base.directory.close()

@@ -15,8 +15,7 @@ from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
-from ckstore.ops.compact.orphans import Orphans
-from ckstore.ops.compact.shares import own_blobs
+from ckstore.ops.compact.shares import Orphans, own_blobs
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import infos, no_such_run
@@ -106,7 +105,7 @@ def _plan_run(
         shares = not problems[i] and len(newer) < rest.keep_newest and not _why_plain(info, pinned)
         manifest = manifests[i]
         gone_bytes = 0 if manifest is None else orphans.gone_bytes(manifest)
-        entries.append(CompactionEntry(info, places[i], name, reason, shares, gone_bytes))
+        entries.append(CompactionEntry(info, places[i], name, reason, shares, gone_bytes, compacted[i]))
     return entries[::-1]
 
 

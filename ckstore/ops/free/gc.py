@@ -35,6 +35,7 @@ from ckstore.objects.collector import Collector
 from ckstore.objects.shared import grace as graces
 from ckstore.objects.shared.grace import Grace
 from ckstore.ops import events, fetched
+from ckstore.ops.acts import describe_os_error, of_the_system, unsafe
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
@@ -44,7 +45,6 @@ from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.notices import warn
-from ckstore.ops.os_errors import describe_os_error, of_the_system, unsafe
 from ckstore.ops.refs.listing import fill_dead
 
 _CATALOG_TIMEOUT_S = 30.0

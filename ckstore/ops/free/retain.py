@@ -20,6 +20,7 @@ from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
+from ckstore.ops.acts import describe_os_error
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import rules_of
 from ckstore.ops.context import Context, annotation_problem
@@ -28,7 +29,6 @@ from ckstore.ops.free.still_needed import with_needed_bytes
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.mirrored import behind, not_yet, spared
-from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
 

@@ -17,8 +17,8 @@ from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, UnsafePla
 from ckstore.fs.host.mounts import examine
 from ckstore.model.doctor.place import PlaceFacts, why_of_several_hosts
 from ckstore.objects.layout import Layout
+from ckstore.ops.acts import describe_os_error
 from ckstore.ops.config_file import SHARED, setting_of
-from ckstore.ops.os_errors import describe_os_error
 
 _NAME = "catalog.db"
 _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves the default"

@@ -12,7 +12,7 @@ from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.context import Context
-from ckstore.ops.index import proposal, reconcile
+from ckstore.ops.index import facts, reconcile
 from ckstore.ops.index.catalog_place import refuse_foreign
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all, runs_in_doubt
 from ckstore.ops.index.scan_blobs import list_blobs, note_listed
@@ -95,7 +95,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():
         return None
     runs = context.known.directories.look(context.layout)
-    if sum(len(one.published) for one in runs.values()) <= proposal.FEW:
+    if sum(len(one.published) for one in runs.values()) <= facts.FEW:
         return None
     found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)
     newest = found.newest

@@ -8,11 +8,9 @@ from collections.abc import Iterable
 from ckstore.catalog.values import Counted, Listing
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.model.manifest.info import Stamp
-from ckstore.model.names import CheckpointKey
-from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP, greatest_in_order
+from ckstore.model.names import MAX_SEQUENCE, WIDEST_GAP, CheckpointKey, greatest_in_order
 from ckstore.ops.context import Context
-from ckstore.ops.index.facts import facts_at
-from ckstore.ops.index.proposal import propose
+from ckstore.ops.index.facts import facts_at, propose
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import RunSeen
 

@@ -1,21 +1,233 @@
-"""Open a store: look at its place, find its catalog, and set right what opening sets right."""
+"""Make a store, open one, and set right what opening sets right.
+
+A store exists as soon as ``store.json`` has its name; a half-made one is finished by the next `create`. Several
+processes may make one at once: none removes another's name, and ``store.json`` never takes the place of another.
+Opening looks at the place of a store and finds its catalog. For writing, dead saves go to trash, and the catalog
+catches up with the directories.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
-from ckstore.errors import BadInput
-from ckstore.fs import peek
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse, NewerFormat, StoreNotFound
+from ckstore.fs import files, links, locks, peek
+from ckstore.fs.host import probe
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.owner import may_give
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
 from ckstore.model.doctor.place import PlaceFacts, check_place, durability
+from ckstore.model.seal import read, to_write
+from ckstore.model.settings.settings import StoreSettings, parse_settings
+from ckstore.model.times import text_of_time
+from ckstore.objects import reserve, trash
 from ckstore.objects.layout import Layout
+from ckstore.ops.acts import describe_os_error
 from ckstore.ops.context import Context
 from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, place_of, refuse_foreign, why_shared
-from ckstore.ops.open.create import read_settings
+from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.notices import warn
+from ckstore.ops.refs.listing import fill_dead
+
+# Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
+_LOCK_TIMEOUT_S = 30.0
+NO_DIRECTORY_HINT = "a store is a directory, and this is none"
+_SETTINGS_MOST_BYTES = 2**20
+# Closed to others: a user who wants a shared store opens it knowingly.
+_DIRECTORY_MODE = 0o700
+_FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
+
+
+def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
+    """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already."""
+    now = text_of_time(datetime.now(UTC))
+    settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
+    settings.algorithm.start()  # raises here if the package for it is missing
+    layout = Layout(root)
+    if not peek.exists(layout.settings):
+        _refuse_inside(root)
+    links.make_directory(layout.root, mode=_DIRECTORY_MODE)
+    with locks.lock_exclusive(layout.root, timeout_s=_LOCK_TIMEOUT_S):
+        return _fill(layout, settings)
+
+
+def _fill(layout: Layout, settings: StoreSettings) -> bool:
+    """Make what is missing, ``store.json`` last; False if another process was faster."""
+    # The root is locked, but on a shared filesystem not against other hosts.
+    if peek.exists(layout.settings):
+        return False
+    try:
+        _make(layout, settings)
+    except OSError:  # another host made it meanwhile, and may have filled the disk
+        if peek.exists(layout.settings):
+            return False  # opening it makes its names durable, as its maker may have died
+        raise
+    files.sync_directory(layout.root)  # opening does so, too, but reports a failure by a note; here it is an error
+    files.sync_name(layout.path)
+    return True
+
+
+def _make(layout: Layout, settings: StoreSettings) -> None:
+    _refuse_foreign(layout)
+    links.make_missing(layout.directories)
+    # Before store.json: a place that cannot hold a store must not be left with one.
+    probe.try_links(layout.staging, layout.linked)
+    fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
+    try:
+        where = str(layout.settings)
+        data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
+        # Whole and durable before it has its name (law D1): with store.json the store exists.
+        files.create_file(fresh, data, mode=0o444)
+        links.link(fresh, layout.settings)  # never over another
+    finally:
+        with suppress(OSError):  # a name that stays is removed at opening
+            links.unlink(fresh)
+
+
+def may_make(root: Path) -> bool:
+    """Whether a store can be made at `root`, as far as can be seen without making anything.
+
+    Raises:
+        BadInput: Something else is there.
+    """
+    layout = Layout(root)
+    _refuse_inside(root)
+    try:
+        if not peek.exists(layout.root):
+            return peek.may_write(root.parent)
+        _refuse_foreign(layout)
+        return peek.may_write(root)
+    except OSError:  # a file is in the way
+        return False
+
+
+def _refuse_inside(root: Path) -> None:
+    """Refuse a place in another store: what lies in its ``staging/`` or ``trash/`` is swept away."""
+    for parent in Path(os.path.realpath(root)).parents:
+        around = Layout(parent)
+        if peek.find(parent / around.settings.name) and peek.is_directory(parent / around.checkpoints.name):
+            raise BadInput(f"{root} is in the store {parent}", hint="choose a directory outside it")
+
+
+def _refuse_foreign(layout: Layout) -> None:
+    ours = {path.name for path in layout.directories}
+    present = peek.names(layout.root)
+    foreign = sorted(name for name in present if name not in ours and not _FRESH.fullmatch(name))
+    # Files beside a store.json are of a store that another host made since we looked, and has opened.
+    if foreign and layout.settings.name not in present and not peek.exists(layout.settings):
+        msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
+        raise BadInput(msg, hint="choose a new or empty directory")
+
+
+def remove_leftovers(layout: Layout) -> None:
+    """Remove the temporary ``store.json.*`` of processes that died while they made this store, or came late."""
+    for name in peek.names(layout.root):
+        if _FRESH.fullmatch(name):
+            with suppress(FileNotFoundError):
+                links.unlink(layout.root / name)
+
+
+def read_settings(root: Path) -> StoreSettings:
+    """Return what ``store.json`` says."""
+    path = Layout(root).settings
+    try:
+        data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreNotFound(f"there is no store at {root}", hint=_hint(root)) from error
+    return read(data, parse_settings, str(path))
+
+
+def _hint(root: Path) -> str:
+    """Say what to do where no store is."""
+    if (found := peek.find(root)) is not None and not stat.S_ISDIR(found.st_mode):
+        return NO_DIRECTORY_HINT
+    inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
+    return f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"
+
+
+def recover(context: Context) -> list[str]:
+    """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know."""
+    # Called twice, or by several processes at once, it does no harm. Raises OSError: the system refused; the store is
+    # as it was or further on the way.
+    notes: list[str] = []
+    layout = context.layout
+    try:
+        links.make_missing(layout.directories)  # a copy may have left out empty ones
+        with _unless_full():
+            probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
+    finally:
+        # Even if the trial failed: other processes may have made the directories and died (rule F).
+        _make_store_durable(context)
+    if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
+        # Before the sweep: a half-done replacement needs both of its stagings.
+        fill_dead(context)
+        trash.sweep_staging(layout)  # gc makes the move durable before it takes them apart (rule F)
+    probe.remove_leftovers(layout.staging, layout.linked)
+    said: list[str] = []
+    try:
+        # After the gaps are filled, so that the catalog hears of what came back.
+        said = catch_up(context, "names")
+    except NewerFormat:
+        raise
+    except (CatalogUnavailable, InUse) as error:
+        notes.append(_left_aside(context, error))
+    # After the catalog: emptying trash writes there which blobs lost their last use.
+    if trash.names_in(layout.trash):
+        from ckstore.ops.free.reclaim import give_back  # a tenth of the time of opening in a new process
+
+        give_back(context)
+    # Last: the space that the sweep has freed counts as room.
+    reserve.fill(layout)
+    remove_leftovers(layout)
+    for note in said:
+        warn(note)
+    context.tell_passed_over()
+    return said + notes
+
+
+def _make_store_durable(context: Context) -> None:
+    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F)."""
+    # Raises OSError: that did not work; this process must not write to the store.
+    try:
+        files.sync_directory(context.layout.root)
+        files.sync_name(context.layout.path)
+    except OSError as error:
+        context.writes_disabled_because = f"{context.layout.root} could not be made durable: {error.strerror}"
+        raise
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """Go on when there is no room to try anything: gc must work on a full disk, and tries the same sooner or later."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in files.NO_SPACE:
+            raise
+
+
+def _left_aside(context: Context, error: CkstoreError) -> str:
+    if reserve.is_full(context.layout):
+        return f"the filesystem of {context.layout.root} is full, so the catalog is not used; ckstore gc frees space"
+    return f"the catalog is not used for now: {error.message}"
+
+
+def try_recover(context: Context) -> list[str]:
+    """As `recover`; on a place where this process cannot write, say so instead."""
+    try:
+        return recover(context)
+    except CkstoreError:
+        raise
+    except OSError as error:
+        return [f"recovery while opening the store failed: {describe_os_error(error)}"]
+
 
 _NEW = "not made yet"
 
@@ -65,8 +277,6 @@ def open_context(
         run=run,
     )
     if recover and not readonly:
-        from ckstore.ops.open.recover import try_recover
-
         notes += tuple(try_recover(context))
     return context, notes
 

@@ -21,10 +21,9 @@ from ckstore.objects.layout import MANIFEST
 from ckstore.objects.relink import Relinker
 from ckstore.objects.staging import Staging
 from ckstore.ops.free import reclaim
-from ckstore.ops.index.inventory import StoreInventory
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
-from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, canonical_blobs, note_listed
-from ckstore.ops.open.recover import recover
+from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, StoreInventory, canonical_blobs, note_listed
+from ckstore.ops.open.opening import recover
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 if TYPE_CHECKING:

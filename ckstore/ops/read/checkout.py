@@ -18,11 +18,10 @@ from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.names import check_path, differing_in_case, parent_of
-from ckstore.model.reports.checkout_report import CheckoutReport
+from ckstore.model.reports.export_report import CheckoutReport
 from ckstore.objects.pieces import PieceReader, blob_of
 from ckstore.objects.remote_pieces import Part
 from ckstore.ops.call_threads import for_each
-from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def checkout(
     if link not in ("auto", "reflink", "hardlink", "copy"):
         raise BadInput(f"link must be 'auto', 'reflink', 'hardlink' or 'copy', got {link!r}")
     # Before the checkpoint is opened: a checkout into the store could overwrite what it reads.
-    path = outside_store(context.layout, destination)
+    path = context.layout.outside(destination)
     write = partial(_checkout_open, destination=path, link=link, only=only, progress=progress)
     return read_checkpoint(context, ref, write)
 

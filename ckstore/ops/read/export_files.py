@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, CkstoreError, InsufficientSpace
+from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import direct, files, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.reports.export_report import ExportedFile
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.acts import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import LeafRecord
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.objects.layout import Layout
 
 MARGIN_BYTES = 2**20
 _DIGEST = ALGORITHMS["xxh3_128"].digest
@@ -43,14 +42,6 @@ class WrittenPart:
     runs: Runs
     nbytes: int
     digest: str
-
-
-def outside_store(layout: Layout, destination: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a destination."""
-    path = Path(os.path.abspath(destination))
-    if path.parent.resolve().joinpath(path.name).is_relative_to(layout.path):
-        raise BadInput(f"{path} is in the store {layout.root}", hint="choose a destination outside it")
-    return path
 
 
 class Meter:

@@ -11,7 +11,6 @@ from ckstore.errors import BadInput
 from ckstore.model.reports.export_report import ExportReport
 from ckstore.ops.context import Context
 from ckstore.ops.read.export import MAX_SHARD_BYTES, export_open
-from ckstore.ops.read.export_files import outside_store
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 ExportFormat = Literal["safetensors", "torch", "dcp", "pretrained", "peft"]
@@ -32,7 +31,7 @@ def export(
     **options: Any,
 ) -> ExportReport:
     """Export the checkpoint that `ref` names; see `ckstore.Store.export`."""
-    path = outside_store(context.layout, destination)
+    path = context.layout.outside(destination)
     if add and format not in _WITH_FILES:
         raise BadInput(f"add puts files beside a model, and is for {' and '.join(_WITH_FILES)}", hint="leave add= out")
     if format == "safetensors":

@@ -20,8 +20,8 @@ from ckstore.model.digest import Algorithm, algorithm_of
 from ckstore.model.manifest.captured import ByteSource, Captured
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StateTexts, StorageRecord, content_digest
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.ops.read.committed_file import StoredFile, find_file
 from ckstore.ops.read.described import StoredSource, places_of
-from ckstore.ops.read.stored_file import StoredFile, find_file
 from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
 
 # A pickle of a few kilobytes can describe billions of values: bounds by its size keep a hostile file from the memory.

@@ -13,6 +13,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import counted
 from ckstore.objects.pieces import PieceMaps, encoded
 from ckstore.ops.notices import warn
+from ckstore.ops.read.committed_file import loadable
 from ckstore.ops.read.storage_read import (
     Tally,
     check_bound,
@@ -21,7 +22,6 @@ from ckstore.ops.read.storage_read import (
     read_device_memories,
     read_memories,
 )
-from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.allocation import wrap
 from ckstore.tensors.restore import build, check_device, needed_storages

@@ -12,10 +12,10 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import spellings
 from ckstore.model.words import printable
 from ckstore.ops.context import Context, info_of
+from ckstore.ops.read.committed_file import loadable
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
-from ckstore.ops.read.stored_file import loadable
 from ckstore.ops.read.unchanged import HeldExtents, old_pieces, unchanged
 from ckstore.ops.refs.find import AnyRef, open_directory, read_checkpoint_into
 from ckstore.tensors.restore import make_leaf

@@ -14,6 +14,7 @@ from ckstore.model.checkpoint.refs import BEST, Ref, has_id, is_latest_valid, pa
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
+from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.shared.two_renames import Gap
 from ckstore.ops.context import Context, tags_by_checkpoint
@@ -58,9 +59,22 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         refuse_unfinished(context, key[0], lambda gap: gap.key == key)
     try:
         return resolve(parsed, listed, tags)
-    except NoSuchRef:
+    except NoSuchRef as error:
         refuse_unfinished(context, parsed.run, partial(_has_id, parsed))
-        raise
+        raise (error if key is None else _missed(context, key, error)) from None
+
+
+def _missed(context: Context, key: CheckpointKey, error: NoSuchRef) -> NoSuchRef:
+    """Return the error for a step that is not there, with what is left of it."""
+    name = f"{key[0]}@{key[1]}"
+    if context.layout.inode(*key) is not None:
+        msg = f"{error.message}; but {context.layout.checkpoint(*key)} is there, and is no whole checkpoint"
+        return NoSuchRef(msg, hint="ckstore verify says what it lacks")
+    if not trash.waits(context.layout, *key):
+        return error
+    by_command = f"{name} was deleted; ckstore undo {name} brings it back"
+    hint = f"{name} was deleted; store.undelete({name!r}) brings it back"
+    return NoSuchRef(error.message, hint=hint, command_hint=by_command)
 
 
 def _has_id(ref: Ref, gap: Gap) -> bool:
@@ -139,7 +153,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
 
 def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
     """Open the checkpoint that `ref` names for reading: locked, with a checked manifest."""
-    from ckstore.ops.check.marking import open_checked
+    from ckstore.ops.check.validity import open_checked
 
     for _ in range(_OPEN_TRIES):
         info = find(context, ref)

@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
-from ckstore.model.checkpoint.runs import RunSummary, summaries
+from ckstore.model.manifest.info import RunSummary, summaries
 from ckstore.model.names import CheckpointKey, step_of
 from ckstore.objects.shared import two_renames
 from ckstore.ops.context import Context
-from ckstore.ops.index.facts import sure
-from ckstore.ops.index.proposal import propose
+from ckstore.ops.index.facts import propose, sure
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import in_order, infos, infos_at, refuse_unfinished, settle
 

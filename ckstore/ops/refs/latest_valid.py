@@ -14,8 +14,7 @@ from ckstore.model.checkpoint.refs import newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
 from ckstore.objects.documents import marks
-from ckstore.ops.check.marking import open_checked, remember_damage
-from ckstore.ops.check.validity import glance
+from ckstore.ops.check.validity import glance, open_checked, remember_damage
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
@@ -185,7 +184,9 @@ def _incomplete(context: Context, run: str | None) -> list[Passed]:
         manifest = glanced.manifest
         order = None if manifest is None else (manifest.sequence, manifest.created, glanced.manifest_id)
         if glanced.problem:
-            found.append(Passed(f"{name}@{step}", glanced.problem, order))
+            # Without a manifest nothing says when it was saved.
+            problem = glanced.problem if order is not None else f"{glanced.problem} (so it may be older)"
+            found.append(Passed(f"{name}@{step}", problem, order))
     return found
 
 

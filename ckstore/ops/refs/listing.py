@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import peek
-from ckstore.model.names import CheckpointKey, check_run
-from ckstore.model.order import WIDEST_GAP, out_of_order
+from ckstore.model.names import WIDEST_GAP, CheckpointKey, check_run, out_of_order
+from ckstore.objects import trash
 from ckstore.objects.shared import two_renames
+from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint
-from ckstore.ops.index.facts import as_it_is, sure
-from ckstore.ops.index.proposal import propose
+from ckstore.ops.index.facts import as_it_is, propose, sure
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.notices import warn
-from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -155,9 +154,14 @@ _PAUSE_S = 0.005
 
 def no_such_run(layout: Layout, run: str) -> NoSuchRef:
     """Return the error for a run that the store does not have, with those that it has."""
-    runs = layout.runs()
-    hint = f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet"
-    return NoSuchRef(f"there is no run {run!r} in {layout.root}", hint=hint)
+    msg = f"there is no run {run!r} in {layout.root}"
+    if trash.waits(layout, run):
+        by_command = f"its checkpoints were deleted; ckstore undo --run {run} brings them back"
+        hint = "its checkpoints were deleted; store.dropped() lists what store.undelete(ref) brings back"
+        return NoSuchRef(msg, hint=hint, command_hint=by_command)
+    # The directory of a run stays when its last checkpoint goes.
+    runs = [name for name in layout.runs() if layout.steps(name)]
+    return NoSuchRef(msg, hint=f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet")
 
 
 def settle(context: Context) -> None:

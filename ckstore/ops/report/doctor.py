@@ -16,7 +16,7 @@ from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.host import machine, probe
 from ckstore.fs.owner import may_give
 from ckstore.fs.peek import may_write as may_write_in
-from ckstore.model.doctor import abilities, contents, owners, space
+from ckstore.model.doctor import abilities, contents, owners
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.model.manifest.info import CheckpointInfo
@@ -26,14 +26,14 @@ from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.objects.layout import Layout
 from ckstore.ops import fetched
+from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import UNDO_BY_HAND_S, read_config, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
 from ckstore.ops.mirrored import status_of
-from ckstore.ops.os_errors import why_of
+from ckstore.ops.refs.labels import pins
 from ckstore.ops.refs.listing import infos, order_problem
-from ckstore.ops.refs.pins import pins
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 Findings = Iterator[DoctorFinding]
@@ -63,7 +63,7 @@ def _place(context: Context) -> Findings:
 def _space(context: Context) -> Findings:
     room = peek.free_space(context.layout.path)
     newest = next(iter(infos(context, newest=1)), None)
-    facts = space.SpaceFacts(
+    facts = abilities.SpaceFacts(
         total_bytes=room.total_bytes,
         free_bytes=room.free_bytes,
         total_inodes=room.total_inodes,
@@ -72,9 +72,9 @@ def _space(context: Context) -> Findings:
         reserve_bytes=reserve.kept_bytes(context.layout),
         reserve_wanted_bytes=reserve.wanted_bytes(context.layout),
     )
-    yield space.check_bytes(facts)
-    yield space.check_inodes(facts)
-    yield space.check_reserve(facts)
+    yield abilities.check_bytes(facts)
+    yield abilities.check_inodes(facts)
+    yield abilities.check_reserve(facts)
 
 
 def _machine(context: Context) -> Findings:
@@ -83,7 +83,7 @@ def _machine(context: Context) -> Findings:
         direct_io_bytes=statx.direct_io_bytes(context.layout.settings),
         open_files=machine.open_files_limit(),
     )
-    yield space.check_dirty(machine.dirty_pages())
+    yield abilities.check_dirty(machine.dirty_pages())
     yield abilities.check_read_ahead(facts)
     yield abilities.check_direct_io(facts)
     yield abilities.check_open_files(facts)

@@ -9,7 +9,7 @@ from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ckstore.model.reports.html_report import HtmlReport
+from ckstore.model.brief import HtmlReport
 from ckstore.model.sizes import size_text
 from ckstore.model.times import seconds_text
 from ckstore.model.words import counted, metrics_text, printable
@@ -33,7 +33,7 @@ _ROWS_SHOWN = 500
 def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -> HtmlReport:
     """Return the report of a store, and write it if a path is given; see `ckstore.Store.report`."""
     made = HtmlReport(render(page(context, savers)))
-    write_text(path, made.html, "the report")
+    write_text(context, path, made.html, "the report")
     return made
 
 

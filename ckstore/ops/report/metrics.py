@@ -1,4 +1,4 @@
-"""Write what the saves of an open store did to a file."""
+"""Metrics as text: what a store and its runs hold (`ckstore metrics`), and what the saves of an open one did."""
 
 from __future__ import annotations
 
@@ -6,33 +6,38 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ckstore.errors import BadInput
-from ckstore.model.reports.metrics import openmetrics
+from ckstore.fs import peek
+from ckstore.model.reports.metrics import Metric, openmetrics
+from ckstore.model.times import time_of_text
+from ckstore.ops.acts import describe_os_error
 from ckstore.ops.context import Context
-from ckstore.ops.os_errors import describe_os_error
+from ckstore.ops.mirrored import status_of
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.report.usage import usage
 
 _MODE = 0o644
 
 
 def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
     """Put the metrics of a store in the place of the file at `path`; see `ckstore.Store.write_metrics`."""
-    replace_text(path, openmetrics(context.totals.metrics(), str(store), labels))
+    _replace(context.layout.outside(path), openmetrics(context.totals.metrics(), str(store), labels))
 
 
-def write_text(path: Path | None, text: str, what: str) -> None:
-    """As `replace_text`, if a path is given, for a person who wants a report in a file."""
+def write_text(context: Context, path: Path | None, text: str, what: str) -> None:
+    """Give the file at `path`, if one is given, this text, for a person who wants a report in a file."""
     try:
         if path is not None:
-            replace_text(path, text)
+            _replace(context.layout.outside(path), text)
     except OSError as error:
         msg = f"{what} cannot be written to {path}: {describe_os_error(error)}"
         raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
 
 
-def replace_text(path: Path, text: str) -> None:
+def _replace(path: Path, text: str) -> None:
     """Give the file at `path` this content in one step, readable for all; a pipe or a device is written to."""
     data = text.encode("utf-8")
     with contextlib.suppress(FileNotFoundError):
@@ -52,3 +57,60 @@ def replace_text(path: Path, text: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def metrics(context: Context, path: Path | None) -> str:
+    """Return the metrics as text, and put them in the place of a file if a path is given."""
+    text = store_metrics(context)
+    write_text(context, path, text, "the metrics")
+    return text
+
+
+def store_metrics(context: Context) -> str:
+    """Return the metrics as text of OpenMetrics; see `ckstore.Store.metrics`."""
+    used = usage(context)
+    listed = infos(context)
+    free = peek.free_space(context.layout.path)
+    newest = {info.run: info for info in listed}
+    damaged = dict.fromkeys(newest, 0)
+    for info in listed:
+        damaged[info.run] += info.damaged
+
+    def gauge(name: str, about: str, label: str, samples: dict[str, float]) -> Metric:
+        return Metric(f"ckstore_{name}", "gauge", about, label, samples)
+
+    kinds: dict[str, float] = {
+        "alone": used.alone_bytes,
+        "shared": used.shared_bytes,
+        "unused": used.unused_bytes,
+        "waiting": used.waiting_bytes,
+        "free": free.free_bytes,
+    }
+    by_run: tuple[tuple[str, str, Callable[[str], float]], ...] = (
+        ("run_newest_step", "Step of the newest checkpoint", lambda run: newest[run].step),
+        ("run_newest_timestamp_seconds", "When the newest was saved", lambda run: _seconds(newest[run].created)),
+        ("run_damaged", "Checkpoints that are marked as damaged", lambda run: damaged[run]),
+    )
+    held = (
+        ("run_checkpoints", "Complete checkpoints", "checkpoint_count"),
+        ("run_logical_bytes", "What copies of them would take", "logical_bytes"),
+        ("run_alone_bytes", "What deleting the run would free", "alone_bytes"),
+        ("run_shared_bytes", "Its part of what other runs hold too", "shared_bytes"),
+    )
+    metrics = [gauge("store_bytes", "Bytes of blobs by who holds them, and free on the filesystem", "kind", kinds)]
+    metrics += [gauge(name, about, "run", {run: of(run) for run in newest}) for name, about, of in by_run]
+    metrics += [
+        gauge(name, about, "run", {one.run: getattr(one, field) for one in used.runs}) for name, about, field in held
+    ]
+    if (status := status_of(context, listed)) is not None:
+        of_mirror = (
+            ("mirror_behind", "Checkpoints that the mirror lacks", len(status.behind)),
+            ("mirror_oldest_seconds", "For how long the oldest of them has been only here", status.oldest_s),
+            ("mirror_age_seconds", "For how long one may be, by the settings", status.age_s),
+        )
+        metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
+    return openmetrics(metrics, str(context.layout.root), {})
+
+
+def _seconds(created: str) -> float:
+    return time_of_text(created).timestamp()

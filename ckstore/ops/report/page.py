@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import holders
 from ckstore.model.times import time_of_text
+from ckstore.ops.acts import why_of
 from ckstore.ops.events import events
 from ckstore.ops.free.retain import plan_retention
 from ckstore.ops.free.waiting import waiting
-from ckstore.ops.os_errors import why_of
 from ckstore.ops.read.diff import diff
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.doctor import examine_all

@@ -71,7 +71,7 @@ class DeviceChunks:
         wanted = [i for i, one in enumerate(batch) if one.on_device and self.known(one, 0, one.nbytes) is None]
         if not wanted:
             return [*batch]
-        from ckstore.tensors.device.ring import fetch
+        from ckstore.tensors.device.feed import fetch
 
         found = [*batch]
         for i, data in zip(wanted, fetch([cast("DeviceSource", batch[i]) for i in wanted]), strict=True):

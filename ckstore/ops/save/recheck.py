@@ -23,10 +23,10 @@ from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, recheck_bytes
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, check_file
+from ckstore.objects.blobs import agrees_to, reading_buffer
 from ckstore.objects.layout import BLOBS
-from ckstore.objects.rereading import agrees_to, reading_buffer
+from ckstore.ops.acts import why_of
 from ckstore.ops.events import note
-from ckstore.ops.os_errors import why_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -6,7 +6,7 @@
 4. write the manifest; make the staging directory durable
 5. rename it into place; make the parents durable: committed        (objects.publish)
 6. tags, catalog; then the save is acknowledged
-7. the retention policy of the store, if it has one                 (ops.free.after_save)
+7. the retention policy of the store, if it has one                 (ops.free.make_room)
 
 Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. From
 the rename on the save does not fail any more; what is left undone then is done by the next opener.
@@ -45,19 +45,17 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
+from ckstore.ops.acts import describe_os_error, why_of
 from ckstore.ops.config_file import UNDO_BY_RULE_S, read_config, save_checks_or_all, setting_of
 from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint
-from ckstore.ops.counting import Laps
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.after_save import after_save
-from ckstore.ops.free.make_room import how_to_free
+from ckstore.ops.free.make_room import after_save, how_to_free
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
 from ckstore.ops.notices import tell_not_durable
-from ckstore.ops.os_errors import describe_os_error, why_of
-from ckstore.ops.refs.pins import pin_again
+from ckstore.ops.pace import Laps
+from ckstore.ops.refs.labels import pin_again, write_tag
 from ckstore.ops.refs.protection import check_unprotected, held
-from ckstore.ops.refs.tags import write_tag
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed

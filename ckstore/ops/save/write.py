@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.ops.save.on_device import DeviceChunks
     from ckstore.ops.save.recheck import Recheck
-    from ckstore.tensors.device.ring import DeviceReader
+    from ckstore.tensors.device.feed import DeviceReader
     from ckstore.tensors.device.staging import DeviceSource
 
 # Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
@@ -513,7 +513,7 @@ class _ChunkWriter:
 
     def _reader(self) -> DeviceReader:
         if not hasattr(self._local, "reader"):
-            from ckstore.tensors.device.ring import DeviceReader
+            from ckstore.tensors.device.feed import DeviceReader
 
             # As large as a chunk, which is written from there by direct writes.
             self._local.reader = DeviceReader(self._context.settings.chunk_bytes)

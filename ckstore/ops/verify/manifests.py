@@ -18,7 +18,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, id_at
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.objects.trash import names_in
-from ckstore.ops.os_errors import why_of
+from ckstore.ops.acts import why_of
 
 if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
@@ -38,9 +38,12 @@ def repair_manifest(context: Context, copies: Copies, run: str, step: int) -> tu
             return None, ""  # the manifest is right: something else is wrong with the directory
     except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
         pass
-    reason = "no right manifest was found"
     # By the id that the checkpoint had: a manifest of the same run and step alone may be of another training.
-    for manifest_id in _ids_of(context, run, step, path):
+    ids = _ids_of(context, run, step, path)
+    reason = "no right manifest was found"
+    if not ids:
+        reason = "nothing here says which id it had; ckstore pull brings it back from a remote, or save its step again"
+    for manifest_id in ids:
         try:
             beside = _plain_at(path)
             if beside is not None and beside[1] == manifest_id:

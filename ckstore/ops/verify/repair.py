@@ -18,12 +18,12 @@ from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.quarantine import put_aside
+from ckstore.objects.heal import put_aside
 from ckstore.objects.staging import Staging
+from ckstore.ops.acts import describe_os_error
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
-from ckstore.ops.os_errors import describe_os_error
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
 from ckstore.ops.verify.manifests import repair_manifest
 from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain

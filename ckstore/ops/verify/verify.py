@@ -25,8 +25,8 @@ from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.verify.last_readings import record_readings
 
 if TYPE_CHECKING:
-    from ckstore.model.checkpoint.verify_times import CheckedTimes, Copy
     from ckstore.model.reports.progress import Progress
+    from ckstore.objects.documents.verify_times import CheckedTimes, Copy
     from ckstore.ops.context import Context
     from ckstore.ops.verify.repair import Repaired
 

@@ -18,8 +18,8 @@ from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.evict_report import EvictReport
 from ckstore.model.reports.retention_report import Skipped
+from ckstore.model.reports.transfer import EvictReport
 from ckstore.model.seal import to_write
 from ckstore.model.settings.settings import ELSEWHERE, parse_settings
 from ckstore.model.times import text_of_time
@@ -35,7 +35,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.free.retain import plan_local
 from ckstore.ops.index.reconcile import reconcile_one
-from ckstore.ops.open.create import read_settings
+from ckstore.ops.open.opening import read_settings
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote.elsewhere.attest import Attest, attest_of
 from ckstore.remote.objects import Remote

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
-from ckstore.ops.open.create import create, may_make
+from ckstore.ops.open.opening import create, may_make
 from ckstore.remote.reach import settings_there
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
 from ckstore.remote.service.target import parse_target

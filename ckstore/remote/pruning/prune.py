@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse, RemoteError, RemoteUnavailable
-from ckstore.model.reports.remote_prune import RemotePruneReport
+from ckstore.model.reports.retention_report import RemotePruneReport
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.remote import keys
 from ckstore.remote.documents.condemned import BATCH_NAMES, PAUSE_S, TRIES, Batch, Condemned, read_versioned, swap

@@ -21,19 +21,18 @@ from ckstore.fs.inside import NotInStore
 from ckstore.fs.mapping import map_shared
 from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
-from ckstore.ops.os_errors import describe_os_error, unsafe
+from ckstore.ops.acts import describe_os_error, unsafe
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 from ckstore.saver import compactor, mirror
-from ckstore.saver.server.inbox import Inbox
-from ckstore.saver.server.report import Reporter
+from ckstore.saver.server.report import Inbox, Reporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.reports.evict_report import EvictReport
+    from ckstore.model.reports.transfer import EvictReport
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
 

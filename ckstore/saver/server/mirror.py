@@ -17,10 +17,10 @@ from pathlib import Path
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import peek
+from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
-from ckstore.ops.os_errors import why_of
 from ckstore.remote.mirror.work import Mirror
 from ckstore.saver.mirror import has_successor, lock_mirror
 from ckstore.saver.server.report import Page

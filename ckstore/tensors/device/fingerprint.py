@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ckstore.interpreter import log
-from ckstore.tensors.device import constants
+from ckstore.tensors.device import MIXES
 
 if TYPE_CHECKING:
     from ckstore.tensors.device.staging import DeviceSource
@@ -145,7 +145,7 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
 
 def _mixes(words: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
     found = []
-    for seed, step, first, second in constants.MIXES:
+    for seed, step, first, second in MIXES:
         mixed = words ^ (places * _signed(step) + _signed(seed))
         mixed.mul_(_signed(first))
         mixed ^= _shifted(mixed, 32)

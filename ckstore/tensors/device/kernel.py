@@ -12,13 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from ckstore.tensors.device import constants
+from ckstore.tensors.device import MIXES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SEED_A, _STEP_A, _FIRST_A, _SECOND_A = (tl.constexpr(number) for number in constants.MIXES[0])
-_SEED_B, _STEP_B, _FIRST_B, _SECOND_B = (tl.constexpr(number) for number in constants.MIXES[1])
+_SEED_A, _STEP_A, _FIRST_A, _SECOND_A = (tl.constexpr(number) for number in MIXES[0])
+_SEED_B, _STEP_B, _FIRST_B, _SECOND_B = (tl.constexpr(number) for number in MIXES[1])
 # Programs for each region: a chunk of 32 MiB is a MiB for each, and some hundred regions fill any card.
 _SPLITS = 32
 _BLOCK = 1024

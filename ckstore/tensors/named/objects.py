@@ -16,8 +16,17 @@ from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, SPARSE_KINDS
 from ckstore.model.names import plain
-from ckstore.tensors.named import tensordicts
-from ckstore.tensors.named.safe_classes import find, find_enum, is_allowed, is_findable_enum, name_of
+from ckstore.tensors.named.safe_classes import (
+    TENSOR_DICT,
+    fields_of_tensor_dict,
+    find,
+    find_enum,
+    is_allowed,
+    is_findable_enum,
+    is_tensor_dict,
+    name_of,
+    tensor_dict_of,
+)
 from ckstore.tensors.plain_values import is_named_tuple
 from ckstore.tensors.refusals import is_made_of_fields, type_name
 
@@ -66,8 +75,8 @@ def check_names(node: Node, path: str) -> None:
 
 def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
     """Return the name of an object's class, which is allowed, and its fields; None if it is not, or of another kind."""
-    if tensordicts.is_tensor_dict(value):
-        return tensordicts.KIND, tensordicts.fields_of(value, path)
+    if is_tensor_dict(value):
+        return TENSOR_DICT, fields_of_tensor_dict(value, path)
     kind = type(value)
     if not (is_made_of_fields(kind) or is_named_tuple(value)) or not is_allowed(kind):
         return None
@@ -88,8 +97,8 @@ def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
 def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
     """Return the object of that class with these fields; its ``__init__`` is not called."""
     kind: Any = find(name, path)
-    if name == tensordicts.KIND:
-        return tensordicts.put_together(fields, path)
+    if name == TENSOR_DICT:
+        return tensor_dict_of(fields, path)
     if isinstance(kind, type) and issubclass(kind, tuple) and list(fields) == list(getattr(kind, "_fields", ())):
         return tuple.__new__(kind, fields.values())
     wanted = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.canonical import canonical_json
-from ckstore.model.checkpoint.verify_times import CheckedTimes, parse_checked
 from ckstore.model.seal import check_seal, seal
+from ckstore.objects.documents.verify_times import CheckedTimes, parse_checked
 
 DIGESTS = st.binary(min_size=16, max_size=16).map(lambda data: f"xxh3-{data.hex()}")
 COPIES = st.tuples(DIGESTS, st.integers(0, 2**64 - 1))

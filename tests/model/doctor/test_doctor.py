@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.model.doctor import abilities, contents, owners, space
+from ckstore.model.doctor import abilities, contents, owners
 from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, Level, age_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
 from ckstore.model.reports.held import DeletedFile, Holder
@@ -118,9 +118,9 @@ def test_nothing_is_said_of_locks_where_there_is_one_host() -> None:
     assert "locks" not in levels_of_place()
 
 
-@given(facts=st.builds(space.SpaceFacts, *[sizes] * 7))
-def test_room_for_the_newest_checkpoint_is_missed_before_it_is_needed(facts: space.SpaceFacts) -> None:
-    level = space.check_bytes(facts).level
+@given(facts=st.builds(abilities.SpaceFacts, *[sizes] * 7))
+def test_room_for_the_newest_checkpoint_is_missed_before_it_is_needed(facts: abilities.SpaceFacts) -> None:
+    level = abilities.check_bytes(facts).level
 
     assert (level == "error") == (facts.free_bytes < facts.reserve_wanted_bytes)
     if facts.free_bytes < facts.newest_bytes:
@@ -129,24 +129,24 @@ def test_room_for_the_newest_checkpoint_is_missed_before_it_is_needed(facts: spa
         assert facts.free_bytes >= 0.05 * facts.total_bytes
 
 
-ROOM = space.SpaceFacts(100 * GIB, 50 * GIB, 10**6, 10**6, GIB, 2**20, 2**20)
+ROOM = abilities.SpaceFacts(100 * GIB, 50 * GIB, 10**6, 10**6, GIB, 2**20, 2**20)
 
 
 @pytest.mark.parametrize(
     "total,free,level", [(0, 0, "ok"), (100, 15, "error"), (10**6, 999, "warning"), (10**6, 10**5, "ok")]
 )
 def test_inodes_run_out_too(total: int, free: int, level: str) -> None:
-    assert space.check_inodes(replace(ROOM, total_inodes=total, free_inodes=free)).level == level
+    assert abilities.check_inodes(replace(ROOM, total_inodes=total, free_inodes=free)).level == level
 
 
 def test_a_reserve_that_was_given_up_is_told() -> None:
-    assert space.check_reserve(ROOM).level == "ok"
-    assert space.check_reserve(replace(ROOM, reserve_bytes=0)).level == "note"
+    assert abilities.check_reserve(ROOM).level == "ok"
+    assert abilities.check_reserve(replace(ROOM, reserve_bytes=0)).level == "note"
 
 
 @given(dirty=sizes, writeback=sizes, limit=sizes)
 def test_dirty_pages_near_the_limit_make_writers_wait(dirty: int, writeback: int, limit: int) -> None:
-    level = space.check_dirty(space.DirtyFacts(dirty, writeback, limit)).level
+    level = abilities.check_dirty(abilities.DirtyFacts(dirty, writeback, limit)).level
 
     assert (level == "warning") == (limit > 0 and dirty + writeback > 0.8 * limit)
 

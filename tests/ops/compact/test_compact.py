@@ -25,7 +25,7 @@ from ckstore.fs import direct, files, locks
 from ckstore.model.manifest.manifest import Extent
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import trash
-from ckstore.ops.compact import encode, settle
+from ckstore.ops.compact import encode, forms
 from ckstore.ops.verify import survey_files
 from tests.format import reader
 from tests.support.descriptors import open_below
@@ -283,6 +283,18 @@ def test_a_dry_run_changes_nothing(store: Store) -> None:
     assert report.dry_run
     assert str(report).splitlines()[-1] == "would compact 2 of 5 checkpoints"
     assert listing(store.path) == before
+
+
+def test_a_dry_run_says_what_is_compacted_already(store: Store) -> None:
+    states = saved(store, 5)
+    store.compact()
+    store.save({**states[-1], "step": 5}, step=5)
+
+    report = store.compact(dry_run=True)
+
+    assert [entry.info.step for entry in report.plan.compacted if not entry.again] == [2]
+    assert str(report).splitlines()[-1] == "would compact 1 of 6 checkpoints, and look again at 2 that are compacted"
+    assert "main@0: is compacted; looked at again against main@" in str(report)
 
 
 def test_annotations_are_taken_along(store: Store) -> None:
@@ -592,7 +604,7 @@ def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch:
         plain[0] ^= 1
         return container.encode_blob(plain, header, source.part)
 
-    monkeypatch.setattr(settle, "encode", wrong)
+    monkeypatch.setattr(forms, "encode", wrong)
     report = store.compact()
 
     assert [skipped.info.step for skipped in report.skipped] == [0]

@@ -431,7 +431,7 @@ def copied(origin: Path, target: Path) -> Store:
     """Copy a store with its hardlinks, and open it without anything being given back."""
     subprocess.run(["cp", "-a", str(origin), str(target)], check=True, timeout=60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckstore.ops.open.recover.recover", lambda *_: [])
+        patch.setattr("ckstore.ops.open.opening.recover", lambda *_: [])
         return Store.open(target)
 
 

@@ -217,6 +217,29 @@ def test_a_deleted_run_comes_back(kept: Store) -> None:
     assert kept.undelete("gone@1").name == "gone@1"
 
 
+def test_what_is_missed_since_it_was_deleted_is_said_to_come_back(kept: Store) -> None:
+    for step in (1, 2):
+        save(kept, step, "gone")
+    save(kept, 1)
+    kept.delete("gone@1")
+
+    with pytest.raises(NoSuchRef) as step_missed:
+        kept.load("gone@1")
+    kept.delete("gone@2")
+    with pytest.raises(NoSuchRef) as run_missed:
+        kept.prune(RetentionPolicy(keep_last=1), run="gone")
+    kept.gc(now=True)
+    with pytest.raises(NoSuchRef) as freed:
+        kept.load("gone@1")
+    with pytest.raises(NoSuchRef) as run_freed:
+        kept.prune(RetentionPolicy(keep_last=1), run="gone")
+
+    assert step_missed.value.command_hint == "gone@1 was deleted; ckstore undo gone@1 brings it back"
+    assert "ckstore undo --run gone brings them back" in run_missed.value.command_hint
+    assert "undo" not in freed.value.command_hint + run_freed.value.command_hint + freed.value.hint
+    assert run_freed.value.hint == "its runs: main"
+
+
 def lose_a_blob(store: Store, ref: str) -> str:
     """Take one blob from what was dropped; return its digest."""
     (entry,) = (path for path in (store.path / "trash").iterdir() if path.name.startswith(f"{ref}."))

@@ -20,7 +20,7 @@ from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks
 from ckstore.fs.host import probe
 from ckstore.objects.layout import Layout
-from ckstore.ops.open import create as creating
+from ckstore.ops.open import opening as creating
 from tests.support.crashing import run_and_kill
 from tests.support.meanwhile import run_with
 from tests.support.requirements import CRASH_FULL, require, require_root
@@ -212,6 +212,32 @@ def test_a_store_whose_names_are_not_durable_is_not_acknowledged(
     monkeypatch.setattr(files, call, fail)
     with pytest.raises(BadInput, match=r"no store could be made at .*: Input/output error"):
         Store.init(tmp_path / "store")
+
+
+@pytest.mark.parametrize("place", ["inner", "staging/x", "trash/x", "checkpoints/run/7"])
+def test_no_store_is_made_in_another_one(tmp_path: Path, place: str) -> None:
+    """A gc sweeps what lies in ``staging/`` and ``trash/``, an acknowledged checkpoint of such a store, too."""
+    with Store.init(tmp_path / "store") as store:
+        store.save({"w": b"1"}, step=1, run="run")
+        for make in (Store.init, Store.open_or_init, partial(Store.clone, tmp_path / "store")):
+            with pytest.raises(BadInput, match="is in the store"):
+                make(tmp_path / "store" / place)
+        store.gc()
+
+        assert not (tmp_path / "store" / place).exists()
+
+
+def test_a_file_is_said_to_be_no_directory(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("pass")
+
+    with pytest.raises(StoreNotFound, match=r"there is no store at .*train\.py") as caught:
+        Store.open(path)
+    assert caught.value.hint == "a store is a directory, and this is none"
+    with pytest.raises(BadInput, match=r"no store could be made at .*train\.py: Not a directory") as refused:
+        Store.open_or_init(path)
+    assert refused.value.hint == caught.value.hint
+    assert path.read_text() == "pass"
 
 
 @pytest.mark.usefixtures("no_common_locks")

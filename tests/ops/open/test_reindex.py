@@ -380,7 +380,7 @@ def test_a_reindex_that_is_killed_anywhere_is_finished_by_the_next_opener(tmp_pa
 
 def opened_quietly(path: Path) -> Store:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckstore.ops.open.recover.warn", lambda note: None)
+        patch.setattr("ckstore.ops.open.opening.warn", lambda note: None)
         return Store.open(path)
 
 

@@ -310,6 +310,23 @@ def test_a_damaged_one_that_is_older_is_not_worth_a_warning(store: Store) -> Non
     store.save(two_part_state(10), step=10)
 
 
+def test_one_whose_manifest_is_gone_is_said_to_be_there_and_perhaps_older(store: Store) -> None:
+    for step in (1, 2):
+        store.save({"w": np.full(9000, step)}, step=step)
+    (directory_of(store, 1) / "manifest.json").unlink()
+
+    with pytest.warns(CkstoreWarning, match=r"main@1: .* is missing \(so it may be older\)"):
+        assert store.load("latest-valid")["w"][0] == 2
+    with pytest.raises(NoSuchRef, match=r"main@1.*but .*checkpoints/main/1 is there, and is no whole checkpoint"):
+        store.load("main@1")
+    for left in store.path.glob("catalog.db*"):
+        left.unlink()
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog"):
+        again = Store.open(store.path)
+    report = again.verify(repair=True)
+    assert "nothing here says which id it had" in str(report)
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_target_holds_all_of_the_one_before(store: Store, strict: bool) -> None:
     three_steps(store)

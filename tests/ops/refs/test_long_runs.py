@@ -16,7 +16,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, NoSuchRef
 from ckstore.fs.held import Held
 from ckstore.ops.free.retain import carry_out
-from ckstore.ops.index import proposal, sequence
+from ckstore.ops.index import facts, sequence
 from tests.support.catalog_rows import change
 from tests.support.forging import forge_manifest
 
@@ -25,7 +25,7 @@ COUNT = 12
 
 @pytest.fixture(autouse=True)
 def _every_run_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposal, "FEW", 0)
+    monkeypatch.setattr(facts, "FEW", 0)
 
 
 def state(value: int) -> dict[str, Any]:

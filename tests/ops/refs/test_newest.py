@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ckstore import Store
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.objects import checkpoints as directories
-from ckstore.ops.index import proposal
+from ckstore.ops.index import facts
 from ckstore.ops.refs.listing import infos
 from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
@@ -53,12 +53,12 @@ def in_trouble(store: Store, trouble: str) -> None:
     trouble=st.sampled_from(TROUBLES),
     newest=st.integers(1, 10),
     run=st.none() | st.sampled_from(RUNS),
-    few=st.sampled_from([0, proposal.FEW]),
+    few=st.sampled_from([0, facts.FEW]),
 )
 def test_they_are_the_last_of_all(  # noqa: PLR0917 - one for each thing that is drawn
     tmp_path_factory: pytest.TempPathFactory, order: list[str], trouble: str, newest: int, run: str | None, few: int
 ) -> None:
-    with patch.object(proposal, "FEW", few), Store.init(tmp_path_factory.mktemp("newest") / "s") as store:
+    with patch.object(facts, "FEW", few), Store.init(tmp_path_factory.mktemp("newest") / "s") as store:
         for value, name in enumerate(order):
             store.save(state(value), value, name, metrics={"value": value})
         in_trouble(store, trouble)

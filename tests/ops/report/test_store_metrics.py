@@ -50,3 +50,20 @@ def test_an_empty_store_has_metrics_and_a_closed_place_is_refused(store: Store, 
     assert 'kind="free"' in store.metrics()
     with pytest.raises(BadInput, match="cannot be written"):
         store.metrics(tmp_path / "nowhere" / "ckstore.prom")
+
+
+@pytest.mark.parametrize("name", ["config.json", "catalog.db", "checkpoints/main/1/manifest.json", "refs/new"])
+def test_no_file_of_the_store_is_replaced(store: Store, tmp_path: Path, name: str) -> None:
+    store.save({"w": np.arange(9)}, step=1)
+    store.tag("kept", 1)
+    (tmp_path / "link").symlink_to(store.path, target_is_directory=True)
+    path = store.path / name
+    before = path.read_bytes() if path.exists() else None
+
+    for there in (path, tmp_path / "link" / name):
+        for write in (store.metrics, store.report, store.write_metrics):
+            with pytest.raises(BadInput, match="is in the store"):
+                write(there)
+
+    assert (path.read_bytes() if path.exists() else None) == before
+    assert store.load("kept")["w"].sum() == 36

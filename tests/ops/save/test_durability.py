@@ -12,7 +12,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import NoSuchRef, SaveFailed
 from ckstore.fs import files, links, locks
-from ckstore.ops.refs import tags
+from ckstore.ops.refs import labels
 from tests.support.look import directory_of
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_a_store_whose_names_cannot_be_made_durable_takes_no_writes(
 
 def test_the_same_content_again_is_tagged_under_its_own_lock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(drawn(1), step=1)
-    real = tags.write_tag
+    real = labels.write_tag
     taken: list[locks.DirectoryLock | None] = []
 
     def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:

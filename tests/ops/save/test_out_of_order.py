@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ckstore import CheckpointInfo, RetentionPolicy, Store
 from ckstore.errors import BadInput, SaveFailed
-from ckstore.model.names import MAX_STEP
-from ckstore.model.order import MAX_SEQUENCE, WIDEST_GAP
+from ckstore.model.names import MAX_SEQUENCE, MAX_STEP, WIDEST_GAP
 from ckstore.ops.index import sequence
 from tests.support.catalog_rows import change
 from tests.support.examples import examples

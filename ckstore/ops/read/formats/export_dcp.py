@@ -22,8 +22,7 @@ from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, read_back, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
-from ckstore.ops.read.formats.archives import Archive, LeafRows
-from ckstore.ops.read.formats.export_torch import pickled_node, refuse_large
+from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.tensors.allocation import allocate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +12,7 @@ from ckstore.errors import CkstoreError
 from ckstore.model.times import text_of_time
 from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, framed
-from ckstore_cli._metrics import metric_option
+from ckstore_cli._options import if_exists_option, metric_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_run
 
@@ -23,13 +24,7 @@ from ckstore_cli._refs import complete_run
 @metric_option
 @click.option("--message", "-m", metavar="TEXT", default="", help="Shown by ckstore log.")
 @click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for the checkpoint. Repeatable.")
-@click.option(
-    "--if-exists",
-    type=click.Choice(["error", "replace", "keep"]),
-    default="error",
-    show_default=True,
-    help="What to do if the run has another checkpoint at that step.",
-)
+@if_exists_option("What to do if the run has another checkpoint at that step.")
 @click.option("--force", is_flag=True, help="Replace it although a tag or a pin names it: they name the new one then.")
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
@@ -45,22 +40,7 @@ from ckstore_cli._refs import complete_run
 @click.option("--attempt", metavar="NAME", help="Names this start of the job. Default: of torchrun or Slurm.")
 @framed
 def commit(
-    frame: Frame,
-    *,
-    paths: tuple[Path, ...],
-    step: int | None,
-    run: str,
-    metrics: dict[str, float],
-    message: str,
-    tags: tuple[str, ...],
-    if_exists: str,
-    force: bool,
-    times: bool,
-    allow_incomplete: bool,
-    rank: int | None,
-    world_size: int | None,
-    timeout: float,
-    attempt: str | None,
+    frame: Frame, paths: tuple[Path, ...], step: int | None, run: str, tags: tuple[str, ...], **options: Any
 ) -> None:
     """Store the files at PATHS: a checkpoint directory of any trainer, or anything else.
 
@@ -86,25 +66,13 @@ def commit(
     out = frame.output()
     from ckstore.ranks.attempt import Ranks
 
+    rank, world_size, attempt, timeout_s = map(options.pop, ("rank", "world_size", "attempt", "timeout"))
     # One of them alone is refused by what it lacks.
-    ranks = None if rank is None and world_size is None else Ranks(rank, world_size, attempt, timeout)  # type: ignore[arg-type]
+    ranks = None if rank is None and world_size is None else Ranks(rank, world_size, attempt, timeout_s)
     # A checkpoint that is older than this call was there already, with the same content.
     begun = text_of_time(datetime.now(UTC))
     with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:
-        info = store.commit(
-            paths,
-            step,
-            run,
-            metrics=metrics,
-            message=message,
-            tags=tags,
-            if_exists=if_exists,  # type: ignore[arg-type]  # click has checked it
-            force=force,
-            times=times,
-            allow_incomplete=allow_incomplete,
-            ranks=ranks,
-            progress=shown.at,
-        )
+        info = store.commit(paths, step, run, tags=tags, ranks=ranks, progress=shown.at, **options)
     source = _source_of_step(step, paths)
     out.document({**to_json(info), "warnings": info.warnings, "step_from": source})
     was_there = info.created < begun

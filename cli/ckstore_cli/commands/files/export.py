@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from ckstore.model.reports import export_report
-from ckstore.model.sizes import parse_size
 from ckstore_cli._frame import Frame, framed
+from ckstore_cli._options import parsed_size
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
-
-if TYPE_CHECKING:
-    from ckstore.ops.read.export_formats import ExportFormat
-
-
-def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
-    return parse_size(value)
 
 
 @click.command()
@@ -26,7 +19,6 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option(
     "--format",
-    "form",
     type=click.Choice(["safetensors", "torch", "dcp", "pretrained", "peft"]),
     default="safetensors",
     show_default=True,
@@ -39,7 +31,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     metavar="SIZE",
     default="50GB",
     show_default=True,
-    callback=_size,
+    callback=parsed_size,
     help="Largest size of the tensors in one file.",
 )
 @click.option(
@@ -54,17 +46,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     help="For pretrained and peft: a file to put beside the weights, such as config.json, or a directory of such.",
 )
 @framed
-def export(
-    frame: Frame,
-    ref: str,
-    destination: Path,
-    *,
-    form: ExportFormat,
-    max_shard_bytes: int,
-    select: tuple[str, ...],
-    strip_prefix: bool,
-    add: tuple[Path, ...],
-) -> None:
+def export(frame: Frame, ref: str, destination: Path, select: tuple[str, ...], **options: Any) -> None:
     """Write the checkpoint REF as files that other programs read.
 
     The new directory DEST holds model.safetensors, or shards with
@@ -96,15 +78,6 @@ def export(
     """
     out = frame.output()
     with frame.writing() as store, Progress("exporting", quiet=out.as_json) as shown:
-        report = store.export(
-            ref,
-            destination,
-            format=form,
-            max_shard_bytes=max_shard_bytes,
-            select=list(select) or None,
-            strip_prefix=strip_prefix,
-            add=add,
-            progress=shown.at,
-        )
+        report = store.export(ref, destination, select=list(select) or None, progress=shown.at, **options)
     out.document(report)
     out.lines(export_report.lines(report, destination))

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
 from ckstore.model.manifest.files import file_type
-from ckstore.model.reports.diff import summary, type_text, types_text, with_kind
+from ckstore.model.reports.diff import Diff, Difference, summary, type_text, types_text, with_kind
 from ckstore.model.sizes import size_text
 from ckstore.model.words import named, number_text, printable
 from ckstore_cli._format import columns_with_names, cut
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
-
-if TYPE_CHECKING:
-    from ckstore.model.reports.diff import Diff, Difference
 
 
 @click.command()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.manifest.info import RunSummary
+from ckstore.model.reports.usage import RunUsage
 from ckstore.model.sizes import size_text
 from ckstore_cli._documents import to_json
 from ckstore_cli._format import age_text, columns
 from ckstore_cli._frame import Frame, framed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.model.checkpoint.runs import RunSummary
-    from ckstore.model.reports.usage import RunUsage
 
 _SIZES = ("LOGICAL", "ALONE", "SHARED")
 _HEAD = ("RUN", "CHECKPOINTS", "NEWEST", "AGE")

@@ -7,7 +7,7 @@ import click
 from ckstore.model.words import printable
 from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, framed
-from ckstore_cli._metrics import metric_option
+from ckstore_cli._options import metric_option
 from ckstore_cli._refs import complete_ref
 
 

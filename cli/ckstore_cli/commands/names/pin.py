@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 
+from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.words import printable
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref
-
-if TYPE_CHECKING:
-    from ckstore.model.checkpoint.pins import Pin
 
 
 @click.command()
@@ -23,13 +20,7 @@ if TYPE_CHECKING:
 @click.option("--reason", metavar="TEXT", help="Why; shown wherever the pin protects something.")
 @click.option("--expires", metavar="TIME", help="How long to protect it: 90m, 36h, 7d. Default: forever.")
 @framed
-def pin(
-    frame: Frame,
-    ref: str | None,
-    delete: bool,  # noqa: FBT001 - click's
-    reason: str | None,
-    expires: str | None,
-) -> None:
+def pin(frame: Frame, ref: str | None, delete: bool, reason: str | None, expires: str | None) -> None:
     """Protect the checkpoint REF from being deleted, or list the pins.
 
     With -d the pin of that name is removed, or all pins of the checkpoint REF.

@@ -17,7 +17,7 @@ from ckstore_cli._refs import complete_ref, complete_tag
 @click.argument("ref", required=False, shell_complete=complete_ref)
 @click.option("--delete", "-d", is_flag=True, help="Remove the tag NAME; its checkpoint stays.")
 @framed
-def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None:  # noqa: FBT001 - click's
+def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None:
     """Name the checkpoint REF, show where NAME points, or list the tags.
 
     A tag that exists moves to REF. A checkpoint with a tag is never dropped.

@@ -18,9 +18,7 @@ from ckstore_cli._frame import Frame, json_option, pass_frame
 @click.option("--region", help="Region of the bucket; that of the environment by default.")
 @json_option
 @pass_frame
-def clone(  # noqa: PLR0917 - one for each option
-    frame: Frame, source: str, path: Path, remote: str, endpoint: str | None, region: str | None
-) -> None:
+def clone(frame: Frame, /, source: str, path: Path, remote: str, **place: str | None) -> None:
     """Make a store in DIR that lists every checkpoint of a remote, at once.
 
     No bytes of states are brought: what reads a checkpoint fetches what it needs,
@@ -42,7 +40,7 @@ def clone(  # noqa: PLR0917 - one for each option
     from ckstore.store import Store  # after click has read the options: this takes longer
 
     out = frame.output()
-    with Store.clone(source, path, remote=remote, endpoint=endpoint, region=region) as store:
+    with Store.clone(source, path, remote=remote, **place) as store:
         count = len(store.checkpoints())
         out.document({"path": store.path, "remote": remote, "checkpoint_count": count})
         out.line(printable(f"{store.path} lists {counted(count, 'checkpoint')} of {source}"))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import Any
 
 import click
 
-from ckstore.model.reports.evict_report import details, summary
+from ckstore.model.reports.transfer import details, summary
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref
 from ckstore_cli._transfer import choice_options
-
-if TYPE_CHECKING:
-    from ckstore.remote.choice import ChoiceOptions
 
 
 @click.command()
@@ -20,14 +17,7 @@ if TYPE_CHECKING:
 @choice_options
 @click.option("--rule", is_flag=True, help="Those that ckstore config keep-local does not keep here.")
 @framed
-def evict(
-    frame: Frame,
-    refs: tuple[str, ...],
-    rule: bool,  # noqa: FBT001 - click's
-    remote: str | None,
-    dry_run: bool,  # noqa: FBT001 - click's
-    **options: Unpack[ChoiceOptions],
-) -> None:
+def evict(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool, **options: Any) -> None:
     """Let go of the local bytes of the checkpoints REF, which a remote has.
 
     They stay listed, and what reads them fetches what it needs. Before anything
@@ -49,6 +39,6 @@ def evict(
     """
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:
-        report = store.evict(refs or None, remote, rule=rule, dry_run=dry_run, **options)
+        report = store.evict(refs or None, remote, dry_run=dry_run, **options)
     out.document(report)
     out.lines([*details(report), summary(report)])

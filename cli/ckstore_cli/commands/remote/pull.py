@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import Any
 
 import click
 
 from ckstore_cli._frame import Frame, framed
+from ckstore_cli._options import if_exists_option
 from ckstore_cli._progress import Progress
 from ckstore_cli._transfer import print_plan, print_report, transfer_options
-
-if TYPE_CHECKING:
-    from ckstore.objects.publish import IfExists
-    from ckstore.remote.choice import TransferOptions
 
 
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1)
 @transfer_options
-@click.option(
-    "--if-exists",
-    type=click.Choice(["error", "replace", "keep"]),
-    default="error",
-    show_default=True,
-    help="What to do if the store has another checkpoint of that run and step.",
-)
+@if_exists_option("What to do if the store has another checkpoint of that run and step.")
 @framed
 def pull(
-    frame: Frame,
-    refs: tuple[str, ...],
-    remote: str | None,
-    if_exists: IfExists,
-    dry_run: bool,  # noqa: FBT001 - click's
-    **options: Unpack[TransferOptions],
+    frame: Frame, refs: tuple[str, ...], remote: str | None, if_exists: Any, dry_run: bool, **options: Any
 ) -> None:
     """Bring the checkpoints REF of a remote into the store; without REF the newest.
 
@@ -61,5 +47,4 @@ def pull(
             print_plan(out, store.plan_pull(refs or None, remote, **options))
         return
     with frame.writing() as store, Progress("pulling", quiet=out.as_json) as shown:
-        options["progress"] = shown.at
-        print_report(out, store.pull(refs or None, remote, if_exists=if_exists, **options))
+        print_report(out, store.pull(refs or None, remote, if_exists=if_exists, progress=shown.at, **options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import Any
 
 import click
 
@@ -11,21 +11,12 @@ from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
 from ckstore_cli._transfer import print_plan, print_report, transfer_options
 
-if TYPE_CHECKING:
-    from ckstore.remote.choice import TransferOptions
-
 
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
 @transfer_options
 @framed
-def push(
-    frame: Frame,
-    refs: tuple[str, ...],
-    remote: str | None,
-    dry_run: bool,  # noqa: FBT001 - click's
-    **options: Unpack[TransferOptions],
-) -> None:
+def push(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool, **options: Any) -> None:
     """Bring the checkpoints REF to a remote; without REF the newest.
 
     Only what is missing there is sent. Metrics, tags, pins and annotations come
@@ -51,5 +42,4 @@ def push(
             print_plan(out, store.plan_push(refs or None, remote, **options))
         return
     with frame.writing() as store, Progress("pushing", quiet=out.as_json) as shown:
-        options["progress"] = shown.at
-        print_report(out, store.push(refs or None, remote, **options))
+        print_report(out, store.push(refs or None, remote, progress=shown.at, **options))

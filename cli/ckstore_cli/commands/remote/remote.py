@@ -125,7 +125,7 @@ def probe(frame: Frame, name: str) -> None:
 @click.option("--exclusive", is_flag=True, help="No other process writes to the remote.")
 @click.option("--grace", metavar="TIME", default="24h", help="How long what nothing names stays; 24h by default.")
 @framed
-def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -> None:  # noqa: FBT001
+def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -> None:
     """Remove from the remote NAME the blobs that nothing names.
 
     At the mirror, the checkpoints that ckstore config keep-remote does not keep

@@ -23,13 +23,7 @@ from ckstore_cli._refs import complete_ref, complete_run
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be encoded against what.")
 @framed
-def compact(
-    frame: Frame,
-    refs: tuple[str, ...],
-    run: str | None,
-    keep_newest: int,
-    dry_run: bool,  # noqa: FBT001 - click's
-) -> None:
+def compact(frame: Frame, refs: tuple[str, ...], run: str | None, keep_newest: int, dry_run: bool) -> None:
     """Keep older checkpoints in less space, without loss.
 
     Most of their bytes become differences to newer ones; ids and what is loaded

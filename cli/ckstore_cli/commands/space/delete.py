@@ -24,13 +24,7 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
 @click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
 @framed
-def delete(
-    frame: Frame,
-    refs: tuple[str, ...],
-    run: str | None,
-    dry_run: bool,  # noqa: FBT001 - click's
-    now: bool,  # noqa: FBT001 - click's
-) -> None:
+def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, now: bool) -> None:
     """Delete the checkpoints REF; ckstore undo brings them back for a day.
 
     With --run, all checkpoints of a run. After that day, on a full disk and

@@ -22,15 +22,7 @@ from ckstore_cli._retention import policy_of, rule_options
 )
 @click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
 @framed
-def gc(
-    frame: Frame,
-    /,
-    run: str | None,
-    dry_run: bool,  # noqa: FBT001 - click's
-    exclusive: bool,  # noqa: FBT001 - click's
-    now: bool,  # noqa: FBT001 - click's
-    **rules: Any,
-) -> int:
+def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bool, **rules: Any) -> int:
     """Free what no checkpoint needs, and name the processes that hold the rest.
 
     Run it at any time: saves and readers go on. A blob that a process has open

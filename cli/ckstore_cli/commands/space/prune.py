@@ -22,14 +22,7 @@ from ckstore_cli._retention import policy_of, rule_options
 @click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
 @click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
 @framed
-def prune(
-    frame: Frame,
-    /,
-    run: str | None,
-    dry_run: bool,  # noqa: FBT001 - click's
-    now: bool,  # noqa: FBT001 - click's
-    **rules: Any,
-) -> int:
+def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: Any) -> int:
     """Drop the checkpoints that no rule keeps, say why for each, and free the space.
 
     A checkpoint stays if any rule keeps it. Whatever the rules say, a checkpoint

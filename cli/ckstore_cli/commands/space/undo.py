@@ -26,7 +26,7 @@ _HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL (UTC)", "SIZE", "PROBLEM")
 @click.option("--run", metavar="RUN", help="Bring back all that was dropped of this run.")
 @click.option("--all", "every", is_flag=True, help="Bring back all that was dropped.")
 @framed
-def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every: bool) -> None:  # noqa: FBT001 - click's
+def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every: bool) -> None:
     """Bring back the dropped checkpoints REF; without one, list those that can be.
 
     A REF is RUN@STEP or an id of the list. SIZE is what it alone keeps on the disk

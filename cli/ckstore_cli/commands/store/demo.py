@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,12 +21,7 @@ from ckstore_cli._frame import UserPath
 @click.option("--keep", is_flag=True, help="Keep the temporary directory too.")
 @click.option("--quick", is_flag=True, help="Train fewer steps.")
 @click.pass_context
-def demo(
-    ctx: click.Context,
-    directory: Path | None,
-    keep: bool,  # noqa: FBT001 - click's
-    quick: bool,  # noqa: FBT001
-) -> None:
+def demo(ctx: click.Context, /, **options: Any) -> None:
     """Train, be killed in the middle of a save, resume, and prove that nothing was lost.
 
     A small GPT is trained on the text of Python's own standard library, killed
@@ -50,4 +46,4 @@ def demo(
             raise CkstoreError(msg, hint="pip install 'ckstore[torch]'")
     from ckstore_cli.demo.story import run_demo
 
-    ctx.exit(run_demo(directory, keep, quick))
+    ctx.exit(run_demo(**options))

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
 from ckstore.fs.holders import deleted_but_open
-from ckstore.model.doctor.finding import MARGIN, summary
+from ckstore.model.doctor.finding import MARGIN, DoctorReport, summary
+from ckstore.model.reports.held import DeletedFile
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 from ckstore_cli._errors import FAILED
 from ckstore_cli._format import columns, cut, wrap
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
-
-if TYPE_CHECKING:
-    from ckstore.model.doctor.finding import DoctorReport
-    from ckstore.model.reports.held import DeletedFile
 
 
 @click.command()

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import CkstoreError
-from ckstore.model.sizes import parse_size, size_text
+from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
+from ckstore_cli._options import parsed_size
 from ckstore_cli._output import Output
 from ckstore_cli._place import is_store, place_for_new
 
 if TYPE_CHECKING:
     from ckstore.store import Store
-
-
-def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else parse_size(value)
 
 
 @click.command()
@@ -36,7 +33,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 @click.option(
     "--chunk-bytes",
     metavar="SIZE",
-    callback=_size,
+    callback=parsed_size,
     help="Size of a chunk, such as 16MiB, in whole MiB. It cannot be changed later.",
 )
 @framed
@@ -72,7 +69,7 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
 
 
 def _report(out: Output, store: Store) -> None:
-    from ckstore.ops.open.create import read_settings
+    from ckstore.ops.open.opening import read_settings
 
     settings = read_settings(store.path)
     out.document(

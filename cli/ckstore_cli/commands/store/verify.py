@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -62,11 +63,14 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 )
 @click.option(
     "--budget",
+    "budget_s",
     metavar="TIME",
     callback=_budget,
     help="Stop after this time, such as 10m or 2h; read the blobs read longest ago first.",
 )
-@click.option("--rate", metavar="SIZE", callback=_rate, help="Read at most this much a second, such as 200MB.")
+@click.option(
+    "--rate", "rate_bytes_s", metavar="SIZE", callback=_rate, help="Read at most this much a second, such as 200MB."
+)
 @click.option("--repair", is_flag=True, help="Move damaged blobs to quarantine/ and put intact copies in their place.")
 @click.option(
     "--repair-from",
@@ -76,17 +80,7 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
     help="Also take intact copies from this store or directory. Repeatable.",
 )
 @framed
-def verify(
-    frame: Frame,
-    ref: str | None,
-    *,
-    quick: bool,
-    sample: float | None,
-    budget: float | None,
-    rate: int | None,
-    repair: bool,
-    repair_from: tuple[Path, ...],
-) -> int:
+def verify(frame: Frame, ref: str | None, **options: Any) -> int:
     """Read every byte of the checkpoint REF, or of all, and say what is damaged.
 
     Damage is remembered: latest-valid skips damaged checkpoints. Saving the same
@@ -110,16 +104,7 @@ def verify(
     """
     out = frame.output()
     with frame.writing() as store, Progress("verifying", quiet=out.as_json) as shown:
-        report = store.verify(
-            ref,
-            sample=sample,
-            quick=quick,
-            budget_s=budget,
-            rate_bytes_s=rate,
-            repair=repair,
-            repair_from=repair_from,
-            progress=shown.at,
-        )
+        report = store.verify(ref, progress=shown.at, **options)
     out.document(report)
     for word, finding in details(report):
         out.headed(word, finding, _LOOKS.get(word, "red"))

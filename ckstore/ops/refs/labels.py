@@ -1,0 +1,188 @@
+"""What is put on a checkpoint after it was saved: tags, pins, metrics and notes.
+
+Tags are relative symlinks in ``refs/``. Source: docs/format/v1.md, "Tags". A pin keeps retention and `delete` away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse, NoSuchRef
+from ckstore.fs import files, links
+from ckstore.model.canonical import fits_json
+from ckstore.model.checkpoint.annotations import to_add
+from ckstore.model.checkpoint.pins import Pin
+from ckstore.model.checkpoint.tag import Tag, tag_text
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey, check_tag
+from ckstore.model.times import expiry, text_of_time
+from ckstore.objects.checkpoints import id_at
+from ckstore.objects.documents.annotations import add_annotations
+from ckstore.objects.documents.pins import read_pins, remove_pin, write_pin
+from ckstore.objects.layout import Layout
+from ckstore.ops.context import Context, annotated
+from ckstore.ops.notices import warn
+from ckstore.ops.refs.find import AnyRef, find
+from ckstore.ops.refs.protection import doubtful_tags, gone, held, way_out
+
+# The tag is durable already; its row can wait for the next opening.
+_CATALOG_TIMEOUT_S = 5.0
+
+
+def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
+    """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step."""
+    _point(layout, tag, run, step)
+    files.sync_directory(layout.refs)
+
+
+def _point(layout: Layout, tag: str, run: str, step: int) -> None:
+    # The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
+    fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
+    try:
+        links.symlink(tag_text(run, step), fresh)
+        # Renamed over the old one: at no moment does the tag name nothing, which would leave its checkpoint
+        # unprotected.
+        links.rename(fresh, layout.refs / tag)
+    except BaseException:  # what a signal handler raised, too
+        with contextlib.suppress(OSError):  # the first error says what is wrong
+            links.unlink(fresh)
+        raise
+
+
+def tag_all(context: Context, wanted: Iterable[tuple[CheckpointInfo, Sequence[str]]]) -> None:
+    """Point tags to checkpoints, as `tag` does each; those of one take one fsync, and all of them one look at all."""
+    for info, names in wanted:
+        for name in names:
+            check_tag(name)
+        with held(context, info):
+            for name in names:
+                _point(context.layout, name, *info.key)
+            files.sync_directory(context.layout.refs)
+    _tell_catalog(context)
+
+
+def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
+    """Point the tag `name` to a checkpoint, durably, also if it exists. Return what the store says about it now."""
+    info = find(context, ref)
+    tag_all(context, [(info, [name])])
+    return find(context, info)
+
+
+def untag(context: Context, name: str) -> None:
+    """Remove a tag durably; also one that dangles, and any other file or symlink in ``refs/``."""
+    context.check_writable()
+    if name not in context.layout.tag_texts():
+        raise _no_tag(context, name)
+    try:
+        links.unlink(context.layout.refs / name)
+    except FileNotFoundError:
+        raise _no_tag(context, name) from None
+    except IsADirectoryError as error:
+        msg = f"refs/{name} is a directory, not a tag"
+        raise BadInput(msg, hint=f"move it out of {context.layout.refs} by hand") from error
+    files.sync_directory(context.layout.refs)
+    _tell_catalog(context)
+
+
+def tags(context: Context) -> list[Tag]:
+    """Return every tag by name, with what it names; warn of those that cannot be read."""
+    from ckstore.ops.refs.listing import infos
+
+    ids = {info.key: info.id for info in infos(context)}
+    found = context.layout.tags()
+    for name, problem in doubtful_tags(context.layout).items():
+        if name not in found:
+            warn(f"{problem}, so that nothing is dropped; {way_out(name)}")
+    return [Tag(name, *target, ids.get(target)) for name, target in sorted(found.items())]
+
+
+def _no_tag(context: Context, name: str) -> NoSuchRef:
+    known = sorted(context.layout.tags())[:5]
+    msg = f"there is no tag {name!r}"
+    return NoSuchRef(msg, hint=f"the tags are {', '.join(known)}" if known else "the store has no tags")
+
+
+def _tell_catalog(context: Context) -> None:
+    try:
+        context.catalog.replace_tags(context.layout.tags, timeout_s=_CATALOG_TIMEOUT_S)
+    except (CatalogUnavailable, InUse):  # refs/ is the truth; the next opener does it
+        return
+
+
+def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | timedelta | datetime | None) -> Pin:
+    """Pin a checkpoint, durably."""
+    info = find(context, ref)
+    if not isinstance(reason, str) or not fits_json(reason):
+        raise BadInput(f"reason: wanted a text, got {reason!r}")
+    now = datetime.now(UTC)
+    until = expiry(expires, now)
+    made = Pin(
+        name=f"pin-{uuid.uuid4().hex[:10]}",
+        run=info.run,
+        step=info.step,
+        id=info.id,
+        reason=reason,
+        created=text_of_time(now),
+        expires=None if until is None else text_of_time(until),
+    )
+    # Locked for use, and durable first (law L2, rule F): a pin must not name what a power cut takes.
+    with held(context, info):
+        write_pin(context.layout, made)
+    return made
+
+
+def pin_again(context: Context, key: CheckpointKey, checkpoint_id: str) -> list[str]:
+    """Let the pins of a checkpoint that was replaced name the one that has its place; return their names."""
+    moved = [found for found in read_pins(context.layout) if (found.run, found.step) == key]
+    for found in moved:
+        if found.id != checkpoint_id:
+            write_pin(context.layout, replace(found, id=checkpoint_id))
+    return [found.name for found in moved]
+
+
+def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
+    """Remove the pin of that name, or all pins of the checkpoint that `target` names; return their names."""
+    context.check_writable()
+    if isinstance(target, Pin):
+        target = target.name
+    if isinstance(target, str) and remove_pin(context.layout, target):
+        return [target]
+    try:
+        info = find(context, target)
+    except (NoSuchRef, BadInput) as error:
+        msg = f"no pin has the name {target!r}, and it is not a checkpoint either: {error.message}"
+        raise NoSuchRef(msg, hint="store.pins() lists the pins") from error
+    names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == info.key]
+    removed = [name for name in names if remove_pin(context.layout, name)]
+    if not removed:
+        raise NoSuchRef(f"{info.name} is not pinned", hint="store.pins() lists the pins")
+    return removed
+
+
+def pins(context: Context) -> list[Pin]:
+    """Return every pin, expired ones too, in the order in which they were made."""
+    found = sorted(read_pins(context.layout), key=lambda pin: (pin.created, pin.name))
+    return [replace(pin, dangling=id_at(context.layout.checkpoint(pin.run, pin.step)) != pin.id) for pin in found]
+
+
+def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, note: str | None) -> CheckpointInfo:
+    """Add metrics and a note to a checkpoint, durably; return what the store says about it now."""
+    # Raises CkstoreError: what was added before is damaged; nothing was changed.
+    info = find(context, ref)
+    more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
+    path = context.layout.checkpoint(info.run, info.step)
+    with held(context, info) as lock:
+        try:
+            add_annotations(context.layout, lock, more)
+        except CkstoreError as error:
+            if not error.hint:
+                error.hint = "repair or remove that file, then annotate again"
+            raise
+        if not lock.names(path):  # a saver replaced it, and what was added went with it
+            raise gone(info)
+    return annotated(context, info)
