@@ -197,7 +197,7 @@ def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.M
     demo = Mock(return_value=0)
     monkeypatch.setattr(ckstore_cli.demo.story, "run_demo", demo)
     run("demo", "--directory", "~/demo")
-    demo.assert_called_once_with(home / "demo", False, False)
+    demo.assert_called_once_with(directory=home / "demo", keep=False, quick=False)
 
 
 def test_the_home_of_a_user_who_is_unknown_is_a_name_like_others() -> None:
