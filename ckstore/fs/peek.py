@@ -105,6 +105,16 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
     return opened[0]
 
 
+def open_closed_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr (``>&-``) ones that lead nowhere."""
+    # Else a file of the store gets that number, and what C code prints is written into it; SQLite does the same.
+    fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    while fd <= 2:  # stdin, stdout and stderr
+        os.set_inheritable(fd, True)
+        fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.close(fd)
+
+
 def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
     """Return a descriptor of a directory: to list it, to lock it, to make its names durable."""
     # `flags` count for a path elsewhere: in a store no symlink is followed anyway.

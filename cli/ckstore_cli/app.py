@@ -231,13 +231,10 @@ def app() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr (``>&-``) ones that lead nowhere."""
-    # Else the next file that is opened gets that number, and what is said would be written into it.
-    fd = os.open(os.devnull, os.O_RDWR)
-    while fd <= 2:  # stdin, stdout and stderr
-        os.set_inheritable(fd, True)
-        fd = os.open(os.devnull, os.O_RDWR)
-    os.close(fd)
+    """As a store does when it is opened, and before: here is said what it raises."""
+    from ckstore.fs.peek import open_closed_streams  # as each command does
+
+    open_closed_streams()
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
     sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 

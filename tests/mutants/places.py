@@ -6,6 +6,33 @@ from tests.mutants.mutant import Mutant
 
 PLACES = [
     Mutant(
+        "no file of the store gets the number of a closed stdout or stderr",
+        "streams-left-closed",
+        "open_closed_streams",
+        "    while fd <= 2:",
+        "    while fd < 0:",
+        "tests/ops/save/test_closed_streams.py::test_nothing_that_is_printed_without_streams_gets_into_a_file_of_the_store[save]",
+        "returned non-zero exit status",
+    ),
+    Mutant(
+        "what is written for a user replaces nothing in the store",
+        "written-into-the-store",
+        "Layout.outside",
+        "        if (peek.resolved(path.parent) / path.name).is_relative_to(self.path):\n",
+        "        if False:\n",
+        "tests/ops/report/test_store_metrics.py::test_no_file_of_the_store_is_replaced",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "no store is made in another one, where it would be swept away",
+        "store-in-a-store",
+        "opening.create",
+        "        _refuse_inside(root)\n",
+        "        pass\n",
+        "tests/ops/open/test_create.py::test_no_store_is_made_in_another_one",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "directories on the way are opened without following a symlink",
         "symlink-followed",
         "open_below",

@@ -46,6 +46,7 @@ _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already."""
+    peek.open_closed_streams()
     now = text_of_time(datetime.now(UTC))
     settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
     settings.algorithm.start()  # raises here if the package for it is missing
@@ -249,6 +250,7 @@ def open_context(
     root: Path, *, run: str | None = None, readonly: bool, recover: bool, catalog_path: Path | None
 ) -> tuple[Context, tuple[str, ...]]:
     """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`."""
+    peek.open_closed_streams()
     settings = read_settings(root)
     place, unread = place_of(root)
     notes = unread + _notes_at_opening(place, readonly=readonly)
