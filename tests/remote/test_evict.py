@@ -147,6 +147,7 @@ def test_a_pull_brings_the_bytes_back(evicted: tuple[Store, Double]) -> None:
     report = store.pull(1, "away")
     assert report.new_count == 0
     assert report.moved_bytes > 3 * MIB
+    assert ": no new checkpoint, " in str(report)
     info = store.info(1)
     assert not info.elsewhere
     assert [note.text for note in info.notes] == ["kept"]

@@ -76,7 +76,8 @@ class TransferReport:
     def __str__(self) -> str:
         verb, way = ("pushed", "to") if self.direction == "push" else ("pulled", "from")
         what = counted(len(self.checkpoints), "checkpoint")
-        new = f"{self.new_count} new" if self.new_count else "nothing new"
+        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # bytes that were let go come back
+        new = f"{self.new_count} new" if self.new_count else nothing
         rate = f", {size_text(self.moved_bytes / self.duration_s)}/s" if self.moved_bytes and self.duration_s else ""
         moved = f"{size_text(self.moved_bytes)} in {counted(self.moved_count, 'blob')}"
         return printable(f"{verb} {what} {way} {self.remote}: {new}, {moved}{rate}")
