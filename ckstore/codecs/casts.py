@@ -5,12 +5,10 @@ A wrong prediction costs bytes, never correctness: the difference from it is alw
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from ckstore.errors import DamagedBlob
-
-if TYPE_CHECKING:
-    from ckstore.model.digest import Buffer
+from ckstore.model.digest import Buffer
 
 Prediction = Literal["same", "bf16", "fp16"]
 PREDICTIONS: tuple[Prediction, ...] = get_args(Prediction)

@@ -8,16 +8,13 @@ import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.fs import direct, files
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import RunningDigest, algorithm_of
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import blobs
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.checkpoints import CheckpointDirectory
 
 # Large enough that the disk streams, small enough that a pause between two reads slows a verification evenly.
 READ_BYTES = 4 * 2**20

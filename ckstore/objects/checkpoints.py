@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, MissingBlob, OtherHash
 from ckstore.fs import files, locks
 from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside, Where
 from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
+from ckstore.model.manifest.stored import Encoding, OldPiece
 from ckstore.objects import blobs
 from ckstore.objects.documents.elsewhere import may_lack
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
 
-    from ckstore.fs.inside import Inside, Where
-    from ckstore.model.manifest.stored import Encoding, OldPiece
-
-    Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from ckstore.codecs import container
 from ckstore.codecs.casts import base_bytes, predict
+from ckstore.codecs.container import Tile, Tiles
 from ckstore.codecs.tiles import TILE_BYTES, Stored, decode, needs_base
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
-
-if TYPE_CHECKING:
-    from ckstore.codecs.container import Tile, Tiles
-    from ckstore.model.manifest.stored import EncodedBlob, Encoding
-    from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.model.manifest.stored import EncodedBlob, Encoding
+from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A path has at most nine files; small runs of several bases lie in one blob.
 _OPEN_MOST = 16

@@ -8,22 +8,19 @@ from __future__ import annotations
 import mmap as _mmap
 import os
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.words import mending_there
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import Decoder, is_encoded
 from ckstore.objects.remote_pieces import Memory, Part, RemotePieces
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-
-    from ckstore.model.manifest.manifest import Extent, Manifest
-    from ckstore.objects.checkpoints import CheckpointDirectory
 
 _FETCHES = 3
 """A flipped bit on the way is read again; what is wrong so often is wrong at the remote."""

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ckstore.errors import SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import files, links, locks
 from ckstore.fs.held import Held
-from ckstore.fs.inside import NotInStore
+from ckstore.fs.inside import Inside, NotInStore
+from ckstore.model.manifest.info import Published
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.objects import blobs, store_locks
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
-from ckstore.objects.layout import BLOBS, RunChange
+from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
 from ckstore.objects.shared import two_renames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import Published
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.objects.layout import Layout, RunStamp
-    from ckstore.objects.staging import Staging
+from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
 Rule = IfExists | Literal["taken"]

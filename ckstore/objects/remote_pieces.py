@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from ckstore.errors import BytesElsewhere
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ckstore.model.manifest.manifest import Extent
-    from ckstore.model.manifest.stored import OldPiece
-    from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.model.manifest.manifest import Extent
+from ckstore.model.manifest.stored import OldPiece
+from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A request takes as long as some hundred KiB at the rate of a link; larger runs take memory and gain nothing.
 _RUN_BYTES = 8 * 2**20

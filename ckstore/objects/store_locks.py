@@ -7,14 +7,10 @@ host only, nothing is lost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ckstore.errors import InUse
 from ckstore.fs import links, locks
 from ckstore.fs.lock_files import LockFile, service_failed
-
-if TYPE_CHECKING:
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import Layout
 
 # A run is locked for some system calls only; a process that needs longer has stopped, or its server has.
 _DEFAULT_S = 10.0

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse, UnknownOutcome
 from ckstore.fs import files, locks
 from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
-from ckstore.objects.layout import ANNOTATIONS
+from ckstore.objects.layout import ANNOTATIONS, Layout
 from ckstore.objects.shared import two_renames
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.names import CheckpointKey
-    from ckstore.objects.layout import Layout
-    from ckstore.objects.staging import Staging
+from ckstore.objects.staging import Staging
 
 _RUN_TIMEOUT_S = 30.0
 

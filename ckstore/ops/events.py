@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.event import Event, parse_line
 from ckstore.model.times import start_of, text_of_time, time_of_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.model.names import CheckpointKey
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
+from ckstore.objects.layout import Layout
+from ckstore.ops.context import Context
 
 _POLL_S = 0.5
 EVENTS, OLDER = "events.jsonl", "events.jsonl.1"

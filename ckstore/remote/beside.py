@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, RemoteDenied, RemoteUnavailable
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.digest import ALGORITHMS
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.model.seal import seal
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.acts import why_of
+from ckstore.ops.context import Context
 from ckstore.ops.mirrored import note_taken
 from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held
 from ckstore.remote import keys
 from ckstore.remote.asking import look
+from ckstore.remote.objects import Remote
+from ckstore.remote.record import Record
 from ckstore.remote.small_objects import TAG_MAX_BYTES, change, read_document, read_pin, tag_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.names import CheckpointKey
-    from ckstore.ops.context import Context
-    from ckstore.remote.objects import Remote
-    from ckstore.remote.record import Record
-    from ckstore.remote.source import Source
+from ckstore.remote.source import Source
 
 _ALGORITHM = ALGORITHMS["xxh3_128"]
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.model.canonical import canonical_json
 from ckstore.model.seal import seal
+from ckstore.remote.keys import Place
+from ckstore.remote.objects import Objects
 from ckstore.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ckstore.remote.keys import Place
-    from ckstore.remote.objects import Objects
 
 LIFE_S = 3600
 """So long a pruner spares what an intent names after it was last written: many times what a blob takes."""

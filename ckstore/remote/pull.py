@@ -9,9 +9,9 @@ goes on from there.
 from __future__ import annotations
 
 import time
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ckstore.errors import (
     CkstoreError,
@@ -23,9 +23,14 @@ from ckstore.errors import (
     StepExists,
 )
 from ckstore.fs import files, links, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.canonical import encode_metric
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import BlobRecord, Manifest
+from ckstore.model.manifest.stored import Encoding
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
@@ -35,11 +40,12 @@ from ckstore.objects.checkpoints import judge_blobs, look
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
 from ckstore.objects.layout import ANNOTATIONS, BLOBS
+from ckstore.objects.publish import IfExists, Outcome
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import save_checks_or_all
-from ckstore.ops.context import info_of, tags_by_checkpoint
+from ckstore.ops.context import Context, info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free, purge
 from ckstore.ops.index.reconcile import reconcile_one
@@ -51,20 +57,8 @@ from ckstore.remote.beside import merged, take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.find_there import facts_of
 from ckstore.remote.keys import Place
-from ckstore.remote.source import read_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.manifest.manifest import BlobRecord, Manifest
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.model.names import CheckpointKey
-    from ckstore.objects.publish import IfExists, Outcome
-    from ckstore.ops.context import Context
-    from ckstore.remote.push import Manner
-    from ckstore.remote.source import Found, Source
+from ckstore.remote.push import Manner
+from ckstore.remote.source import Found, Source, read_manifest
 
 # One reading may meet a cut connection or a flipped bit; a blob that is wrong so often is wrong at the remote.
 _READS = 3

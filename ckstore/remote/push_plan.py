@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.reports.transfer import TransferPlan
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys
 from ckstore.remote.asking import look
-from ckstore.remote.documents.condemned import read_condemned
+from ckstore.remote.documents.condemned import Condemned, read_condemned
 from ckstore.remote.documents.info import check_takes
 from ckstore.remote.keys import Place
-from ckstore.remote.record import read_record
+from ckstore.remote.objects import Remote
+from ckstore.remote.record import Record, read_record
 from ckstore.remote.source import ObjectSource
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.ops.context import Context
-    from ckstore.remote.documents.condemned import Condemned
-    from ckstore.remote.objects import Remote
-    from ckstore.remote.record import Record
 
 
 def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
+from ckstore.fs.inside import Inside
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_document, refuse
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
-    from ckstore.remote.objects import Listed
+from ckstore.objects.layout import Layout
+from ckstore.remote.objects import Listed
 
 FOLDER = "remotes"
 _FORMAT = "ckstore-remote-seen"

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, RemoteError
 from ckstore.model.canonical import canonical_json
-from ckstore.model.checkpoint.pins import parse_pin
+from ckstore.model.checkpoint.pins import Pin, parse_pin
 from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_document, refuse
 from ckstore.model.names import check_run, check_step
 from ckstore.model.seal import read, seal
 from ckstore.remote import keys
 from ckstore.remote.keys import Place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.model.checkpoint.pins import Pin
-    from ckstore.remote.objects import Objects, Remote
+from ckstore.remote.objects import Objects, Remote
 
 T = TypeVar("T")
 _FORMAT = "ckstore-remote-tag"

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.manifest.encoding import HEAD_BYTES, begins_one
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
+from ckstore.model.manifest.stored import Encoding, OldPiece
 from ckstore.model.words import mending_there
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.remote import keys
 from ckstore.remote.decode import Decoding, Near, nothing_near
 from ckstore.remote.keys import Place
+from ckstore.remote.objects import Objects
 from ckstore.remote.small_objects import read_tags
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.manifest.stored import Encoding, OldPiece
-    from ckstore.remote.objects import Objects
-
 
 _MOST_PLACES = 1_000_000
 

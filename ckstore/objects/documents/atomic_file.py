@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, links
+from ckstore.fs import files, links, locks
 from ckstore.objects import store_locks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.fs import locks
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import Layout
 
 _TIMEOUT_S = 10.0
 

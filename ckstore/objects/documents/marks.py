@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links, peek
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside
+from ckstore.fs.locks import DirectoryLock
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.digest import is_digest
 from ckstore.model.names import STEP_PATTERN
-from ckstore.objects.layout import MARK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.fs.locks import DirectoryLock
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import MARK, Layout
 
 # docs/format/v1.md gives this beginning, so other writers know and remove it.
 _TEMPORARY = ".damaged-"

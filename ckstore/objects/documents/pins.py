@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, DamagedBlob
 from ckstore.fs import files, links, peek
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, Pin, file_name, parse_pin, pin_name
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
-
-if TYPE_CHECKING:
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import Layout
 
 
 def read_pins(layout: Layout) -> list[Pin]:

@@ -6,8 +6,8 @@ Source: docs/format/v1.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import files
@@ -15,11 +15,7 @@ from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_object
 from ckstore.objects.documents import atomic_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import Layout
 
 CHECKED_VERSION = 1
 CHECKED_MAX_BYTES = 2**30

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Collection, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.errors import UnknownOutcome, UnsafePlace
 from ckstore.fs import files, links, locks, peek, statx
+from ckstore.fs.inside import Inside
 from ckstore.model.names import CheckpointKey, is_run, step_of
 from ckstore.objects import store_locks
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.layout import Layout
+from ckstore.objects.layout import Layout
 
 # The name alone says run, step and successor: after a crash there is nothing else to go by.
 _OLD = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.(?P<id>[0-9a-f]{12})\.old")

@@ -7,27 +7,24 @@ nothing else may have any more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files, links
 from ckstore.fs.inside import Inside
+from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.stored import Encoding
 from ckstore.model.reports.compaction import CompactionPlan
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import MANIFEST, PLAIN
+from ckstore.objects.staging import Staging
 from ckstore.ops.compact.plan import opened
 from ckstore.ops.context import Context
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.model.digest import Algorithm
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.objects.staging import Staging
 
 
 def gather(staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirectory]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ckstore.codecs import container
 from ckstore.codecs.container import Header, Run
@@ -12,14 +12,10 @@ from ckstore.fs import direct
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
 from ckstore.model.manifest.stored import Encoding
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import Decoder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.compact.match import Segment
+from ckstore.objects.staging import Staging
+from ckstore.ops.compact.match import Segment
 
 # Neighbours have the same bases, and a pack is a base of many small parts.
 _KEPT_BYTES = 160 * 2**20

@@ -7,21 +7,19 @@ never correctness.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.codecs.casts import Prediction, base_bytes, predicted
 from ckstore.codecs.tiles import WIDTHS
 from ckstore.errors import BadInput
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord, Manifest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+ReadRange = Callable[[str, int, int], bytes | bytearray | memoryview]
 
-    from ckstore.model.manifest.manifest import LeafRecord, Manifest
-
-    ReadRange = Callable[[str, int, int], bytes | bytearray | memoryview]
 
 _SAMPLE = 256
 _COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}

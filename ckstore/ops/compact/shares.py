@@ -8,13 +8,10 @@ are decoded with them: those are the orphans.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.model.manifest.manifest import BlobRecord, Manifest
-    from ckstore.model.names import CheckpointKey
+from ckstore.model.manifest.manifest import BlobRecord, Manifest
+from ckstore.model.names import CheckpointKey
 
 _OWN = 1 / 4
 """A blob of which a checkpoint needs less is an old one; a load that decodes so little takes hardly longer."""

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects import reserve, store_locks, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.objects.layout import BLOBS, RunChange
+from ckstore.objects.layout import BLOBS, Layout, RunChange
 from ckstore.objects.shared import two_renames
 from ckstore.ops import events
 from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.protection import check_unprotected, gone
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.layout import Layout
-    from ckstore.ops.context import Context
 
 # What is not done in time the next opener does, so a delete need not wait for long.
 _CATALOG_TIMEOUT_S = 5.0

@@ -8,25 +8,21 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import peek
 from ckstore.fs.held import through_parents
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, NextToFree
 from ckstore.model.reports.held import LinkedBlob, PlannedBlob
 from ckstore.objects import trash
+from ckstore.objects.collector import Collected
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
 from ckstore.objects.layout import BLOBS
-from ckstore.ops.context import tags_by_checkpoint
+from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.refs.protection import pins_by_checkpoint
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.objects.collector import Collected
-    from ckstore.ops.context import Context
 
 _LOOKS = 5
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from ckstore.model.manifest.manifest import Manifest
+from ckstore.model.settings.retention_plan import PlanEntry, RetentionPlan
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted
 from ckstore.ops.check.validity import glance
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.settings.retention_plan import PlanEntry, RetentionPlan
-    from ckstore.ops.context import Context
+from ckstore.ops.context import Context
 
 
 def with_needed_bytes(context: Context, made: RetentionPlan) -> RetentionPlan:

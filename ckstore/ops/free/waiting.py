@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import SupportsIndex
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef, StepExists
 from ckstore.fs import files, links, locks, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.refs import has_id, parse_ref
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
@@ -17,18 +20,11 @@ from ckstore.objects.layout import MANIFEST, RunChange
 from ckstore.ops import events
 from ckstore.ops.check.validity import glance
 from ckstore.ops.config_file import GRACE_S, setting_of
+from ckstore.ops.context import Context
 from ckstore.ops.free.gc_plan import freed_in_turn
 from ckstore.ops.index.reconcile import reconcile_one, stamps
 from ckstore.ops.refs.find import text_of
 from ckstore.ops.refs.listing import infos
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import SupportsIndex
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.ops.context import Context
 
 _RUN_TIMEOUT_S = 10.0
 _CATALOG_TIMEOUT_S = 5.0

@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import links, peek
 from ckstore.fs.host import machine
+from ckstore.fs.inside import Inside
 from ckstore.model.names import CheckpointKey
+from ckstore.model.reports.progress import Progress
 from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport
 from ckstore.objects import trash
+from ckstore.objects.checkpoints import Verdict
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.relink import Relinker
 from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import CANDIDATES_BATCH, StoreInventory, canonical_blobs
 from ckstore.ops.open.opening import recover
 from ckstore.ops.refs.protection import doubtful_tags, way_out
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import Verdict
-    from ckstore.ops.context import Context
-
 
 _MARGIN_BYTES = 2**20
 

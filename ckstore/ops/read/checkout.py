@@ -12,23 +12,21 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
 from ckstore.fs import files, links, peek
 from ckstore.fs.new_tree import NewTree
+from ckstore.model.manifest.manifest import Extent, FileRecord
 from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.model.reports.export_report import CheckoutReport
+from ckstore.model.reports.progress import Progress
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader, blob_of
 from ckstore.objects.remote_pieces import Part
 from ckstore.ops.call_threads import for_each
+from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import Extent, FileRecord
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import io
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.containers.values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotLoad, DamagedBlob, NoSuchFile, NoSuchRef
 from ckstore.model.document import shown
 from ckstore.model.manifest.files import followed
+from ckstore.model.manifest.manifest import FileRecord, Manifest
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.acts import act
 from ckstore.ops.read.regions import RegionReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.model.manifest.manifest import FileRecord, Manifest
-    from ckstore.objects.checkpoints import CheckpointDirectory
 
 
 class StoredFile:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
+from ckstore.containers.file_value import FileValue
 from ckstore.containers.pickle_values import (
     Global,
     NumpyArray,
@@ -23,11 +25,6 @@ from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.python_values import TORCH_NAMED, is_python_value
 from ckstore.tensors.described import DescribedLeaf, DescribedObject, DescribedParts, Place
 from ckstore.tensors.layout import row_major
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.containers.file_value import FileValue
 
 _SHOWN_CHARS = 200
 

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import (
     INDEX_NAME,
@@ -22,10 +21,13 @@ from ckstore.containers.safetensors_write import (
     shard_name,
 )
 from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.manifest.state_json import json_of_leaf, json_of_node
 from ckstore.model.names import spelled
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
+from ckstore.model.reports.progress import Progress
 from ckstore.model.sizes import parse_size
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import (
     MARGIN_BYTES,
     Meter,
@@ -39,11 +41,6 @@ from ckstore.ops.read.export_files import (
 )
 from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export
 from ckstore.ops.read.load import Select
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import CheckpointDirectory
 
 MAX_SHARD_BYTES = 50 * 10**9  # what `save_pretrained` of transformers 5 takes
 STATE_NAME = "state.json"

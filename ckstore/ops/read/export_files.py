@@ -12,23 +12,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import direct, files, peek
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.leaf_records import itemsize
+from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.reports.export_report import ExportedFile
+from ckstore.model.reports.progress import Progress
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.manifest import LeafRecord
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import CheckpointDirectory
 
 MARGIN_BYTES = 2**20
 _DIGEST = ALGORITHMS["xxh3_128"].digest

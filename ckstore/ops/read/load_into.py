@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import spellings
+from ckstore.model.reports.progress import Progress
 from ckstore.model.words import printable
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.read.committed_file import loadable
 from ckstore.ops.read.file_state import state_of
@@ -23,14 +27,6 @@ from ckstore.tensors.targets.advice import Load, advice
 from ckstore.tensors.targets.comparison import Differences, LoadRules
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-    from contextlib import AbstractContextManager
-
-    from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import CheckpointDirectory
 
 # A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of it.
 SHOWN_MOST = 20  # so many names of a kind are in a message

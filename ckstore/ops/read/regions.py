@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
 from ckstore.model.manifest.tiles import Band, Block, Sizes, bands, flat_start
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader
 from ckstore.objects.remote_pieces import Part
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
-    from ckstore.objects.checkpoints import CheckpointDirectory
 
 # As a chunk: one piece at a time of a large tensor, whatever block of it is wanted.
 WINDOW_BYTES = 32 * 2**20

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
+from ckstore.model.manifest.manifest import Extent, LeafRecord, Manifest
 from ckstore.model.manifest.stored import OldPiece
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from ckstore.model.manifest.manifest import Extent, LeafRecord, Manifest
 
 HeldExtents = dict[int, frozenset[int]]
 """Storage of the newer checkpoint -> the first bytes of those of its extents that the older one has there, too."""

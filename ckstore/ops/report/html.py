@@ -5,26 +5,21 @@ from __future__ import annotations
 import html
 import json
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from importlib import resources
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from ckstore.model.brief import HtmlReport
+from ckstore.model.reports.event import Event
+from ckstore.model.reports.held import Holder
+from ckstore.model.saver.status import SaverStatus
 from ckstore.model.sizes import size_text
 from ckstore.model.times import seconds_text
 from ckstore.model.words import counted, metrics_text, printable
+from ckstore.ops.context import Context
 from ckstore.ops.report.metrics import write_text
-from ckstore.ops.report.page import page
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from ckstore.model.reports.event import Event
-    from ckstore.model.reports.held import Holder
-    from ckstore.model.saver.status import SaverStatus
-    from ckstore.ops.context import Context
-    from ckstore.ops.report.page import ChangeMap, Page
+from ckstore.ops.report.page import ChangeMap, Page, page
 
 _ROWS_SHOWN = 500
 """A table of all checkpoints of a large store would be most of the page; the newest are those looked for."""

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import holders
+from ckstore.model.doctor.finding import DoctorFinding
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.event import Event
+from ckstore.model.reports.gc_report import Waiting
+from ckstore.model.reports.held import Holder
+from ckstore.model.reports.usage import Usage
+from ckstore.model.saver.status import SaverStatus
+from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.times import time_of_text
 from ckstore.ops.acts import why_of
+from ckstore.ops.context import Context
 from ckstore.ops.events import events
 from ckstore.ops.free.retain import plan_retention
 from ckstore.ops.free.waiting import waiting
@@ -20,19 +30,6 @@ from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.doctor import examine_all
 from ckstore.ops.report.usage import usage
 from ckstore.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.doctor.finding import DoctorFinding
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.reports.event import Event
-    from ckstore.model.reports.gc_report import Waiting
-    from ckstore.model.reports.held import Holder
-    from ckstore.model.reports.usage import Usage
-    from ckstore.model.saver.status import SaverStatus
-    from ckstore.model.settings.retention_plan import RetentionPlan
-    from ckstore.ops.context import Context
 
 # Each pair costs two manifests: of so many the whole report takes some seconds.
 _MAP_STEPS = 12

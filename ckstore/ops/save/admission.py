@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import peek
 from ckstore.model.digest import fan_out
+from ckstore.model.manifest.captured import ByteSource
 from ckstore.model.settings.free_space import Amount, Need
 from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
 from ckstore.ops.free.make_room import how_to_free, make_room
 from ckstore.ops.save.packing import ALIGNMENT, PACK_BYTES, aligned, bytes_of, find_pieces
 from ckstore.ops.save.recorded import RecordedSource
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.captured import ByteSource
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.context import Context
 
 _OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging is there already
 _FOLDERS = 256  # in ``blobs/``; made when they are needed

@@ -12,22 +12,19 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.catalog.values import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs import files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.interpreter import python_gc_paused
-from ckstore.ops.save.recorded import state_changed
-
-if TYPE_CHECKING:
-    from ckstore.model.digest import Algorithm
-    from ckstore.model.manifest.captured import ByteSource
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.context import Context
-    from ckstore.ops.save.recheck import Recheck
-    from ckstore.ops.save.recorded import DeviceChunks
+from ckstore.model.digest import Algorithm
+from ckstore.model.manifest.captured import ByteSource
+from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
+from ckstore.ops.save.recheck import Recheck
+from ckstore.ops.save.recorded import DeviceChunks, state_changed
 
 # As a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20

@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.fs import files, peek
@@ -25,14 +25,10 @@ from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, rec
 from ckstore.objects.blob_check import READ_BYTES, Checked, How, check_file
 from ckstore.objects.blobs import agrees_to, reading_buffer
 from ckstore.objects.layout import BLOBS
+from ckstore.objects.staging import Staging
 from ckstore.ops.acts import why_of
+from ckstore.ops.context import Context
 from ckstore.ops.events import note
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.context import Context
 
 _SHARE_OF_TIME = 1 / 4
 """Of the time since the save began, for the readings of all threads together: that of one of the four that hash."""

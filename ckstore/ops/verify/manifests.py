@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from ckstore.codecs import container
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, InUse
 from ckstore.fs import files, links, locks
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord, Manifest
@@ -19,11 +19,8 @@ from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.objects.trash import names_in
 from ckstore.ops.acts import why_of
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.ops.context import Context
-    from ckstore.ops.verify.copies import Copies
+from ckstore.ops.context import Context
+from ckstore.ops.verify.copies import Copies
 
 _FRESH = ".manifest-new"
 

@@ -6,30 +6,26 @@ again: each checkpoint that has it gets the plain blob, and a document that says
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, locks, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.manifest.stored import Encoding
+from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, manifest_in
 from ckstore.objects.documents import marks
 from ckstore.objects.heal import WAIT_S, Given, put_name
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
+from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.verify.manifests import write_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckstore.fs.inside import Inside
-    from ckstore.model.names import CheckpointKey
-    from ckstore.objects.staging import Staging
-    from ckstore.ops.context import Context
 
 _CATALOG_TIMEOUT_S = 5.0
 

@@ -5,15 +5,16 @@ It repairs what needs no data: lost canonical names, and rows of the catalog.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, peek
 from ckstore.fs.held import through_parents
+from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
@@ -22,16 +23,11 @@ from ckstore.objects import trash
 from ckstore.objects.heal import restore_names
 from ckstore.objects.last_names import LastName, NameCount
 from ckstore.objects.layout import Layout
+from ckstore.ops.check.verifier import Verifier
+from ckstore.ops.context import Context
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.verify.survey_files import catalog_findings, file_findings
-
-if TYPE_CHECKING:
-    import os
-
-    from ckstore.fs.inside import Inside
-    from ckstore.ops.check.verifier import Verifier
-    from ckstore.ops.context import Context
 
 # Each look lists the whole store; saves that run meanwhile seldom touch one inode in all three.
 _LOOKS = 3

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.checkpoint.pins import parse_pin, pin_name
 from ckstore.model.checkpoint.tag import parse_tag
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import FindingKind, StoreFinding
 from ckstore.model.seal import check_seal
@@ -19,16 +19,12 @@ from ckstore.model.settings.settings import parse_config, parse_settings
 from ckstore.objects.checkpoints import look
 from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.trash import names_in
+from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.config_file import rules_of
+from ckstore.ops.context import Context
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.index.facts import same_facts
 from ckstore.ops.refs.protection import doubtful_tags, way_out
-
-if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
-    from ckstore.model.manifest.info import Published
-    from ckstore.ops.check.verifier import Verifier
-    from ckstore.ops.context import Context
 
 _TIMEOUT_S = 10.0
 # The limit of annotations, the largest of these files (docs/format/v1.md, "Limits").

@@ -7,35 +7,31 @@ to the nearest goes as a link, for readers that have that one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.codecs import container
+from ckstore.codecs.container import Header
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BytesElsewhere, DamagedBlob, InUse, NoSuchRef, SaveFailed
 from ckstore.fs import files
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.encoding import render
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord
 from ckstore.model.manifest.stored import EncodedBlob, Encoding
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import MANIFEST, PLAIN
 from ckstore.ops.compact.encode import BlobSource, encode, header_of
 from ckstore.ops.compact.forms import Form, Forms
 from ckstore.ops.compact.match import Layout, Matcher
+from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
 from ckstore.remote.deltas.spool import Delta, Spool
 from ckstore.remote.keys import Place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from ckstore.codecs.container import Header
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.context import Context
-    from ckstore.remote.source import ObjectSource
+from ckstore.remote.source import ObjectSource
 
 # With less gained the remote would keep a base for it, and every reader would fetch and decode both, for little.
 _MOST_SHARE = 1 / 2

@@ -5,12 +5,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
-from typing import TYPE_CHECKING
+from typing import Self
 
-if TYPE_CHECKING:
-    from typing import Self
-
-    from ckstore.model.manifest.stored import Encoding
+from ckstore.model.manifest.stored import Encoding
 
 _IN_MEMORY_BYTES = 32 * 2**20
 

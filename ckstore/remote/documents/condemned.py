@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ckstore.errors import RemoteUnavailable
 from ckstore.model.canonical import canonical_json
@@ -15,12 +16,8 @@ from ckstore.model.document import check_created, parse_document, refuse
 from ckstore.model.seal import to_write
 from ckstore.remote import keys
 from ckstore.remote.keys import BlobName
+from ckstore.remote.objects import Objects
 from ckstore.remote.small_objects import read_document
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ckstore.remote.objects import Objects
 
 _FORMAT = "ckstore-remote-condemned"
 _VERSION = 1

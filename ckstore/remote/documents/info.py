@@ -5,20 +5,16 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, RemoteError
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import algorithm_named
 from ckstore.model.document import check_created, check_requires, parse_document
 from ckstore.model.seal import seal
-from ckstore.model.settings.settings import check_chunk_bytes, check_uuid
+from ckstore.model.settings.settings import StoreSettings, check_chunk_bytes, check_uuid
 from ckstore.remote import keys
+from ckstore.remote.objects import Objects, Remote
 from ckstore.remote.small_objects import read_document
-
-if TYPE_CHECKING:
-    from ckstore.model.settings.settings import StoreSettings
-    from ckstore.remote.objects import Objects, Remote
 
 _FORMAT = "ckstore-remote"
 _VERSION = 1

@@ -6,27 +6,22 @@ remote lists that very version now. Any other is read back here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.stored import Encoding
 from ckstore.ops.call_threads import for_each
+from ckstore.ops.context import Context
 from ckstore.remote import keys, record
 from ckstore.remote.asking import ask, is_asked
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.condemned import read_condemned
-from ckstore.remote.objects import Remote
+from ckstore.remote.keys import Place
+from ckstore.remote.objects import Listed, Remote
 from ckstore.remote.pull import fetch_checked
+from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, source_of
 from ckstore.remote.source import ObjectSource, Source, read_manifest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckstore.model.manifest.stored import Encoding
-    from ckstore.ops.context import Context
-    from ckstore.remote.keys import Place
-    from ckstore.remote.objects import Listed
-    from ckstore.remote.push import Manner
 
 
 def attest_of(context: Context, remote: Remote | OtherStore, manner: Manner) -> Attest:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, StoreNotFound
+from ckstore.ops.context import Context
 from ckstore.ops.open.opening import create, may_make
 from ckstore.remote.reach import settings_there
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
 from ckstore.remote.service.target import parse_target
-
-if TYPE_CHECKING:
-    from ckstore.ops.context import Context
 
 _NAME = "mirror"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import CkstoreError, RemoteError
 from ckstore.model.canonical import canonical_json
@@ -17,10 +17,8 @@ from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import is_run
 from ckstore.model.seal import MEMBER, seal
 from ckstore.remote.keys import Place
+from ckstore.remote.objects import Listed, Objects
 from ckstore.remote.small_objects import read_document
-
-if TYPE_CHECKING:
-    from ckstore.remote.objects import Listed, Objects
 
 _FORMAT, _VERSION = "ckstore-remote-intent", 1
 _MAX_BYTES = 512 * 2**20

@@ -10,15 +10,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.model.checkpoint.annotations import parse_annotations
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.seal import read
+from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
@@ -27,19 +30,13 @@ from ckstore.ops.free.retain import carry_out, plan_retention
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_checkpoint
 from ckstore.remote.find_there import facts_of
+from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.survey import remove_documents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import OtherStore, uuid_of
 from ckstore.remote.small_objects import read_pin, read_tags
 from ckstore.remote.source import ObjectSource, read_manifest
-
-if TYPE_CHECKING:
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.names import CheckpointKey
-    from ckstore.model.settings.retention import RetentionPolicy
-    from ckstore.ops.context import Context
-    from ckstore.remote.keys import Place
 
 
 @dataclass

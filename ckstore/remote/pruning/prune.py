@@ -10,19 +10,16 @@ import time
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from ckstore.errors import InUse, RemoteError, RemoteUnavailable
+from ckstore.model.digest import Algorithm
 from ckstore.model.reports.retention_report import RemotePruneReport
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.remote import keys
 from ckstore.remote.documents.condemned import BATCH_NAMES, PAUSE_S, TRIES, Batch, Condemned, read_versioned, swap
 from ckstore.remote.documents.info import read_info
+from ckstore.remote.objects import Listed, Objects, Remote
 from ckstore.remote.pruning.survey import Survey
-
-if TYPE_CHECKING:
-    from ckstore.model.digest import Algorithm
-    from ckstore.remote.objects import Listed, Objects, Remote
 
 GRACE_S = 86_400.0
 # Longer than a request lives at any service, so that a usual call needs no second look at what it condemned itself.

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
 
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys
-from ckstore.remote.objects import THREADS
+from ckstore.remote.keys import Place
+from ckstore.remote.objects import THREADS, Objects, Remote
 from ckstore.remote.pruning.intent_record import IntentRecord, finish, is_intent, read_intent, void
 from ckstore.remote.source import ObjectSource, read_manifest
-
-if TYPE_CHECKING:
-    from ckstore.remote.keys import Place
-    from ckstore.remote.objects import Objects, Remote
 
 
 @dataclass(slots=True)

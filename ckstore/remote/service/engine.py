@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ckstore.errors import BadInput, RemoteError, RemoteUnavailable
 from ckstore.remote.objects import Listed
+from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.calls import Workers, check_process
 from ckstore.remote.service.failures import has_lost_condition, is_missing, scrubbed, translated
-from ckstore.remote.service.target import check_endpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ckstore.remote.service.abilities import Abilities
-    from ckstore.remote.service.target import Target
+from ckstore.remote.service.target import Target, check_endpoint
 
 T = TypeVar("T")
 # The whole request, its body too: a blob of 2 GiB at 4 MB/s. A connection that stands still is given up far sooner.

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput, NoSuchRemote, RemoteError
 from ckstore.model.brief import brief
 from ckstore.model.document import refuse
 from ckstore.model.words import printable
+from ckstore.objects.layout import Layout
 from ckstore.ops import config_file
+from ckstore.remote.objects import Objects
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.target import Target
-
-if TYPE_CHECKING:
-    from ckstore.objects.layout import Layout
-    from ckstore.remote.objects import Objects
 
 MEMBER = "remotes"
 # No slash, which makes a path of it; no dash first, which makes an option of it.

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
 
 from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
 from ckstore.model.words import printable
-
-if TYPE_CHECKING:
-    from ckstore.remote.service.target import Target
+from ckstore.remote.service.target import Target
 
 _SHOWN = 300
 # The engine puts the whole body of an answer into its message, and a service may send any number of bytes.

@@ -5,19 +5,14 @@ from __future__ import annotations
 import threading
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from datetime import datetime
 
 from ckstore.errors import RemoteDenied, RemoteError
-from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.objects import Listed, Objects
+from ckstore.remote.service.abilities import Abilities, Cas
 from ckstore.remote.service.entries import open_objects
+from ckstore.remote.service.target import Target
 from ckstore.remote.service.wrong_body import refuses_wrong_body
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from ckstore.remote.objects import Listed, Objects
-    from ckstore.remote.service.abilities import Cas
-    from ckstore.remote.service.target import Target
 
 # No service gives an object of one byte this mark.
 _WRONG_TAG = '"00000000000000000000000000000001"'

@@ -10,11 +10,9 @@ import hmac
 import http.client
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from ckstore.remote.service.target import Target
+from ckstore.remote.service.target import Target
 
 _TIMEOUT_S = 20.0
 _RIGHT, _WRONG = b"right", b"wrong"

@@ -9,16 +9,12 @@ import logging
 import threading
 import traceback
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InUse, SaveFailed
-from ckstore.model.saver.messages import Answer, Close, Failed, Message, Open
+from ckstore.model.saver.messages import Answer, Close, Failed, Message, Open, Order
 from ckstore.saver.client.process import SaverProcess, StallWatch
+from ckstore.saver.client.queue import SaveQueue
 from ckstore.saver.client.save import failed, given_up, heard_of, refused
-
-if TYPE_CHECKING:
-    from ckstore.model.saver.messages import Order
-    from ckstore.saver.client.queue import SaveQueue
 
 # How late a stall or the end of the trainer's wait is noticed; far below `stall_timeout_s`, and no load on the trainer.
 _LOOK_S = 0.5

@@ -5,21 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, InUse
 from ckstore.interpreter import log, log_notes
-from ckstore.saver.client.snapshot import SnapshotPool
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.saver.client.pending import PendingSave
+from ckstore.saver.client.save import Save
+from ckstore.saver.client.snapshot import Snapshot, SnapshotPool
 from ckstore.saver.client.unchanged import Bases
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.saver.client.pending import PendingSave
-    from ckstore.saver.client.save import Save
-    from ckstore.saver.client.snapshot import Snapshot
 
 T = TypeVar("T")
 

@@ -10,31 +10,27 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ckstore.errors import CkstoreError, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs.inside import NotInStore
 from ckstore.fs.mapping import map_shared
-from ckstore.model.manifest.captured import BytesSource
+from ckstore.model.manifest.captured import ByteSource, BytesSource
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.transfer import EvictReport
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
+from ckstore.objects.publish import IfExists
 from ckstore.ops.acts import describe_os_error, unsafe
+from ckstore.ops.context import Context
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 from ckstore.saver import compactor, mirror
 from ckstore.saver.server.report import Inbox, Reporter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ckstore.model.manifest.captured import ByteSource
-    from ckstore.model.manifest.info import CheckpointInfo
-    from ckstore.model.reports.transfer import EvictReport
-    from ckstore.objects.publish import IfExists
-    from ckstore.ops.context import Context
 
 
 def main(fd: int | str) -> None:

@@ -10,33 +10,30 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.containers.safetensors_write import cut_shards
 from ckstore.errors import BadInput
+from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS, decode_key, join
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
+from ckstore.model.reports.progress import Progress
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, read_back, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
 from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large
 from ckstore.ops.read.load import Select, as_filter, check_selection
+from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.tensors.allocation import allocate
+from ckstore.tensors.files.dcp_metadata import WrittenChunk
 from ckstore.tensors.layout import span_elements
 from ckstore.tensors.restore import build_with, is_empty, make_leaf
 from ckstore.tensors.walks import DICTS, leaf_numbers, value_names
-
-if TYPE_CHECKING:
-    from ckstore.fs.new_tree import NewTree
-    from ckstore.model.manifest.manifest import LeafRecord, Node
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.read.regions import RangeReader
-    from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
 CHUNK_MOST_BYTES = 256 * 2**20
 _ARCHIVE_BYTES = 2**10  # about what an archive takes beside its tensor

@@ -10,12 +10,16 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ckstore.containers.safetensors_write import INDEX_NAME
 from ckstore.errors import BadInput, StateChanged
+from ckstore.fs.new_tree import NewTree
+from ckstore.model.manifest.manifest import FileRecord
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
+from ckstore.model.reports.progress import Progress
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export import (
     MAX_SHARD_BYTES,
     Shard,
@@ -31,14 +35,6 @@ from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, Added, Chosen, ModelForm, added_files, choose
 from ckstore.ops.read.load import Select
 from ckstore.ops.read.regions import RangeReader
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ckstore.fs.new_tree import NewTree
-    from ckstore.model.manifest.manifest import FileRecord
-    from ckstore.model.reports.progress import Progress
-    from ckstore.objects.checkpoints import CheckpointDirectory
 
 _FORMS = {"pretrained": (PRETRAINED, PEFT), "peft": (PEFT, PRETRAINED)}
 _READ_BYTES = 2**20

@@ -7,33 +7,27 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckstore.containers.torch_zip_write import VERSION_RECORD, ArchiveLayout, lay_out, small_records
 from ckstore.errors import BadInput
-from ckstore.model.manifest.manifest import LeafRecord
+from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
+from ckstore.model.reports.progress import Progress
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, WrittenPart, building, read_back, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of, read_memories
+from ckstore.tensors.files.pickled import PickledState
+from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import build, is_empty
 from ckstore.tensors.walks import leaf_numbers, parts_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ckstore.model.manifest.manifest import Manifest, Node
-    from ckstore.model.reports.progress import Progress
-    from ckstore.tensors.files.pickled import PickledState
-    from ckstore.tensors.layout import StorageMemory
 
 
 @dataclass(frozen=True, slots=True)
