@@ -8,7 +8,10 @@ lock is not free in time.
 
 from __future__ import annotations
 
-from ckstore.catalog.catalog import Catalog
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckstore.catalog.catalog import Catalog
 
 __all__ = ["Catalog"]
 

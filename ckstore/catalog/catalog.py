@@ -8,19 +8,22 @@ which a power cut may undo. Modules for writers are imported when a process writ
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from ckstore.catalog import queries, space
 from ckstore.catalog.beside import unavailable
 from ckstore.catalog.connection import reading, writing
 from ckstore.catalog.values import Listing, Outline, Proposal
 from ckstore.errors import CatalogUnavailable
-from ckstore.model.manifest.info import CheckpointInfo, Published, Stamp
 from ckstore.model.names import CheckpointKey, step_of
+
+if TYPE_CHECKING:
+    import sqlite3
+    from pathlib import Path
+
+    from ckstore.model.manifest.info import CheckpointInfo, Published, Stamp
 
 CATALOG_NAME = "catalog.db"
 

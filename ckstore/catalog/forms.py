@@ -17,10 +17,9 @@ from __future__ import annotations
 import json
 import operator
 import re
-import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
@@ -30,6 +29,9 @@ from ckstore.model.digest import DIGEST_PATTERN
 from ckstore.model.document import CREATED_PATTERN, shown
 from ckstore.model.manifest.describe import check_metadata
 from ckstore.model.names import MAX_STEP, check_run, check_tag
+
+if TYPE_CHECKING:
+    import sqlite3
 
 Form = Callable[[Collection[Any]], None]
 Row = TypeVar("Row", bound=tuple[Any, ...])

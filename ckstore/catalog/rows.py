@@ -7,17 +7,21 @@ subtracts from a count. How long it takes depends on the checkpoint, not on how 
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
 from ckstore.catalog.forms import CHECKSUM, IS_RIGHT
 from ckstore.catalog.values import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
 from ckstore.errors import BadInput
-from ckstore.model.manifest.info import Published
-from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import CheckpointKey
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Container, Iterable, Mapping
+
+    from ckstore.model.manifest.info import Published
+    from ckstore.model.manifest.manifest import Manifest
 
 _DESCRIBED = (
     "manifest_id, content, sequence, created, writer, parent, message, metrics, metadata, logical_bytes, new_bytes,"

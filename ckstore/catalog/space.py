@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from ckstore.catalog import forms
 from ckstore.catalog.forms import checked
 from ckstore.catalog.values import in_parts
 from ckstore.model.names import CheckpointKey
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection
 
 
 def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[CheckpointKey] = ()) -> int:
