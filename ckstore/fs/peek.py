@@ -108,10 +108,10 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
 def open_closed_streams() -> None:
     """Give a process that was started without stdin, stdout or stderr (``>&-``) ones that lead nowhere."""
     # Else a file of the store gets that number, and what C code prints is written into it; SQLite does the same.
-    fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    fd = open_descriptor(os.devnull, os.O_RDWR)
     while fd <= 2:  # stdin, stdout and stderr
         os.set_inheritable(fd, True)
-        fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_descriptor(os.devnull, os.O_RDWR)
     os.close(fd)
 
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
 from ckstore.fs.locks import DirectoryLock
+from ckstore.fs.peek import open_descriptor
 from ckstore.ops.config_file import MIRROR, setting_of, setting_or_none
 from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER, behind, note_problem
@@ -98,7 +99,7 @@ def start_beside(entry: str, context: Context, catalog_path: Path | None) -> sub
     """Start a process that works on a store by itself, and outlives this one."""
     reap()
     about = {"path": str(context.layout.path), "catalog_path": None if catalog_path is None else str(catalog_path)}
-    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    nowhere = open_descriptor(os.devnull, os.O_WRONLY)
     try:
         # What it has to say goes to the store; credentials come with the environment, never in its arguments.
         return start(entry, json.dumps(about), nowhere)
