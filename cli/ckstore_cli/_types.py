@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -12,32 +12,29 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _wanted(what: str, least: float | None, *, is_open: bool) -> str:
-    bound = "" if least is None else f" {'above' if is_open else 'from'} {least:g}"
-    return f"wanted {what}{bound}{'' if is_open or not bound else ' on'}"
+class _FromLeast:
+    """Goes before a range of click: a number, from a least one on; `what` is its kind."""
 
+    what: ClassVar[str]
 
-class WholeNumber(click.IntRange):
-    """An integer, from a least one on."""
-
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self: Any, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return super().convert(value, param, ctx)
+            return super().convert(value, param, ctx)  # type: ignore[misc] # that of the range
         except click.BadParameter:
-            wanted = _wanted("a whole number", self.min, is_open=self.min_open)
-            self.fail(f"{wanted}, got {str(value)!r}", param, ctx)
+            bound = "" if self.min is None else f" {'above' if self.min_open else 'of at least'} {self.min:g}"
+            self.fail(f"wanted {self.what}{bound}, got {str(value)!r}", param, ctx)
 
 
-class Number(click.FloatRange):
-    """A number, from a least one on."""
+class WholeNumber(_FromLeast, click.IntRange):
+    """An integer."""
 
-    @override
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(f"{_wanted('a number', self.min, is_open=self.min_open)}, got {str(value)!r}", param, ctx)
+    what = "a whole number"
+
+
+class Number(_FromLeast, click.FloatRange):
+    """A number that may have a fraction."""
+
+    what = "a number"
 
 
 class OneOf(click.Choice[str]):

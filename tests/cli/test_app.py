@@ -64,9 +64,9 @@ def test_what_cannot_be_a_value_is_refused_with_what_was_wanted(name: str) -> No
 @pytest.mark.parametrize(
     "words, said",
     [
-        (["log", "-n", "abc"], "Invalid value for '-n' / '--count': wanted a whole number from 1 on, got 'abc'"),
-        (["log", "-n", "0"], "Invalid value for '-n' / '--count': wanted a whole number from 1 on, got '0'"),
-        (["watch", "--every", "0.01"], "Invalid value for '--every': wanted a number from 0.1 on, got '0.01'"),
+        (["log", "-n", "abc"], "Invalid value for '-n' / '--count': wanted a whole number of at least 1, got 'abc'"),
+        (["log", "-n", "0"], "Invalid value for '-n' / '--count': wanted a whole number of at least 1, got '0'"),
+        (["watch", "--every", "0.01"], "Invalid value for '--every': wanted a number of at least 0.1, got '0.01'"),
         (["commit", "x", "--timeout", "0"], "Invalid value for '--timeout': wanted a number above 0, got '0'"),
         (["init", "--hash", "blake"], "'--hash': wanted xxh3_128 or blake3, got 'blake', did you mean blake3?"),
         (["events", "--since", "x"], "--since: wanted a number with s, m, h, d or w"),

@@ -286,7 +286,7 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
             GcReport(waiting=(replace(WAITING, nbytes=0),)),
             (
                 "nothing else is unused; 1 dropped checkpoint with 0 B can be brought back (ckstore undo) until "
-                "2026-11-28 07:17 UTC; to free it gives nothing back: other checkpoints have the same blobs, "
+                "2026-11-28 07:17 UTC; freeing it gives nothing back: other checkpoints have the same blobs, "
                 "or were compacted and are decoded with them"
             ),
         ),

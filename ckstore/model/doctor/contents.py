@@ -216,5 +216,5 @@ def check_mirror(status: MirrorStatus) -> DoctorFinding:
         return ok("mirror", str(status))
     do = f"look at ckstore savers; try the remote: ckstore remote probe {status.remote}"
     if status.problem:
-        do += "; the process that pushes keeps its credentials: begin the training again where they have expired"
+        do += "; the process that pushes keeps its credentials: restart the training if they have expired"
     return DoctorFinding("warning", "mirror", str(status), do)

@@ -291,7 +291,7 @@ def _waiting_lines(waiting: Sequence[Waiting]) -> Iterator[str]:
     for is_broken, words in _WAITING.items():
         if own := [one for one in waiting if bool(one.problem) is is_broken]:
             until = printable(max(one.until for one in own)[:16].replace("T", " "))
-            then = _AT_ONCE if any(one.nbytes for one in own) else f"to free it gives nothing back: {_NEEDED}"
+            then = _AT_ONCE if any(one.nbytes for one in own) else f"freeing it gives nothing back: {_NEEDED}"
             yield f"{amount_of(own, 'dropped checkpoint')} {words} until {until} UTC; {then}"
 
 

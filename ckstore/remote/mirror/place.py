@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from ckstore.errors import BadInput, StoreNotFound
+from ckstore.fs import peek
 from ckstore.ops.context import Context
 from ckstore.ops.open.opening import create, may_make
 from ckstore.remote.reach import settings_there
@@ -37,7 +38,7 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
         try:
             return settings_there(target, _NAME)
         except StoreNotFound:
-            if target.path.resolve() == root.resolve():
+            if peek.resolved(target.path) == peek.resolved(root):
                 raise BadInput(f"{mirror} is this store itself", hint="name another directory") from None
             if not may_make(target.path):
                 raise _not_made(target.path) from None
