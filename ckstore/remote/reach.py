@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRemote
 from ckstore.fs import files
+from ckstore.fs.peek import resolved
 from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.objects.layout import Layout
@@ -49,7 +50,7 @@ def reach(context: Context, remote: RemoteLike | None, *, writing: bool = False)
             there = [one.name for one in entries(context.layout).values() if one.target == target]
             hint = f"it has the name {there[0]}" if there else f"ckstore remote add NAME {target.address}"
             raise NoSuchRemote(f"a remote that is a URL is given by its name, got {target.address}", hint=hint)
-        path = Path(os.path.realpath(remote))
+        path = resolved(remote)
         # By its absolute path: what is let go because of it is looked for there from anywhere.
         return _other_store(context, path, str(path), writing=writing)
     return open_remote(context, remote or "", writing=writing)
@@ -59,7 +60,7 @@ def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote
     """Return the remote that the settings of the store have under a name; "": the only one."""
     entry = entry_named(context.layout, name)
     if entry.target.kind == "store":
-        other = _other_store(context, Path(os.path.realpath(entry.target.path)), entry.name, writing=writing)
+        other = _other_store(context, resolved(entry.target.path), entry.name, writing=writing)
         if writing:
             check_uuid_is(other.context.settings.uuid, entry.uuid, entry.name)
         return other

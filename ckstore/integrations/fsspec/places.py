@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckstore.errors import BadInput, StoreNotFound
+from ckstore.fs.peek import resolved
 from ckstore.model.manifest.files import FileSummary, followed
 from ckstore.model.names import STEP_PATTERN, check_run, check_step
 from ckstore.ops.save.gather import step_in_name
@@ -60,7 +61,7 @@ def place_of(path: str | os.PathLike[str]) -> Place:
     for store in (*reversed(whole.parents), whole):
         if os.path.lexists(f"{store}/store.json"):
             run, name, *inner = (*whole.relative_to(store).parts, "", "")
-            return Place(Path(os.path.realpath(store)), str(store), run, name, "/".join(filter(None, inner)))
+            return Place(resolved(store), str(store), run, name, "/".join(filter(None, inner)))
     msg = f"there is no store on the way to {whole}"
     raise StoreNotFound(msg, hint="ckstore:///path/to/store/RUN/STEP/FILE; ckstore init PATH makes a store")
 
