@@ -312,7 +312,7 @@ class Store:
             run: Name of the run; None: that of `open`, else ``main``.
             progress: Called now and then with the bytes that are stored and those to be stored.
             ranks: This process is one of several that each save a part, without a process group.
-            options: metrics, metadata, message, tags, parent, if_exists, force: see `SaveOptions`.
+            options: metrics, metadata, message, tags, parent, if_exists: see `SaveOptions`.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there. Its `warnings` say what else the user
@@ -1845,7 +1845,8 @@ def _create(
     exist_ok: bool,
 ) -> None:
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
-    from ckstore.ops.open.opening import NO_DIRECTORY_HINT, check_new, create
+    from ckstore.ops.open.opening import check_new, create
+    from ckstore.ops.settings_file import NO_DIRECTORY_HINT
 
     try:
         check_new(root, None if catalog_path is None else expanded(catalog_path))

@@ -18,6 +18,7 @@ from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.model.manifest.stored import Encoding, OldPiece
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.documents.elsewhere import may_lack
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
@@ -44,17 +45,17 @@ class Verdict:
     content: str = ""  # the content digest that its manifest gives; empty if that cannot be read
 
 
-def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Verdict:
-    """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read."""
+def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None = None) -> Verdict:
+    """Say what is in the directory of a checkpoint: every link of it is looked at, no data is read."""
     # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
-    path = layout.checkpoint(run, step)
+    path = layout.checkpoint(key)
     try:
         if lock is not None:
-            return _judge(CheckpointDirectory.locked(path, lock, layout.hash_prefix), run, step)
-        if layout.inode(run, step) is None:  # also where a file or a symlink has the name of the run
+            return _judge(CheckpointDirectory.locked(path, lock, layout.hash_prefix), key)
+        if layout.inode(key) is None:  # also where a file or a symlink has the name of the run
             return Verdict(None)
         with CheckpointDirectory.at(path, layout.hash_prefix) as directory:
-            return _judge(directory, run, step)
+            return _judge(directory, key)
     except (FileNotFoundError, NotADirectoryError):
         return Verdict(None)
     except PermissionError:
@@ -65,16 +66,16 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
         return Verdict(None, str(error))
 
 
-def _judge(directory: CheckpointDirectory, run: str, step: int) -> Verdict:
+def _judge(directory: CheckpointDirectory, key: CheckpointKey) -> Verdict:
     manifest = directory.manifest
-    if (manifest.run, manifest.step) != (run, step):
-        problem = f"{directory.path} holds the checkpoint {manifest.name}, not {run}@{step}"
+    if not key.fits(manifest.run, manifest.step, directory.manifest_id):
+        problem = f"{directory.path} holds the checkpoint {manifest.name} with id {directory.manifest_id}"
         return Verdict(None, problem, is_another=True)
     # By the descriptor of the lock: the path may lead to another checkpoint by now.
     judged = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
     if judged.problem:
         return Verdict(None, f"{directory.path}: {judged.problem}", content=manifest.content)
-    published = Published(manifest, directory.manifest_id, directory.stamp, judged.elsewhere)
+    published = Published(manifest, directory.manifest_id, key, directory.stamp, judged.elsewhere)
     return Verdict(published, content=manifest.content)
 
 
@@ -122,6 +123,19 @@ def _judge_blobs(folder: Held, fd: int, manifest: Manifest) -> Judgement:
             return Judgement(problem)
         touched.append(blob)
     return Judgement("", tuple(touched), frozenset(elsewhere))
+
+
+def published_of_step(layout: Layout, run: str, step: int) -> list[Published]:
+    """Return the complete checkpoints of a step, in the order of their commits; the last is the step's."""
+    looked = (look(layout, key).published for key in layout.of_step(run, step))
+    return sorted((found for found in looked if found is not None), key=lambda found: found.order)
+
+
+def key_with_id(layout: Layout, run: str, step: int, id: str) -> CheckpointKey | None:
+    """Return where a checkpoint is published, in its latest generation; None: it is not."""
+    fitting = [key for key in layout.of_step(run, step) if key.fits(run, step, id)]
+    fitting.sort(key=lambda key: key.generation, reverse=True)
+    return next((key for key in fitting if id_at(layout.checkpoint(key)) == id), None)
 
 
 def id_at(path: Inside) -> str | None:

@@ -11,7 +11,7 @@ from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.saver.messages import info_json
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.layout import Layout
 from ckstore.ranks.by_files import FilesMeeting, elsewhere
 from ckstore.ranks.meeting import failed_on_all
@@ -73,6 +73,12 @@ def _is_unpublished(layout: Layout, staging: str, who: Who) -> bool:
 def is_of_try(manifest: Manifest, who: Who) -> bool:
     """Whether this is what the ranks of a try made."""
     return manifest.ranks is not None and manifest.ranks.attempt == who.attempt
+
+
+def now_at(layout: Layout, info: CheckpointInfo) -> Published | None:
+    """Return a checkpoint that a try published, else the one that its step has instead."""
+    of_step = published_of_step(layout, info.run, info.step)
+    return next((one for one in of_step if one.manifest_id == info.id), of_step[-1] if of_step else None)
 
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:

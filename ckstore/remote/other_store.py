@@ -13,7 +13,8 @@ from ckstore.fs import files, locks, peek
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.stored import OldPiece
-from ckstore.objects.checkpoints import CheckpointDirectory, id_at
+from ckstore.model.names import CheckpointKey
+from ckstore.objects.checkpoints import CheckpointDirectory, id_at, key_with_id
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
@@ -48,11 +49,11 @@ class StoreSource:
         """See `ckstore.remote.source.Source`."""
         run = under.partition("/")[0] if "/" in under else None
         found = []
-        for name, step, _ in self._layout.published(run):
-            id = id_at(self._layout.checkpoint(name, step))
-            if id is not None and f"{name}/{step}/{id}/".startswith(under):
-                found.append(Place(name, step, id))
-        return sorted(found)
+        for key, _ in self._layout.published(run):
+            id = id_at(self._layout.checkpoint(key))
+            if id is not None and f"{key.run}/{key.step}/{id}/".startswith(under):
+                found.append(Place(*key.run_step, id))
+        return sorted({*found})  # of one id there may be several generations
 
     def manifest(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
@@ -71,11 +72,11 @@ class StoreSource:
         return self._said is None or key in self._said
 
     def _read(self, place: Place, name: str, most_bytes: int) -> bytes | None:
-        path = self._layout.checkpoint(*place.key)
+        key = key_with_id(self._layout, *place)
+        if key is None:
+            return None
         try:
-            if id_at(path) != place.id:
-                return None
-            return files.read_file(path / name, most_bytes=most_bytes)
+            return files.read_file(self._layout.checkpoint(key) / name, most_bytes=most_bytes)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except DamagedBlob as error:
@@ -83,14 +84,16 @@ class StoreSource:
 
     def tags(self) -> dict[str, Place]:
         """See `ckstore.remote.source.Source`."""
-        targets = self._targets()
+        targets = {name: key for name, key in self._layout.tags().items() if self._shows(keys.tag(name))}
         # Once for each checkpoint: one may have a hundred thousand tags.
-        ids = {target: id_at(self._layout.checkpoint(*target)) for target in {*targets.values()}}
-        return {name: Place(*target, id) for name, target in targets.items() if (id := ids[target]) is not None}
+        ids = {key: self._id_of(key) for key in {*targets.values()}}
+        return {name: Place(*key.run_step, id) for name, key in targets.items() if (id := ids[key]) is not None}
 
-    def _targets(self) -> dict[str, tuple[str, int]]:
-        found = self._layout.tags().items()
-        return {name: (target[0], target[1]) for name, target in found if self._shows(keys.tag(name))}
+    def _id_of(self, target: CheckpointKey) -> str | None:
+        """Return the id of the checkpoint whose first generation has this key."""
+        of_step = self._layout.of_step(*target.run_step)
+        ids = (id_at(self._layout.checkpoint(key)) for key in of_step if key.any_generation == target)
+        return next((id for id in ids if id is not None), None)
 
     def pins(self) -> dict[str, bytes]:
         """See `ckstore.remote.source.Source`."""
@@ -107,7 +110,10 @@ class StoreSource:
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""
-        path = self._layout.checkpoint(*place.key)
+        key = key_with_id(self._layout, *place)
+        if key is None:
+            return None
+        path = self._layout.checkpoint(key)
         try:
             # Locked for the time of the read, so that it is not taken apart meanwhile (rule L).
             with locks.lock_shared(path) as lock:

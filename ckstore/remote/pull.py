@@ -36,7 +36,7 @@ from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
 from ckstore.model.words import PUSH_AGAIN
 from ckstore.objects import publish as publishing
-from ckstore.objects.checkpoints import judge_blobs, look
+from ckstore.objects.checkpoints import judge_blobs, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
 from ckstore.objects.layout import ANNOTATIONS, BLOBS
@@ -48,10 +48,10 @@ from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free, purge
+from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.pace import RateLimiter
-from ckstore.ops.refs.labels import pin_again
-from ckstore.ops.refs.protection import check_unprotected, held
+from ckstore.ops.refs.protection import held
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 from ckstore.remote.beside import merged, take_names
 from ckstore.remote.budget import MemoryBudget
@@ -74,8 +74,9 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
     facts = facts_of(source, places, context.layout.hash_prefix)
     new = []
     for place in facts:
-        here = look(context.layout, place.run, place.step).published
-        lacking = None if here is None or here.manifest_id != place.id else here.elsewhere
+        key = key_with_id(context.layout, *place)
+        here = None if key is None else look(context.layout, key).published
+        lacking = None if here is None else here.elsewhere
         new += [place] if lacking is None else []
         found = read_manifest(source, place, context.layout.hash_prefix)
         for blob in () if found is None else found.manifest.blobs:
@@ -91,8 +92,12 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
 
 def is_here(context: Context, place: Place) -> bool:
     """Whether the store has this very checkpoint, whole."""
-    published = look(context.layout, place.run, place.step).published
-    return published is not None and published.manifest_id == place.id
+    return _key_here(context, place) is not None
+
+
+def _key_here(context: Context, place: Place) -> CheckpointKey | None:
+    key = key_with_id(context.layout, *place)
+    return key if key is not None and look(context.layout, key).published is not None else None
 
 
 @dataclass
@@ -160,7 +165,7 @@ class Pull:
         return TransferReport(
             "pull",
             self.source.name,
-            tuple(replace(info, tags=tags.get(info.key, ())) for info in infos),
+            tuple(replace(info, tags=tags.get(info.key.any_generation, ())) for info in infos),
             len(new),
             self._moved_count,
             self._moved_bytes,
@@ -183,13 +188,14 @@ class Pull:
         manifest, manifest_id = found.manifest, found.id
         self._all_bytes += sum(blob.nbytes for blob in manifest.blobs)
         annotations = self.annotations_of(place)
-        if is_here(self.context, place):
-            info = info_of(self.context, manifest, manifest_id, tags=())
+        key = _key_here(self.context, place)
+        if key is not None:
+            info = info_of(self.context, manifest, manifest_id, tags=(), key=key)
             if info.elsewhere:
                 with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
                     self._bring_back(place, manifest, found.encoding, info)
             self._annotate(info, annotations)
-            return info_of(self.context, manifest, manifest_id, tags=()), False
+            return info_of(self.context, manifest, manifest_id, tags=(), key=key), False
         with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
             return self._publish(place, found, annotations), True
 
@@ -235,8 +241,8 @@ class Pull:
                 files.create_file(path, seal(annotations.render()), mode=0o600)
             staging.seal(found.data)
             if_exists = "replace" if self._is_own(place) else self.if_exists
-            if_there = publishing.IfThere(if_exists, partial(self._check_replaceable, place, if_exists))
-            outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
+            synced = context.known.synced_runs
+            outcome = publishing.publish(context.layout, staging, manifest, found.id, if_exists, synced)
         except BaseException as error:
             # What was fetched stays under its digest until the next gc, for the next try; not where the disk is full.
             if not reclaim.is_full(error):
@@ -246,15 +252,8 @@ class Pull:
         return self._follow_up(staging, manifest, place, outcome)
 
     def _is_own(self, place: Place) -> bool:
-        there = look(self.context.layout, *place.key).published
-        return there is not None and there.manifest_id in self.own
-
-    def _check_replaceable(self, place: Place, if_exists: IfExists) -> None:
-        # A tag that goes along names the same step afterwards.
-        moving = [name for name, one in self.source.tags().items() if one == place] if self.is_push else ()
-        check_unprotected(self.context, place.key, moving=moving, replacing=True)
-        if if_exists != self.if_exists and not self._is_own(place):
-            raise StepExists(f"{place.name} of this store was replaced meanwhile")
+        of_step = published_of_step(self.context.layout, *place.run_step)
+        return bool(of_step) and of_step[-1].manifest_id in self.own
 
     def _bring_back(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
         """Give an evicted checkpoint its blobs again; it stays listed and readable meanwhile."""
@@ -279,20 +278,19 @@ class Pull:
             kept = outcome.existing
             if kept.manifest.content != manifest.content:
                 self.warnings.append(f"{place.name} of this store holds something else, and was kept")
-            return info_of(context, kept.manifest, kept.manifest_id, tags=())
+            return info_of(context, kept.manifest, kept.manifest_id, tags=(), key=kept.key)
         try:
-            if outcome.old is not None:
-                pin_again(context, place.key, place.id)
             # The number of its place in the order of commits came from elsewhere: it is looked at with the run, and is
             # not taken as one that this process gave.
-            reconcile_one(context, place.key, timeout_s=CATALOG_TIMEOUT_S)
+            reconcile_one(context, outcome.key, timeout_s=CATALOG_TIMEOUT_S)
         except (CkstoreError, OSError) as error:
             self.warnings.append(f"{place.name} is here, and not in the catalog yet: {why_of(error)}")
         finally:
             staging.lock.release()
-        if outcome.old is not None:
-            reclaim.discard_path(context, outcome.old)
-        return info_of(context, manifest, place.id, tags=())
+        info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
+        # A pull that replaces is asked for by name: what it brings counts, though what is here may be newer.
+        self.warnings += drop_older(context, info, outcome.older, newer=self.if_exists == "replace")
+        return info
 
     def _fill(self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging) -> None:
         # Claimed before the rest is fetched: what the store has must not be freed meanwhile.

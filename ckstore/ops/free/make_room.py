@@ -153,10 +153,14 @@ def _freed_by_each(
     context: Context, entries: Sequence[PlanEntry] | Sequence[CheckpointInfo], claimed: Collection[str] = ()
 ) -> list[Amount]:
     freed = []
-    for blobs in freed_in_turn(context, (context.layout.checkpoint(entry.run, entry.step) for entry in entries)):
+    for blobs in freed_in_turn(context, (context.layout.checkpoint(_info(one).key) for one in entries)):
         sizes = [nbytes for digest, nbytes in blobs if digest not in claimed]
         freed.append(Amount(sum(sizes), _CHECKPOINT_INODES + len(sizes)))
     return freed
+
+
+def _info(one: PlanEntry | CheckpointInfo) -> CheckpointInfo:
+    return one.info if isinstance(one, PlanEntry) else one
 
 
 def how_to_free(context: Context, missing: Amount | None = None) -> str:

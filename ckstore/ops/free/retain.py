@@ -30,7 +30,7 @@ from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.mirrored import behind, not_yet, spared
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
-from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
+from ckstore.ops.refs.protection import check_tags, pins_by_id
 
 # Who has it alone is dropping it, which takes a moment; then the next newest is held instead.
 _GUARD_TIMEOUT_S = 1.0
@@ -148,7 +148,7 @@ def _plan(
         unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
         unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
         known_better = False
-        places = ((each, context.layout.checkpoint(*each[0].key)) for each in unsure)
+        places = ((each, context.layout.checkpoint(each[0].key)) for each in unsure)
         for (info, relied_on), path in through_parents(places):
             looked_at.add((info.name, relied_on))
             facts = history[info.name]
@@ -198,12 +198,12 @@ def _history(
     check_tags(context.layout)
     looked_at = [*looked_at]
     waiting = {} if urgent else spared(context, looked_at)
-    pins = pins_by_checkpoint(context, now)
+    pins = pins_by_id(context, now)
     return {
         info.name: Candidate(
             info=info,
             tags=info.tags,
-            pins=tuple(str(pin) for pin in pins.get(info.key, ())),
+            pins=tuple(str(pin) for pin in pins.get(info.id, ())),
             damage=_misplaced(context, info),
             doubt=context.notices.problems.get(annotation_problem(info), ""),
             wanted_by=waiting.get(info.name, ""),
@@ -221,7 +221,7 @@ def _has_budget(rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None, r
 def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
     """Return the blobs of a checkpoint and their sizes as its directory has them (rule D)."""
     with suppress(FileNotFoundError, NotADirectoryError):  # it went since it was listed
-        return {name: status.st_size for name, status in blobs_in(context.layout.checkpoint(*info.key) / BLOBS)}
+        return {name: status.st_size for name, status in blobs_in(context.layout.checkpoint(info.key) / BLOBS)}
     return {}
 
 
@@ -258,7 +258,7 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     """Lock the newest of the kept checkpoints that is valid now for use, so that no process drops it meanwhile."""
     for info in sorted(kept, key=lambda info: info.order, reverse=True):
         try:
-            lock = locks.lock_shared(context.layout.checkpoint(info.run, info.step), timeout_s=_GUARD_TIMEOUT_S)
+            lock = locks.lock_shared(context.layout.checkpoint(info.key), timeout_s=_GUARD_TIMEOUT_S)
         except (FileNotFoundError, PermissionError, InUse):
             continue
         guarded.enter_context(lock)

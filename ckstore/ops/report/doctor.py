@@ -92,15 +92,13 @@ def _machine(context: Context) -> Findings:
 def _abilities(context: Context) -> Findings:
     layout = context.layout
     may_write = may_write_in(layout.staging)
-    wrong, exchange = _try_links(context) if may_write else (None, None)
+    wrong = _try_links(context) if may_write else None
     facts = abilities.AbilityFacts(
         links=wrong,
-        exchange=exchange,
         lease="shared" if context.shared else _lease(layout),
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
     yield abilities.check_links(facts)
-    yield abilities.check_exchange(facts)
     yield abilities.check_lease(facts)
     yield abilities.check_reflink(facts)
 
@@ -111,13 +109,14 @@ def _lease(layout: Layout) -> str:
     return machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
 
 
-def _try_links(context: Context) -> tuple[str, bool | None]:
-    """Return what `AbilityFacts` says of links, and of the exchange of names."""
+def _try_links(context: Context) -> str:
+    """Return what `AbilityFacts` says of links."""
     layout = context.layout
     try:
-        return "", probe.try_links(layout.staging, layout.linked)
+        probe.try_links(layout.staging, layout.linked)
     except UnsafePlace as error:
-        return error.message, None
+        return error.message
+    return ""
 
 
 def _sqlite(_context: Context) -> Findings:
@@ -229,7 +228,7 @@ def _hashes(context: Context) -> Findings:
 
 
 def _elsewhere(context: Context, listed: Sequence[CheckpointInfo]) -> Findings:
-    away = [context.layout.checkpoint(*info.key) for info in listed if info.elsewhere]
+    away = [context.layout.checkpoint(info.key) for info in listed if info.elsewhere]
     counts = Counter(name for path in away for name in holders_at(path))
     if counts:
         known = read_config(context.layout).get("remotes") or {}

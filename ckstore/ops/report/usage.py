@@ -46,7 +46,7 @@ class _File:
 
 def usage(context: Context) -> Usage:
     """Return what the checkpoints take; see `ckstore.Store.du`."""
-    listed = infos(context)
+    listed = infos(context, superseded=True)
     files = _files(context)
     packs = _PackUses(context, listed)
     sums = _Sums()
@@ -89,8 +89,8 @@ def _compacted_bytes(context: Context) -> tuple[int, int]:
     # One that is plain as well saves nothing.
     plain, files = {}, {}
     there: set[str] = set()
-    for run, step, _ in context.layout.published():
-        encoding = encoding_at(context.layout.checkpoint(run, step))
+    for key, _ in context.layout.published():
+        encoding = encoding_at(context.layout.checkpoint(key))
         if encoding is None:
             continue
         there.update(file.digest for file in encoding.files)
@@ -112,12 +112,12 @@ class _Sums:
 
     def add(self, file: _File) -> None:
         holders = sorted(file.holders)
-        runs = {run for run, _ in holders}
+        runs = {key.run for key in holders}
         into = self.alone if file.is_last and len(holders) == 1 else self.shared
         run_into = self.run_alone if file.is_last and len(runs) == 1 else self.run_shared
         for key, part in zip(holders, parts_of(file.nbytes, len(holders)) if holders else (), strict=True):
             into[key] += part
-            run_into[key[0]] += part
+            run_into[key.run] += part
 
 
 def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums) -> tuple[RunUsage, ...]:
@@ -148,9 +148,9 @@ def _files(context: Context) -> list[_File]:
         return file
 
     waiting = waiting_blobs(context.layout)
-    for run, step, _ in context.layout.published():
-        for _, status in blobs_in(context.layout.checkpoint(run, step) / BLOBS):
-            note(status).holders.add((run, step))
+    for key, _ in context.layout.published():
+        for _, status in blobs_in(context.layout.checkpoint(key) / BLOBS):
+            note(status).holders.add(key)
     for name in names_in(context.layout.blobs):
         for digest, status in blobs_in(context.layout.blobs / name):
             note(status).waits = digest in waiting
@@ -188,7 +188,7 @@ class _PackUses:
 
     def _add_from_manifests(self, context: Context, keys: list[CheckpointKey]) -> None:
         for key in keys:
-            found = look(context.layout, *key).published
+            found = look(context.layout, key).published
             if found is None:  # it went meanwhile
                 continue
             uses = blob_uses(found.manifest)

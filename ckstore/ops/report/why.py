@@ -31,8 +31,8 @@ def why(context: Context, digest: str) -> list[Use]:
     whole = is_digest(wanted)
     digests: set[str] = set()
     found: list[_Found] = []
-    for run, step in _places(context, wanted) if whole else _published(context):
-        manifest = _manifest_with(context, run, step, wanted)
+    for key in _places(context, wanted) if whole else _published(context):
+        manifest = _manifest_with(context, key, wanted)
         if manifest is None:
             continue
         names_by_digest, kinds = _users(manifest[0], wanted, whole=whole)
@@ -40,8 +40,8 @@ def why(context: Context, digest: str) -> list[Use]:
         names = {name: None for listed in names_by_digest.values() for name in listed}
         if names_by_digest:
             order = (manifest[0].sequence, manifest[0].created, manifest[1])
-            remotes = _remotes(context, (run, step), names_by_digest)
-            found.append((order, Use(run, step, tuple(names), remotes, *_kept(manifest[0], kinds))))
+            remotes = _remotes(context, key, names_by_digest)
+            found.append((order, Use(key.run, key.step, tuple(names), remotes, *_kept(manifest[0], kinds))))
     digests.update(_unused(context, wanted, whole=whole))
     if len(digests) > 1:
         listed = ", ".join(sorted(digests)[:4])
@@ -65,7 +65,7 @@ def _complete_pattern(context: Context, digest: str) -> str:
 
 
 def _published(context: Context) -> list[CheckpointKey]:
-    return [(run, step) for run, step, _ in context.layout.published()]
+    return [key for key, _ in context.layout.published()]
 
 
 def _places(context: Context, digest: str) -> list[CheckpointKey]:
@@ -80,23 +80,23 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
     return [
         place
         for place in _published(context)
-        if peek.find(context.layout.checkpoint(*place) / BLOBS / digest) is not None
-        or any(peek.exists(context.layout.checkpoint(*place) / name) for name in (ELSEWHERE, PLAIN))
+        if peek.find(context.layout.checkpoint(place) / BLOBS / digest) is not None
+        or any(peek.exists(context.layout.checkpoint(place) / name) for name in (ELSEWHERE, PLAIN))
     ]
 
 
 def _remotes(context: Context, key: CheckpointKey, digests: Iterable[str]) -> tuple[str, ...]:
     """Return which remotes have what a checkpoint uses; none if it has it here."""
-    folder = context.layout.checkpoint(*key)
+    folder = context.layout.checkpoint(key)
     if any(peek.exists(folder / BLOBS / digest) for digest in digests):
         return ()
     return holders_at(folder)
 
 
-def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Manifest, str] | None:
+def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Manifest, str] | None:
     """Return manifest and id of a checkpoint if it has the text in it; most are not parsed for that."""
     try:
-        path = context.layout.checkpoint(run, step)
+        path = context.layout.checkpoint(key)
         data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
         with suppress(FileNotFoundError):  # only a compacted checkpoint has one
             data += files.read_file(path / PLAIN, most_bytes=MANIFEST_MAX_BYTES)
@@ -109,7 +109,7 @@ def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Ma
     # A search in the text is far cheaper than parsing it, and most manifests do not have it.
     if text.encode("ascii") not in data:
         return None
-    published = look(context.layout, run, step).published
+    published = look(context.layout, key).published
     return None if published is None else (published.manifest, published.manifest_id)
 
 

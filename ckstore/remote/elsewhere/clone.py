@@ -7,31 +7,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from ckstore.errors import (
     CkstoreError,
     NoSuchRemote,
-    Protected,
     RemoteDenied,
     RemoteError,
     RemoteUnavailable,
-    StepExists,
 )
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.seal import seal
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
-from ckstore.objects.checkpoints import look
+from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.documents.elsewhere import elsewhere_bytes, read_elsewhere
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
 from ckstore.objects.publish import IfExists
@@ -39,14 +35,14 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
+from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.catch_up import catch_up
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.refs.protection import check_unprotected
+from ckstore.ops.requires import require
 from ckstore.remote import keys
 from ckstore.remote.beside import take_names
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull, is_here
@@ -80,7 +76,7 @@ def list_remote(
     """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
     context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)
-    require(context)
+    require(context, ELSEWHERE)
     source = source_of(remote)
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
@@ -106,14 +102,10 @@ def list_remote(
         for_each(fetch, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
         # Of several at one step the newest is meant.
         read.sort(key=lambda one: one[0].order)
-        for info, found, said in {one[0].key: one for one in read}.values():
-            check = partial(_check_superseded, context, info, holder)
+        for info, found, said in {one[0].key.run_step: one for one in read}.values():
             how: IfExists = "replace" if _is_superseded(context, info, holder) else "keep"
-            with suppress(Protected, StepExists):
-                if publish_manifest(
-                    context, found.manifest, found.data, said, document, if_exists=how, check_replaceable=check
-                ):
-                    listed.add(info.key)
+            if publish_manifest(context, found, said, document, if_exists=how):
+                listed.add(info.key)
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
@@ -134,11 +126,12 @@ def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:
 
 def _is_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> bool:
     """Whether the store has an older checkpoint at that step, all of it at the same remote: then none is lost."""
-    published = look(context.layout, *info.key).published
-    if published is None or CheckpointInfo.of(published.manifest, published.manifest_id).order >= info.order:
+    of_step = published_of_step(context.layout, info.run, info.step)
+    if not of_step or of_step[-1].order >= info.order:
         return False
+    published = of_step[-1]
     try:
-        with locks.lock_shared(context.layout.checkpoint(*info.key)) as lock:
+        with locks.lock_shared(context.layout.checkpoint(published.key)) as lock:
             there = read_elsewhere(lock.fd)
     except (FileNotFoundError, CkstoreError):
         return False
@@ -146,23 +139,16 @@ def _is_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> bo
     return there is not None and is_whole_there and {one.uuid for one in there.remotes} == {holder.uuid}
 
 
-def _check_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> None:
-    check_unprotected(context, info.key)
-    if not _is_superseded(context, info, holder):
-        raise StepExists(f"{info.name} is here by now")
-
-
 def publish_manifest(
     context: Context,
-    manifest: Manifest,
-    data: bytes,
+    found: Found,
     annotations: Annotations | None,
     document: Elsewhere,
     *,
     if_exists: IfExists,
-    check_replaceable: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Publish a checkpoint without blobs; False if another one keeps its place."""
+    """Publish a checkpoint without blobs; False if another one of its step counts instead."""
+    manifest = found.manifest
     staging = Staging.create(context.layout, manifest.run, manifest.step)
     try:
         own = staging.lock.inside
@@ -170,9 +156,8 @@ def publish_manifest(
         files.create_file(own / ELSEWHERE, elsewhere_bytes(document, where), mode=0o600)
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
-        staging.seal(data)
-        if_there = publishing.IfThere(if_exists, check_replaceable)
-        outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
+        staging.seal(found.data)
+        outcome = publishing.publish(context.layout, staging, manifest, found.id, if_exists, context.known.synced_runs)
     except BaseException as error:
         reclaim.abandon(context, staging, error)
         raise
@@ -180,8 +165,9 @@ def publish_manifest(
         reclaim.discard(context, staging)
         return False
     staging.lock.release()
-    if outcome.old is not None:
-        reclaim.discard_path(context, outcome.old)
+    info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
+    for text in drop_older(context, info, outcome.older):
+        warn(text)
     return True
 
 

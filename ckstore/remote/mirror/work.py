@@ -203,7 +203,7 @@ class Mirror:
             self._failures[info.id] += 1
             raise
         self._note(name, uuid, [info], {one.key: one.digest for one in said})
-        note(context, "mirrored", info.key, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
+        note(context, "mirrored", info.key.run_step, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
     def _note(
         self,

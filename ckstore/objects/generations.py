@@ -1,0 +1,74 @@
+"""Publish another form of a checkpoint, its next generation: the last step of a compaction."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+
+from ckstore.errors import InUse
+from ckstore.fs import files, locks
+from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside
+from ckstore.model.names import CheckpointKey
+from ckstore.objects import store_locks
+from ckstore.objects.checkpoints import id_at
+from ckstore.objects.documents import marks
+from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
+from ckstore.objects.layout import ANNOTATIONS, Layout
+from ckstore.objects.publish import give_name, sync_parents
+from ckstore.objects.staging import Staging
+
+_RUN_TIMEOUT_S = 30.0
+
+
+def publish_generation(
+    layout: Layout, staging: Staging, former: CheckpointKey, checkpoint: str
+) -> tuple[CheckpointKey, locks.DirectoryLock]:
+    """Publish the sealed `staging`, durably, as the next generation of the checkpoint with this id.
+
+    Returns:
+        Its key, and the exclusive lock on the former generation, which the caller drops.
+
+    Raises:
+        InUse: A process uses the former generation, or it is damaged or another checkpoint.
+        UnknownOutcome: It was published, but perhaps not durably.
+    """
+    path = layout.checkpoint(former)
+    with ExitStack() as held:
+        # Opened before the rename: after it, only the sync itself may fail.
+        parents = [held.enter_context(Held(place)) for place in (path.parent, layout.checkpoints, layout.staging)]
+        run_lock = held.enter_context(
+            store_locks.lock_run(layout, former.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S)
+        )
+        # Against all others: an annotation or a mark that is written now would be lost with the former directory.
+        lock = locks.try_exclusive(path)
+        if lock is None:
+            raise InUse(f"a process is using {path}")
+        try:
+            _check(path, lock, checkpoint)
+            take_annotations(lock, staging)
+            run_lock.check()
+            key, _ = give_name(
+                layout, staging.path, staging.lock, *former.run_step, checkpoint, generation=former.generation + 1
+            )
+            sync_parents(parents)
+        except BaseException:  # also Ctrl-C, whose traceback would keep the lock
+            lock.release()
+            raise
+        return key, lock
+
+
+def _check(path: Inside, lock: locks.DirectoryLock, checkpoint: str) -> None:
+    if id_at(path) != checkpoint:
+        raise InUse(f"{path} holds another checkpoint")
+    # Its files may be wrong: they must stay where a repair finds them.
+    if marks.identity(lock.fd):
+        raise InUse(f"{path} is marked as damaged")
+
+
+def take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
+    """Copy what was noted of a checkpoint, which the caller has locked, into the staging of its successor."""
+    with suppress(FileNotFoundError):
+        data = files.read_file(ANNOTATIONS, most_bytes=ANNOTATIONS_MAX_BYTES, dir_fd=lock.fd)
+        # The next writer of a group must be able to read them, and other users not: as where they were written first.
+        files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=files.mode_in(staging.lock.fd))
+        files.sync_directory(staging.lock.inside)
