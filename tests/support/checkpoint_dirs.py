@@ -39,6 +39,19 @@ def blobs_dir(store: AnyStore, run: str, step: int | str) -> Path:
     return checkpoint_dir(store, run, step) / "blobs"
 
 
+def path_in_store(store: AnyStore, name: str) -> Path:
+    """Return the path of `name`, in which ``checkpoints/RUN/STEP`` stands for the newest checkpoint of that step."""
+    parts = name.split("/")
+    if len(parts) < 3 or parts[0] != "checkpoints" or not re.fullmatch("[0-9]+", parts[2]):
+        return Path(store, name)
+    return checkpoint_dir(store, parts[1], parts[2]).joinpath(*parts[3:])
+
+
+def name_in_store(store: AnyStore, run: str, step: int | str) -> str:
+    """Return the path of the newest checkpoint of a step, relative to the store."""
+    return checkpoint_dir(store, run, step).relative_to(store).as_posix()
+
+
 def step_names(store: AnyStore, run: str) -> set[int]:
     """Return the steps of which a run has a directory."""
     steps = map(step_of_name, _names(Path(store, "checkpoints", run)))
@@ -48,7 +61,7 @@ def step_names(store: AnyStore, run: str) -> set[int]:
 def _names(place: Path) -> list[str]:
     try:
         return os.listdir(place)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # of a run that is not there, or cannot be listed, its user is told by the next call
         return []
 
 
@@ -61,10 +74,12 @@ def _order(path: Path) -> tuple[int, str, str, int]:
 def _order_in_manifest(path: Path) -> tuple[int, str, str]:
     """Return the sequence, the time and the id that a manifest has, or values below all others if it is unreadable."""
     try:
+        if not (path / "manifest.json").is_file():  # a pipe would be waited for
+            return -1, "", ""
         document: dict[str, Any] = json.loads((path / "manifest.json").read_bytes())
         if "checkpoint" in document["manifest"]:  # a compacted checkpoint
             document = json.loads((path / "plain.json").read_bytes())
         manifest = document["manifest"]
         return int(manifest["sequence"]), str(manifest["created"]), str(document["digest"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return -1, "", ""

@@ -3,7 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir, checkpoint_dirs, step_names
+from tests.support.checkpoint_dirs import (
+    blobs_dir,
+    checkpoint_dir,
+    checkpoint_dirs,
+    name_in_store,
+    path_in_store,
+    step_names,
+)
 
 OLD, NEW = "a" * 32, "b" * 32
 
@@ -62,3 +69,13 @@ def test_other_names_of_a_run_are_left_out(tmp_path: Path) -> None:
         (run / name).mkdir(parents=True)
     assert step_names(tmp_path, "main") == {3, 12}
     assert step_names(tmp_path, "other") == set()
+
+
+def test_a_path_in_a_store_is_found_by_the_step(tmp_path: Path) -> None:
+    directory = _put(tmp_path / "checkpoints" / "main" / f"3.{OLD[:10]}", 1, OLD)
+    assert path_in_store(tmp_path, "checkpoints/main/3") == directory
+    assert path_in_store(tmp_path, "checkpoints/main/3/blobs/x") == directory / "blobs" / "x"
+    assert path_in_store(tmp_path, "checkpoints/main/x") == tmp_path / "checkpoints" / "main" / "x"
+    assert path_in_store(tmp_path, "checkpoints/main") == tmp_path / "checkpoints" / "main"
+    assert path_in_store(tmp_path, "refs/3") == tmp_path / "refs" / "3"
+    assert name_in_store(tmp_path, "main", 3) == f"checkpoints/main/3.{OLD[:10]}"
