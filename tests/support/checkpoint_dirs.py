@@ -34,6 +34,13 @@ def checkpoint_dir(store: AnyStore, run: str, step: int | str) -> Path:
     return next(reversed(checkpoint_dirs(store, run, step)), Path(store, "checkpoints", run, str(step)))
 
 
+def dir_of_id(store: AnyStore, run: str, step: int | str, digest: str) -> Path:
+    """Return the directory of the newest form of the checkpoint with this id; if none has it, of the newest one."""
+    found = checkpoint_dirs(store, run, step)
+    own = [path for path in found if len(found) > 1 and _order_in_manifest(path)[2] == digest]
+    return own[-1] if own else checkpoint_dir(store, run, step)
+
+
 def blobs_dir(store: AnyStore, run: str, step: int | str) -> Path:
     """Return the directory of the blobs of the newest checkpoint of a step."""
     return checkpoint_dir(store, run, step) / "blobs"

@@ -7,6 +7,7 @@ from tests.support.checkpoint_dirs import (
     blobs_dir,
     checkpoint_dir,
     checkpoint_dirs,
+    dir_of_id,
     name_in_store,
     path_in_store,
     step_names,
@@ -42,6 +43,16 @@ def test_the_newest_of_a_step_is_found(tmp_path: Path) -> None:
     draft = _put(run / "3", 2, "c" * 32)
     assert checkpoint_dirs(tmp_path, "main", 3) == [draft, old, new, newer_form]
     assert checkpoint_dir(tmp_path, "main", 3) == newer_form
+
+
+def test_the_newest_form_of_an_id_is_found(tmp_path: Path) -> None:
+    run = tmp_path / "checkpoints" / "main"
+    _put(run / f"3.{OLD[:10]}", 5, OLD)
+    compacted = _put(run / f"3.{OLD[:10]}.1", 5, OLD, compacted=True)
+    new = _put(run / f"3.{NEW[:10]}", 7, NEW)
+    assert dir_of_id(tmp_path, "main", 3, f"xxh3-{OLD}") == compacted
+    assert dir_of_id(tmp_path, "main", 3, f"xxh3-{NEW}") == new
+    assert dir_of_id(tmp_path, "main", 3, f"xxh3-{'c' * 32}") == new
 
 
 def test_a_generation_counts_as_a_number(tmp_path: Path) -> None:
