@@ -28,6 +28,7 @@ from ckstore.objects import publish, store_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents import atomic_file
 from ckstore.ops.free import drop, gc
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.coverage import covered
 from tests.support.loopfs import loop_filesystem
 from tests.support.requirements import CRASH_FULL, require_fuse, require_root
@@ -266,7 +267,7 @@ def test_a_delete_whose_lock_was_lost_changes_nothing(
     _, (one, two) = rivals
     one.save(state(1), step=1)
     moved = one.path / "staging/main@1.0123456789ab.old"
-    shutil.copytree(one.path / "checkpoints/main/1", moved)
+    shutil.copytree(checkpoint_dir(one.path, "main", 1), moved)
     look = id_at
 
     def looking(path: Any) -> Any:

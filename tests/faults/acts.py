@@ -29,14 +29,19 @@ from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen, without_exchange
 from tests.faults.states import CHUNK_BYTES, state
 from tests.faults.straced import mark
+from tests.support.checkpoint_dirs import name_in_store
 from tests.support.look import leaves_of
 
-_ONE = f"store/checkpoints/{RUN}/1"
 _SAVED = SCENARIOS["deduplicated_save"].prepare
 
 
 def _open(path: Path, journal: Journal) -> Store:
     return Store.open(path)
+
+
+def _name(store: Store, step: int) -> str:
+    """Return the name of a checkpoint for `mark`."""
+    return f"store/{name_in_store(unseen(store.path), RUN, step)}"
 
 
 def _nothing_more(store: Store, journal: Journal) -> None:
@@ -58,16 +63,16 @@ def _saving_with_tags(step: int, name: str) -> Callable[[Store, Journal], None]:
 
 def _tagging(store: Store, journal: Journal) -> None:
     store.tag("best", f"{RUN}@1")
-    mark(durable=["store/refs/best", _ONE])
+    mark(durable=["store/refs/best", _name(store, 1)])
     store.tag("best", f"{RUN}@2")
-    mark(durable=["store/refs/best", f"store/checkpoints/{RUN}/2"])
+    mark(durable=["store/refs/best", _name(store, 2)])
     store.untag("best")
     mark(gone=["store/refs/best"])
 
 
 def _pinning(store: Store, journal: Journal) -> None:
     name = store.pin(f"{RUN}@1", "figure 3").name
-    mark(durable=[f"store/pins/{name}.json", _ONE])
+    mark(durable=[f"store/pins/{name}.json", _name(store, 1)])
     store.unpin(name)
     mark(gone=[f"store/pins/{name}.json"])
 
@@ -75,7 +80,7 @@ def _pinning(store: Store, journal: Journal) -> None:
 def _annotating(store: Store, journal: Journal) -> None:
     for bleu in (27.0, 28.0):
         store.annotate(f"{RUN}@1", metrics={"bleu": bleu})
-        mark(durable=[f"{_ONE}/annotations.json", _ONE])
+        mark(durable=[f"{_name(store, 1)}/annotations.json", _name(store, 1)])
 
 
 def _setting_retention(store: Store, journal: Journal) -> None:
@@ -91,10 +96,11 @@ def _rotated(path: Path, journal: Journal) -> None:
 
 
 def _rotating(store: Store, journal: Journal) -> None:
+    one = _name(store, 1)
     info = store.save(state("second"), step=2, run=RUN)
     journal.done((RUN, 2), "second")
     if not info.warnings:
-        mark(gone=[_ONE])
+        mark(gone=[one])
 
 
 class _KilledError(BaseException):
@@ -201,8 +207,9 @@ def _drop(store: Store, plan: RetentionPlan) -> RetentionReport:
 
 def _pruning(store: Store, journal: Journal) -> None:
     # The drop alone: gc, which follows it in `prune`, would make it durable once more, and another gc may keep it away.
+    names = {info.key: _name(store, info.step) for info in store.checkpoints()}
     report = _drop(store, store.plan_retention(RetentionPolicy(keep_last=1)))
-    mark(gone=[f"store/checkpoints/{info.run}/{info.step}" for info in report.dropped])
+    mark(gone=[names[info.key] for info in report.dropped])
 
 
 def _saving_more(store: Store, journal: Journal) -> None:

@@ -24,19 +24,21 @@ from ckstore.model.manifest.info import CheckpointInfo
 from tests.faults.facts import broken_facts, facts_of
 from tests.faults.journal import Fact, Place, Promised
 from tests.faults.states import CHUNK_BYTES, NAMES, expected, fingerprint, read_files, state
+from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.descriptors import open_below
 from tests.support.look import files_of
 
 _DIGEST = r"xxh3-[0-9a-f]{32}"
 _RUN = r"[A-Za-z0-9._-]+"
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"  # what is being written has a dot in front
+_STEP = r"\d+(\.[0-9a-f]{10,}(\.\d+)?)?"
 _FILE_NAMES = re.compile(
     rf"""
       store\.json | config\.json | catalog\.db(\.old-\d+)?(-wal|-shm|-journal)?
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
-    | checkpoints/{_RUN}/\d+/(manifest\.json | plain\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
+    | checkpoints/{_RUN}/{_STEP}/(manifest\.json | plain\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
     # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
-    | (checkpoints/{_RUN}/\d+/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
+    | (checkpoints/{_RUN}/{_STEP}/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
     | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | events\.jsonl(\.1)? | quarantine/{_DIGEST}\.\d+
     | locks/(run-{_RUN} | trash | store)  # made where settings that cannot be read may say that other hosts are there
     """,
@@ -45,7 +47,7 @@ _FILE_NAMES = re.compile(
 _SET_ASIDE = re.compile(r"catalog\.db\.damaged-\d+(-wal|-shm|-journal)?")
 _DIRECTORY_NAMES = re.compile(
     rf"""
-      blobs(/[0-9a-f]{{2}})? | checkpoints(/{_RUN}(/\d+(/blobs)?)?)?
+      blobs(/[0-9a-f]{{2}})? | checkpoints(/{_RUN}(/{_STEP}(/blobs)?)?)?
     | refs | pins | staging | trash | quarantine | reserve | locks
     """,
     re.VERBOSE,
@@ -151,8 +153,8 @@ def _listed(store: Store) -> list[tuple[str, str]]:
 
 def _published(path: Path) -> set[Place]:
     """Every directory that is a checkpoint by its name."""
-    found = path.glob("checkpoints/*/*")
-    return {(step.parent.name, int(step.name)) for step in found if step.name.isdigit()}
+    found = ((place.parent.name, step_of_name(place.name)) for place in path.glob("checkpoints/*/*"))
+    return {(run, step) for run, step in found if step is not None}
 
 
 def _broken_promises(promised: Promised, seen: Contents) -> list[str]:
@@ -239,7 +241,7 @@ def check_counts(path: Path) -> list[str]:
     checkpoints: set[tuple[str, int, str]] = set()
     wrong = []
     for place in _published(path):
-        file = path / "checkpoints" / place[0] / str(place[1]) / "manifest.json"
+        file = checkpoint_dir(path, place[0], place[1]) / "manifest.json"
         try:
             document = json.loads(file.read_text())
         except FileNotFoundError:

@@ -51,7 +51,7 @@ _IN_OWN_STAGING = re.compile(r"new-\d+|blobs/[a-z0-9]+-[0-9a-f]{32,}")
 _TRIAL = re.compile(r"try-[0-9a-f]{12}")
 _SMALL = {"config.json", "annotations.json"}
 _NAMED_EXCEPTIONS = re.compile(
-    r"refs/[^/]+ | pins/[^/]+\.json | reserve/space-\d | catalog\.db.* | checkpoints/[^/]+/\d+/damaged\.json",
+    r"refs/[^/]+ | pins/[^/]+\.json | reserve/space-\d | catalog\.db.* | checkpoints/[^/]+/[0-9a-f.]+/damaged\.json",
     re.VERBOSE,
 )
 

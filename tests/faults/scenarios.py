@@ -26,6 +26,7 @@ from ckstore.ops.index import reconcile
 from tests.faults.journal import Journal
 from tests.faults.migrating import become_next, wrong_in_catalog
 from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, state, write_files
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.damage import flip
 
 RUN = "main"
@@ -146,7 +147,7 @@ def without_exchange(act: Callable[[Store, Journal], None]) -> Callable[[Store, 
 def _deleting(step: int) -> Callable[[Store, Journal], None]:
     def act(store: Store, journal: Journal) -> None:
         journal.begin((RUN, step), None)
-        if not _is_gone(unseen(store.path) / "checkpoints" / RUN / str(step)):  # an attempt may have failed after that
+        if not _is_gone(checkpoint_dir(unseen(store.path), RUN, step)):  # an attempt may have failed after that
             store.delete(f"{RUN}@{step}")
         journal.done((RUN, step), None)
 
@@ -200,7 +201,7 @@ def _with_a_tag(path: Path, journal: Journal) -> None:
 def _pruning(store: Store, journal: Journal) -> None:
     """Drop all but the newest by a rule, and so the one without a tag."""
     journal.begin((RUN, 2), None)
-    if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
+    if not _is_gone(checkpoint_dir(unseen(store.path), RUN, 2)):  # an attempt may have failed after that
         for skipped in store.prune(RetentionPolicy(keep_last=1)).skipped:
             raise InUse(skipped.reason)
     journal.done((RUN, 2), None)
@@ -224,7 +225,7 @@ def _saving_within_a_budget(store: Store, journal: Journal) -> None:
     journal.done((RUN, 4), "small-0")
     if info.warnings:  # what had to go may be there yet, or come back after a power cut: nothing is said to be gone
         return
-    if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):
+    if not _is_gone(checkpoint_dir(unseen(store.path), RUN, 2)):
         raise Unkept("the save was acknowledged without a warning, and the store is above its budget")
     journal.done((RUN, 2), None)
 
@@ -244,7 +245,7 @@ def _settle_budget(path: Path, done: bool) -> list[str]:
 
 def _bringing_back(store: Store, journal: Journal) -> None:
     journal.begin((RUN, 2), "second")
-    if _is_there(unseen(store.path) / "checkpoints" / RUN / "2"):  # by an attempt that failed after that
+    if _is_there(checkpoint_dir(unseen(store.path), RUN, 2)):  # by an attempt that failed after that
         return
     store.undelete(f"{RUN}@2")
     journal.done((RUN, 2), "second")
@@ -289,7 +290,7 @@ def _renaming(store: Store, journal: Journal) -> None:
     for step, name in enumerate(("first", "second"), 1):
         journal.begin((RUN, step), None)
         journal.begin((_RENAMED, step), name)
-    if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
+    if not _is_gone(checkpoint_dir(unseen(store.path), RUN, 2)):  # an attempt may have failed after that
         store.rename_run(RUN, _RENAMED)
     for step, name in enumerate(("first", "second"), 1):
         journal.done((RUN, step), None)
@@ -489,13 +490,13 @@ def _damaged(path: Path, journal: Journal) -> None:
         for step, name in enumerate(("first", "second", "small-0"), 1):
             save(store, journal, step, name)
         for step in (1, 2, 3):
-            shutil.copytree(path / "checkpoints" / RUN / str(step), _backup(path) / str(step))
-        chunks = sorted((path / "checkpoints" / RUN / "1" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+            shutil.copytree(checkpoint_dir(path, RUN, step), _backup(path) / str(step))
+        chunks = sorted(blobs_dir(path, RUN, 1).iterdir(), key=lambda blob: blob.stat().st_size)
         flip(chunks[-1], keep_time=True)  # another checkpoint may share it
         flip(chunks[0])
-        (pack,) = (path / "checkpoints" / RUN / "3" / "blobs").iterdir()
+        (pack,) = blobs_dir(path, RUN, 3).iterdir()
         os.truncate(pack, 1000)
-        largest = max((path / "checkpoints" / RUN / "2" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+        largest = max(blobs_dir(path, RUN, 2).iterdir(), key=lambda blob: blob.stat().st_size)
         largest.unlink()
         for blob in (chunks[-2], chunks[-1]):  # lost canonical names: of a good and of a damaged blob
             (path / "blobs" / blob.name.partition("-")[2][:2] / blob.name).unlink(missing_ok=True)
@@ -538,13 +539,13 @@ def _damaged_compacted(path: Path, journal: Journal) -> None:
     for file in path.rglob(chunks[0].name):
         file.unlink()
     flip(pack, keep_time=True)
-    (plain,) = (path / "checkpoints" / RUN / "3" / "blobs").iterdir()
+    (plain,) = blobs_dir(path, RUN, 3).iterdir()
     flip(plain, 0)
 
 
 def _encoded_files(path: Path, step: int) -> list[Path]:
     """Return the encoded files of a checkpoint without those that they are decoded with, the smallest first."""
-    folder = path / "checkpoints" / RUN / str(step)
+    folder = checkpoint_dir(path, RUN, step)
     document = json.loads((folder / "manifest.json").read_bytes())["manifest"]
     files = (folder / "blobs" / document["files"][form[2]][0] for form in document["encoded"])
     return sorted(files, key=lambda file: file.stat().st_size)
@@ -555,7 +556,7 @@ def _rotten(path: Path, journal: Journal) -> None:
     _saved("first", "first")(path, journal)
     with Store.open(path) as store:
         store.config.recheck_share = 1
-    blobs = sorted((path / "checkpoints" / RUN / "1" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+    blobs = sorted(blobs_dir(path, RUN, 1).iterdir(), key=lambda blob: blob.stat().st_size)
     for blob in (blobs[0], blobs[-1]):
         flip(blob, keep_time=True)
 

@@ -19,6 +19,7 @@ from tests.faults.checker import check_contents, check_store
 from tests.faults.harness import evenly, sample
 from tests.faults.journal import Journal, Place, Promised, read_journal
 from tests.faults.scenarios import SCENARIOS
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 
 pytestmark = pytest.mark.crash
 
@@ -39,7 +40,7 @@ def promise(*states: str | None) -> Promised:
 
 
 def a_blob(store: Path) -> Path:
-    return max(store.glob("checkpoints/main/1/blobs/*"), key=lambda path: path.stat().st_size)
+    return max(blobs_dir(store, "main", 1).iterdir(), key=lambda path: path.stat().st_size)
 
 
 def test_a_whole_store_passes(store: Path, tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_a_whole_store_passes(store: Path, tmp_path: Path) -> None:
 def test_only_after_an_unknown_outcome_may_a_process_lack_what_it_was_replacing(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (store / "checkpoints/main/1").rename(store / "staging/main@1.0123456789ab.old")
+    checkpoint_dir(store, "main", 1).rename(store / "staging/main@1.0123456789ab.old")
     monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
     with Store.open(store, readonly=True) as reader:
         assert check_contents(reader, promise("first"), outcome_is_unknown=True) == []
@@ -106,7 +107,7 @@ def lose_the_store(store: Path) -> None:
 
 
 def lose_a_checkpoint(store: Path) -> None:
-    shutil.rmtree(store / "checkpoints" / "main" / "1")
+    shutil.rmtree(checkpoint_dir(store, "main", 1))
 
 
 def lose_a_blob_of_a_checkpoint(store: Path) -> None:

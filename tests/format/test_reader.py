@@ -32,6 +32,7 @@ from safetensors.torch import save_file
 
 import ckstore
 from tests.format import reader
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.look import directory_of
 
@@ -315,7 +316,7 @@ states: st.SearchStrategy[Any] = st.recursive(
 def test_the_reader_gets_any_state(store: ckstore.Store, state: Any) -> None:
     info = store.save(state)
 
-    checkpoint = reader.Checkpoint(store.path / "checkpoints" / "main" / str(info.step))
+    checkpoint = reader.Checkpoint(checkpoint_dir(store.path, "main", info.step))
     assert checkpoint.id == info.id
     assert found(checkpoint.state()) == saved(state)
     assert checkpoint.content() == info.content
@@ -438,7 +439,7 @@ def test_the_same_content_has_the_same_content_digest_and_another_has_another(st
 
 
 def test_a_copy_of_one_directory_is_a_complete_checkpoint(path: Path, tmp_path: Path) -> None:
-    shutil.copytree(path / "checkpoints" / "nodes" / "5", tmp_path / "copy")
+    shutil.copytree(checkpoint_dir(path, "nodes", 5), tmp_path / "copy")
     checkpoint = reader.Checkpoint(tmp_path / "copy")
 
     assert checkpoint.is_complete()
@@ -464,11 +465,11 @@ def test_blobs_are_read_only_with_the_fixed_time_under_their_canonical_name(path
 
 def test_what_has_not_the_form_of_a_checkpoint_is_ignored(store: ckstore.Store) -> None:
     store.save(1, step=5)
-    run = store.path / "checkpoints" / "main"
+    run, directory = store.path / "checkpoints" / "main", checkpoint_dir(store.path, "main", 5)
     for name in ("05", "-1", "x", str(2**53 + 1), ".hidden"):
-        shutil.copytree(run / "5", run / name)
+        shutil.copytree(directory, run / name)
     shutil.copytree(run, store.path / "checkpoints" / "not a run")
-    shutil.copytree(run / "5", store.path / "staging" / "whole")
+    shutil.copytree(directory, store.path / "staging" / "whole")
     (store.path / "refs" / "5").symlink_to("../checkpoints/main/5")
     (store.path / "refs" / ".tmp").symlink_to("../checkpoints/main/5")
 

@@ -16,6 +16,7 @@ import numpy as np
 from ckstore import Best, RetentionPolicy, Store
 from ckstore.model.digest import algorithm_named
 from tests.hostile.spoiling import spoiled_bytes, spoiled_value
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir, path_in_store
 
 GOOD, SPOILED, COMPACTED = "main@1", "main@2", "old@1"
 DOCUMENTS = {
@@ -83,7 +84,7 @@ def make_store(path: Path) -> None:
     damage = [{"blob": "", "names": ["w"], "what": "w is damaged"}]
     mark: dict[str, Any] = {"damage": damage, "format": "ckstore-damaged"}
     mark |= {"found": "2026-11-22T10:00:00.000000Z", "version": 1}
-    (path / DOCUMENTS["mark"]).write_text(json.dumps(mark))
+    path_in_store(path, DOCUMENTS["mark"]).write_text(json.dumps(mark))
     shutil.rmtree(source)
 
 
@@ -93,7 +94,7 @@ def spoil_document(store: Path, name: str, draw: random.Random) -> bytes:
     Raises:
         ValueError: An earlier attack made it no document, or a file without end.
     """
-    path = store / DOCUMENTS[name]
+    path = path_in_store(store, DOCUMENTS[name])
     if path.stat().st_size > _DOCUMENT_MOST_BYTES:
         raise ValueError(name)
     data = path.read_bytes()
@@ -138,17 +139,17 @@ def _a_run(store: Path, draw: random.Random) -> None:
 
 
 def _a_step(store: Path, draw: random.Random) -> None:
-    shutil.copytree(store / "checkpoints/main/2", store / "checkpoints/main" / draw.choice(_STEPS), symlinks=True)
+    shutil.copytree(checkpoint_dir(store, "main", 2), store / "checkpoints/main" / draw.choice(_STEPS), symlinks=True)
 
 
 def _another_place(store: Path, draw: random.Random) -> None:
-    (store / "checkpoints/main/2").rename(store / "checkpoints/main" / draw.choice(("5", "99999")))
+    checkpoint_dir(store, "main", 2).rename(store / "checkpoints/main" / draw.choice(("5", "99999")))
 
 
 def _a_symlink(store: Path, draw: random.Random) -> None:
     """A directory or a document of the store is a symlink to something outside it."""
     names = ("checkpoints/main/2", "checkpoints/main/2/blobs", "checkpoints/files", "staging", "trash", "refs", "pins")
-    path = store / draw.choice((*names, "blobs", *DOCUMENTS.values()))
+    path = path_in_store(store, draw.choice((*names, "blobs", *DOCUMENTS.values())))
     outside = store.parent / "outside"
     target = outside / path.name
     path.rename(target)
@@ -157,7 +158,7 @@ def _a_symlink(store: Path, draw: random.Random) -> None:
 
 def _another_kind(store: Path, draw: random.Random) -> None:
     """A document is a directory, a pipe, a socket, or larger than any."""
-    path = store / draw.choice(list(DOCUMENTS.values()))
+    path = path_in_store(store, draw.choice(list(DOCUMENTS.values())))
     path.unlink()
     how = draw.randrange(4)
     if how == 0:
@@ -176,8 +177,8 @@ def _another_kind(store: Path, draw: random.Random) -> None:
 
 def _a_blob(store: Path, draw: random.Random) -> None:
     """A blob of a checkpoint is a symlink, a directory, a pipe, or shorter."""
-    of = draw.choice(("main/2", "old/1"))
-    blob = draw.choice(sorted((store / f"checkpoints/{of}/blobs").iterdir()))
+    run, step = draw.choice((("main", 2), ("old", 1)))
+    blob = draw.choice(sorted(blobs_dir(store, run, step).iterdir()))
     nbytes = blob.stat().st_size
     blob.unlink()
     how = draw.randrange(4)

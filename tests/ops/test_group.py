@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ckstore import Store
+from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.requirements import representatives
 from tests.support.stores import check_blobs, references_of_manifests
 from tests.support.users import GROUP, User, common_folder, users
@@ -239,7 +240,7 @@ def test_what_a_member_holds_is_not_freed_by_the_other(both: Members) -> None:
     """The kernel's answer about your own file reaches across users; a reader's lock does, too."""
     one, two = both
     one.do("store.save(state(1), step=1); store.save(state(2), step=2)")
-    (blob,) = (path for path in (one.store / "checkpoints/main/1/blobs").iterdir())
+    (blob,) = (path for path in blobs_dir(one.store, "main", 1).iterdir())
     code = f"fd = os.open({str(blob)!r}, os.O_RDONLY); tell(1); input()"
     with two.start(code) as reader:
         assert reader.stdout is not None
@@ -342,7 +343,7 @@ tell(told())
 def test_a_damaged_blob_of_one_member_is_found_and_healed_by_the_other(both: Members) -> None:
     one, two = both
     one.do("store.save(state(1), step=1)")
-    (blob,) = (path for path in (one.store / "checkpoints/main/1/blobs").iterdir())
+    (blob,) = (path for path in blobs_dir(one.store, "main", 1).iterdir())
     damaged = bytearray(blob.read_bytes())
     damaged[5000] ^= 1
     times = blob.stat()

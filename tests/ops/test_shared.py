@@ -27,6 +27,7 @@ from ckstore.errors import BadInput, InsufficientSpace, UnsafePlace
 from ckstore.fs import files, holders
 from ckstore.fs.host import own_folders
 from tests.support.catalog_rows import forge_stamps
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.holding import holding
 from tests.support.requirements import representatives, require_fuse, require_root
 from tests.support.shared_folder import shared_folder
@@ -225,7 +226,7 @@ def test_an_exclusive_gc_believes_no_row_of_a_checkpoint_that_it_did_not_look_at
     one, two = hosts
     one.do("store.save(state(1), step=1)")
     two.do("store.save(state(2), step=1, if_exists='replace')")
-    forge_stamps(one.catalog_file(), one.store / "checkpoints/main/1")
+    forge_stamps(one.catalog_file(), checkpoint_dir(one.store, "main", 1))
     store = one.open(recover=False)  # opening would see it by the id
 
     assert store.gc(exclusive=True).freed_bytes == MIB
@@ -240,7 +241,7 @@ def test_a_checkpoint_that_another_host_replaced_is_seen_even_where_its_director
     one, two = hosts
     one.do("store.save(state(1), step=1)")
     two.do("store.save(state(2), step=1, if_exists='replace')")
-    forge_stamps(one.catalog_file(), one.store / "checkpoints/main/1")
+    forge_stamps(one.catalog_file(), checkpoint_dir(one.store, "main", 1))
 
     assert np.array_equal(one.open().load(1)["w2"], state(2)["w2"])
 

@@ -34,6 +34,7 @@ from ckstore_cli.app import app
 from tests.remote.double import Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.s3_server import SECRET, Service
 
 _WAIT_S = 240.0
@@ -264,7 +265,7 @@ def test_what_is_damaged_here_does_not_keep_the_others_back(tmp_path: Path, quie
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     store.save(state(1), step=1)
     info = store.save(state(2), step=2)
-    blob = max((store.path / "checkpoints" / "main" / "2" / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob = max(blobs_dir(store.path, "main", 2).iterdir(), key=lambda path: path.stat().st_size)
     os.chmod(blob, 0o600)
     with blob.open("r+b") as file:
         file.write(b"rot")
@@ -482,7 +483,7 @@ def test_what_the_mirror_lost_is_asked_for_and_sent_again(counted: tuple[Store, 
     store.save({**state(0), "step": 1}, step=1)
     all_steps(store)
     # What was noted of it decides nothing: each blob that the next one needs was looked for.
-    needed = {path.name for path in (store.path / "checkpoints/main/1/blobs").iterdir()}
+    needed = {path.name for path in blobs_dir(store.path, "main", 1).iterdir()}
     assert needed <= {key.rpartition("/")[2] for key in objects.held}
 
 

@@ -10,6 +10,7 @@ import pytest
 from ckstore import BadInput, RemoteError, StepExists, Store, StoreNotFound
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.stores import check_store
 
 
@@ -66,7 +67,7 @@ def test_a_pull_from_a_directory_takes_only_what_is_missing(store: Store, other:
 
 
 def test_a_damaged_blob_of_the_other_store_is_refused(store: Store, other: Store) -> None:
-    blob = next((store.path / "checkpoints/main/1/blobs").iterdir())
+    blob = next(blobs_dir(store.path, "main", 1).iterdir())
     os.chmod(blob, 0o644)
     with open(blob, "r+b") as file:
         file.write(b"\x00\x01\x02")

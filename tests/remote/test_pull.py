@@ -19,6 +19,7 @@ from ckstore.remote import keys, other_store
 from ckstore.remote.push_plan import place_of
 from tests.remote.double import Double, Fault, new_remote
 from tests.remote.test_push import MIB, state
+from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.stores import check_store
 
 
@@ -300,7 +301,7 @@ def test_a_pull_that_failed_goes_on_where_it_ended(store: Store, other: Store) -
     Store.open(other.path).pull(1, remote)
     assert objects.keys_read.count(bad) == 1
     assert len([key for key in objects.keys_read if key.startswith(keys.BLOBS)]) < len(
-        os.listdir(store.path / "checkpoints/main/1/blobs")
+        os.listdir(blobs_dir(store.path, "main", 1))
     )
     assert other.verify().ok
 

@@ -19,6 +19,7 @@ from ckstore import Store
 from tests.faults.checker import check_tree
 from tests.soak.doomed import check_promised, check_warnings, token_of
 from tests.soak.ledger import Ledger
+from tests.support.checkpoint_dirs import step_of_name
 from tests.support.coverage import covered, lane_seed
 from tests.support.requirements import SOAK_S
 
@@ -56,7 +57,7 @@ def wrong_at_the_end(path: Path, ledger: Ledger) -> list[str]:
                 wrong.append(f"{info.name} holds {token}, wanted one of {sorted(allowed)}")
         seen = {(info.run, info.step) for info in infos}
         wrong += [f"{place} was acknowledged, not dropped, and is gone" for place in set(history.promised) - seen]
-        on_disk = {(entry.parent.name, int(entry.name)) for entry in path.glob("checkpoints/*/*")}
+        on_disk = {(entry.parent.name, step_of_name(entry.name)) for entry in path.glob("checkpoints/*/*")}
         if on_disk != seen:
             wrong.append(f"directories without a checkpoint: {sorted(on_disk ^ seen)}")
         for tag in store.tags():

@@ -29,6 +29,7 @@ from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
 from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.refs import listing
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.crashing import KILLED, run_and_kill
 from tests.support.descriptors import open_below
 from tests.support.requirements import representatives, require_fuse, require_root
@@ -327,7 +328,7 @@ def test_what_a_host_left_half_replaced_another_completes_after_the_grace(
     assert "gc after the grace" in told
     assert "opening" not in told  # it does nothing here
     two.gc()
-    assert not (one.path / "checkpoints/main/1").exists()
+    assert not checkpoint_dir(one.path, "main", 1).exists()
 
     later(1.1)
     two.gc()
@@ -353,11 +354,12 @@ def test_what_is_half_replaced_names_the_gc_that_completes_it_at_once(
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_until_then_a_checkpoint_can_be_put_back(one: Store, two: Store) -> None:
+    directory = checkpoint_dir(one.path, "main", 1)
     one.delete(1)
     one.gc()
     (dropped,) = (one.path / "trash").iterdir()
 
-    dropped.rename(one.path / "checkpoints/main/1")
+    dropped.rename(directory)
 
     assert np.array_equal(open_as("two", one.path).load(1)["w"], state(1)["w"])
     assert one.verify().ok

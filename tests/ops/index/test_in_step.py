@@ -26,6 +26,7 @@ from ckstore.ops.free.reclaim import give_back
 from ckstore.ops.index.reconcile import chosen, runs_in_doubt
 from ckstore.ops.refs.find import find
 from ckstore.ops.refs.listing import infos
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 
 RUNS = ("main", "side")
@@ -75,7 +76,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def happen(store: Store, what: str, run: str, step: int, value: int) -> None:
-    place = store.path / "checkpoints" / run / str(step)
+    place = checkpoint_dir(store.path, run, step)
     if what == "save" and not place.exists():
         store.save(state(value), step, run)
     elif what == "save unnoticed" and not place.exists():
@@ -231,7 +232,7 @@ def test_directories_of_runs_are_not_listed_to_free_one_checkpoint(
 def test_what_was_removed_by_hand_is_noticed_by_gc(store: Store, tmp_path: Path) -> None:
     store.save(state(0), 1)
     store.save(state(1), 2)
-    shutil.rmtree(store.path / "checkpoints" / "main" / "1")
+    shutil.rmtree(checkpoint_dir(store.path, "main", 1))
 
     assert store.gc().freed_count == 1
     assert list(listed(store)) == [("main", 2)]

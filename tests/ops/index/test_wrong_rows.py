@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ckstore import Best, CheckpointInfo, CkstoreWarning, RetentionPolicy, Store
 from tests.support.catalog_rows import change, columns_of, flipped, values_of
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.look import directory_of
 from tests.support.stores import check_store
@@ -43,7 +44,7 @@ def test_a_directory_that_was_replaced_by_hand_is_seen_at_once(
     with Store.init(tmp_path / "elsewhere") as other:
         wanted = other.save(state(77), 4, metrics={"loss": 77.0})
         there = directory_of(other, 4)
-    place = store.path / "checkpoints" / "main" / "4"
+    place = checkpoint_dir(store.path, "main", 4)
     shutil.rmtree(place)
     shutil.copytree(there, place)
     # As on a filesystem that gives the numbers of what was removed to what comes next.

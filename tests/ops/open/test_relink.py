@@ -26,6 +26,7 @@ from ckstore.fs.inside import Inside
 from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.reindex_report import RelinkReport
 from ckstore.objects import blobs
+from tests.support.checkpoint_dirs import blobs_dir, step_of_name
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.requirements import CRASH_FULL
@@ -330,11 +331,11 @@ def test_what_was_exchanged_before_an_error_is_durable_before_a_sweep_frees_the_
 
     done = calls[calls.index("swept") :]
     gone = next(at for at, call in enumerate(done) if call.startswith("unlink new-"))
-    assert "sync checkpoints/main/0/blobs" in done[:gone]
+    assert f"sync {blobs_dir(copy.path, 'main', 0).relative_to(copy.path)}" in done[:gone]
     assert copy.verify().ok
 
 
 def failing_below_checkpoints(sync: Callable[[Inside], None], path: Inside) -> None:
-    if path.name == "blobs" and path.parent.name == "0":
+    if path.name == "blobs" and step_of_name(path.parent.name) == 0:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     sync(path)

@@ -16,6 +16,7 @@ from ckstore.errors import BadInput, DamagedBlob, InUse, UnsafePlace
 from ckstore.objects.layout import Layout
 from ckstore.ops.free.retain import carry_out
 from ckstore.ops.refs.protection import doubtful_tags
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.look import directory_of
 
 POLICY = RetentionPolicy(keep_last=1)
@@ -47,8 +48,8 @@ def point(store: Store, text: str, name: str = "good") -> Path:
 
 
 def other_name(store: Store) -> None:
-    text = os.readlink(store.path / "refs" / "good")
-    point(store, text[:-1] + "1")
+    first, _, _ = os.readlink(store.path / "refs" / "good").rpartition("/")
+    point(store, f"{first}/{checkpoint_dir(store.path, 'main', 1).name}")
 
 
 def name_once(store: Store) -> None:

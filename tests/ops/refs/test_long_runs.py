@@ -18,6 +18,7 @@ from ckstore.fs.held import Held
 from ckstore.ops.free.retain import carry_out
 from ckstore.ops.index import facts, sequence
 from tests.support.catalog_rows import change
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.forging import forge_manifest
 
 COUNT = 12
@@ -49,7 +50,7 @@ def by_another(store: Store, *lines: str) -> None:
 
 
 def folder(store: Store, step: int) -> Path:
-    return store.path / "checkpoints" / "main" / str(step)
+    return checkpoint_dir(store.path, "main", step)
 
 
 def added_by_another(store: Store) -> list[int]:

@@ -13,12 +13,12 @@ from ckstore import Store
 from ckstore.errors import NoSuchRef, SaveFailed
 from ckstore.fs import files, links, locks
 from ckstore.ops.refs import labels
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.look import directory_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckstore.objects.layout import Layout
 
 MIB = 2**20
 
@@ -96,12 +96,12 @@ def test_the_same_content_again_is_tagged_under_its_own_lock(store: Store, monke
     real = labels.write_tag
     taken: list[locks.DirectoryLock | None] = []
 
-    def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
-        lock = locks.try_exclusive(layout.checkpoint(run, step))
+    def write_tag(*arguments: Any) -> None:
+        lock = locks.try_exclusive(checkpoint_dir(store.path, "main", 1))
         if lock is not None:
             lock.release()
         taken.append(lock)
-        real(layout, tag, run, step)
+        real(*arguments)
 
     monkeypatch.setattr("ckstore.ops.save.save.write_tag", write_tag)
     info = store.save(drawn(1), step=1, tags=("best",))

@@ -13,6 +13,7 @@ import pytest
 from ckstore import CheckpointInfo, Store
 from ckstore.errors import InUse, NoSuchRef
 from ckstore.fs import links
+from tests.support.checkpoint_dirs import checkpoint_dir
 
 PROTECT: list[Callable[[Store], object]] = [
     lambda store: store.tag("best", 3),
@@ -56,7 +57,7 @@ def test_other_bytes_do_not_take_the_place_of_what_is_protected(
 ) -> None:
     protect(store)
     before = store.info(3)
-    directory = store.path / "checkpoints/main/3"
+    directory = checkpoint_dir(store.path, "main", 3)
     if damage == "blob gone":
         next((directory / "blobs").iterdir()).unlink()
     inode = directory.stat().st_ino
@@ -96,7 +97,7 @@ def test_a_checkpoint_without_a_manifest_is_replaced_and_it_is_said(
     store: Store, protect: Callable[[Store], object]
 ) -> None:
     protect(store)
-    (store.path / "checkpoints/main/3/manifest.json").unlink()
+    (checkpoint_dir(store.path, "main", 3) / "manifest.json").unlink()
 
     info = store.save({"x": np.ones(3000)}, 3)
 

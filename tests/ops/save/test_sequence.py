@@ -21,6 +21,7 @@ from ckstore.objects.layout import Layout
 from ckstore.ops import config_file, manifest_cache
 from ckstore.ops.index import sequence
 from ckstore.ops.index.sequence import next_sequence
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
 
@@ -57,19 +58,19 @@ def test_a_save_comes_after_everything_that_is_there(
     shutil.rmtree(path, ignore_errors=True)
     savers = [Store.init(path), *(Store.open(path) for _ in range(1, SAVERS))]
     sequences: dict[int, int] = {}
-    torn: dict[int, bytes] = {}
+    torn: dict[int, tuple[Path, bytes]] = {}
     for number, (what, who, left_behind) in enumerate(acts):
         whole = [step for step in sequences if step not in torn]
         if what == "delete" and whole:
             savers[who].delete(f"main@{whole[-1]}")
             del sequences[whole[-1]]
         elif what == "torn" and whole:
-            manifest = path / f"checkpoints/main/{whole[-1]}/manifest.json"
-            torn[whole[-1]] = manifest.read_bytes()
+            manifest = checkpoint_dir(path, "main", whole[-1]) / "manifest.json"
+            torn[whole[-1]] = manifest, manifest.read_bytes()
             manifest.unlink()
         elif what == "mend" and torn:
-            step, data = torn.popitem()
-            (path / f"checkpoints/main/{step}/manifest.json").write_bytes(data)
+            _, (manifest, data) = torn.popitem()
+            manifest.write_bytes(data)
         elif what.startswith("save"):
             step = whole[-1] if what == "save again" and whole else number
             with locks.lock_exclusive(path, timeout_s=1) if left_behind else locks.lock_shared(path, timeout_s=1):

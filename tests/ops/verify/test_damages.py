@@ -24,6 +24,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat, StoreNotFound
 from ckstore.model.reports.verify_report import VerifyReport
+from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.coverage import covered, lane_seed
 from tests.support.damage import MIB
 from tests.support.memory import memory_folder
@@ -197,7 +198,7 @@ class Case:
         for path in self.root.glob("checkpoints/*/*"):
             mine = [name for name in self.paths if path in name.parents]
             if mine or any(name.stat().st_ino in inodes for name in path.glob("blobs/*")):
-                found.add(f"{path.parent.name}@{path.name}")
+                found.add(f"{path.parent.name}@{step_of_name(path.name)}")
         return found
 
 
@@ -258,7 +259,7 @@ def heals_by_saving(case: Case, store: Store) -> list[str]:
     if case.file == "manifest":
         for ref, state in wanted.items():
             run, _, step = ref.partition("@")
-            there = case.root / "checkpoints" / run / step
+            there = checkpoint_dir(case.root, run, step)
             damaged = unreadable(store, ref) is None
             if damaged and case.way == "swap":  # each says that it is another: that is never replaced
                 shutil.rmtree(there)

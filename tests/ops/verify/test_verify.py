@@ -24,6 +24,7 @@ from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
 from ckstore.ops.check.validity import why_not_valid
+from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 from tests.support.descriptors import open_below
 from tests.support.examples import examples
@@ -97,13 +98,14 @@ def test_any_changed_byte_is_found_whatever_the_time_says(data: st.DataObject) -
         at = data.draw(st.integers(0, path.stat().st_size - 1))
         inode = path.stat().st_ino
         flip(path, at, keep_time=data.draw(st.booleans()))
-        users = {p.relative_to(store.path / "checkpoints").parts[:2] for p in pieces if p.stat().st_ino == inode}
+        places = [p.relative_to(store.path / "checkpoints").parts for p in pieces if p.stat().st_ino == inode]
+        users = {(run, step_of_name(name)) for run, name, *_ in places}
 
         report = store.verify()
 
-        assert {(found.run, str(found.step)) for found in report.damage} == users
+        assert {(found.run, found.step) for found in report.damage} == users
         for found in report.damage:
-            mark = store.path / "checkpoints" / found.run / str(found.step) / "damaged.json"
+            mark = checkpoint_dir(store.path, found.run, found.step) / "damaged.json"
             assert mark.exists() == found.affects
             loads = _loads(store, found.name)
             assert loads != found.affects
