@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.event import Event
     from ckstore.model.reports.export_report import CheckoutReport, ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
+    from ckstore.model.reports.migrate_report import MigrateReport
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferPlan, TransferReport
@@ -838,11 +839,14 @@ class Store:
         return best_by(self._context, metric, run, mode)
 
     @act
-    def checkpoints(self, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:
+    def checkpoints(
+        self, run: str | None = None, *, newest: int | None = None, superseded: bool = False
+    ) -> list[CheckpointInfo]:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
 
         Without `run` those of the run that `open` was given, else of all. With `newest` at most so many, the newest:
-        what that takes hardly depends on how many there are.
+        what that takes hardly depends on how many there are. With `superseded` also those whose step has a newer
+        checkpoint.
 
         Raises:
             BadInput: `newest` is below 1, or `run` has no form of a run's name.
@@ -851,7 +855,8 @@ class Store:
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
-        return BriefList(infos(self._context, self.run if run is None else run, newest=newest))
+        found = infos(self._context, self.run if run is None else run, newest=newest, superseded=superseded)
+        return BriefList(found)
 
     @act
     def runs(self) -> list[RunSummary]:
@@ -1003,6 +1008,22 @@ class Store:
         from ckstore.ops.open.reindex import reindex
 
         return reindex(self._context, relink=relink, progress=progress)
+
+    @act
+    def migrate(self) -> MigrateReport:
+        """Convert a store that a draft of ckstore made; `open` does the same, unless it is told not to recover.
+
+        Each checkpoint gets a directory that is named after its id, and tags name that. No data is copied. A directory
+        without a manifest that can be read keeps its name.
+
+        Raises:
+            ReadOnlyStore: The store was opened for reading only.
+            OSError: The system refused; another call, or the next opening, goes on.
+        """
+        from ckstore.ops.open.convert import convert
+
+        self._context.check_writable()
+        return convert(self._context)
 
     @act
     def diff(
@@ -1680,9 +1701,9 @@ class Store:
             BadInput: The settings are damaged.
         """
         from ckstore.ops.mirrored import status_of
-        from ckstore.ops.refs.listing import infos
+        from ckstore.ops.refs.listing import current_or_named
 
-        return status_of(self._context, infos(self._context))
+        return status_of(self._context, current_or_named(self._context))
 
     @act
     def _list_remote(self, name: str) -> None:

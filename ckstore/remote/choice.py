@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import current_or_named
 
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
@@ -84,6 +84,6 @@ class Choice:
         """Return the checkpoints of a store, each once."""
         if self.by_rule():
             run = self.run if self.run is not None else context.run
-            return [info for info in infos(context, run) if info.tags or not self.tagged]
+            return [info for info in current_or_named(context, run) if info.tags or not self.tagged]
         found = [find(context, ref) for ref in self.several()]
         return [*{info.key: info for info in found}.values()]

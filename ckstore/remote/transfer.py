@@ -91,7 +91,7 @@ def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> Non
     ids = {one.info.id for one in said}
     source = StoreSource(str(context.layout.path), context, {one.key for one in said})
     Pull(there.context, source, Manner(), is_push=True).bring_said(
-        [info for info in listing.infos(there.context) if info.id in ids]
+        [info for info in listing.infos(there.context, superseded=True) if info.id in ids]
     )
 
 

@@ -125,7 +125,8 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> Retention
 def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
     """Return the newest so many of a run with all whose step `every` does not divide, and the names of the newest."""
     at = chosen(context, run, newest=newest, off_every=every)
-    if at is not None and len(found := infos(context, run, at=at)) == len(at):  # then none that is left out is newer
+    found = [] if at is None else [info for info in infos(context, run, at=at) if not info.superseded]
+    if at is not None and len(found) == len(at):  # then none that is left out is newer
         return found, {info.name for info in found[-newest:]}
     last = {info.name: info for info in infos(context, run, newest=newest)}
     others = {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}

@@ -51,7 +51,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     if parsed.kind == "step" or not present:
         _refuse_damaged(context, keys, present)
     if present:
-        return present[-1]
+        return present[-1] if parsed.kind == "step" else _marked(context, present[-1])
     if parsed.kind == "tag" and (problem := doubtful_tags(context.layout).get(parsed.value)):
         raise damaged_tag(parsed.value, problem)
     try:
@@ -59,7 +59,17 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     except NoSuchRef as error:
         missed = error
     # Not in the `except`: the error keeps the one that the caller was handling.
-    raise missed if parsed.kind == "id" else _missed(context, parsed, keys, missed)
+    raise _missed(context, parsed, keys, missed) if parsed.kind in ("step", "tag") else missed
+
+
+def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
+    """Return a checkpoint that was found by its id with whether another one of its step supersedes it."""
+    of_step = context.layout.of_step(info.run, info.step)
+    if len(of_step) < 2:
+        return info
+    listed = infos(context, at=stamps(context, of_step), superseded=True)
+    superseded = any(other.id != info.id and other.order > info.order for other in listed)
+    return replace(info, superseded=superseded)
 
 
 def _missed(context: Context, ref: Ref, keys: Sequence[CheckpointKey], error: NoSuchRef) -> NoSuchRef:
@@ -163,7 +173,8 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
     found = replace(wanted, directory=key.directory)
     with context.layout.open_runs() as runs:
-        return as_it_is(context, runs, found, tags_by_checkpoint(context.layout).get(key.any_generation, ()))
+        known = as_it_is(context, runs, found, tags_by_checkpoint(context.layout).get(key.any_generation, ()))
+    return _marked(context, known)
 
 
 def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:

@@ -155,3 +155,14 @@ def no_such_run(layout: Layout, run: str) -> NoSuchRef:
     # The directory of a run stays when its last checkpoint goes.
     runs = [name for name in layout.runs() if layout.is_filled(name)]
     return NoSuchRef(msg, hint=f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet")
+
+
+def current_or_named(context: Context, run: str | None = None) -> list[CheckpointInfo]:
+    """Return the checkpoints of `infos`, and of the superseded ones those that a tag or a pin names."""
+    from ckstore.objects.documents.pins import read_pins
+
+    found = infos(context, run, superseded=True)
+    if not any(info.superseded for info in found):
+        return found
+    pinned = {pin.id for pin in read_pins(context.layout)}
+    return [info for info in found if not info.superseded or info.tags or info.id in pinned]

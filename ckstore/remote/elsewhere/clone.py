@@ -84,6 +84,7 @@ def list_remote(
     unlisted: list[str] = []
     places = source.places() if places is None else [*places]
     waiting = [place for place in places if not is_here(context, place)]
+    named = {place.id for place in source.tags().values()} if waiting else set()
     for start in range(0, len(waiting), _BATCH):
         read: list[tuple[CheckpointInfo, Found, Annotations | None]] = []
 
@@ -100,10 +101,17 @@ def list_remote(
 
         batch = waiting[start : start + _BATCH]
         for_each(fetch, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
-        # Of several at one step the newest is meant.
-        read.sort(key=lambda one: one[0].order)
-        for info, found, said in {one[0].key.run_step: one for one in read}.values():
-            how: IfExists = "replace" if _is_superseded(context, info, holder) else "keep"
+        # Of several at one step the newest counts, and first: those that it supersedes come only if a tag names them.
+        read.sort(key=lambda one: one[0].order, reverse=True)
+        steps: set[tuple[str, int]] = set()
+        for info, found, said in read:
+            is_older = info.key.run_step in steps
+            how: IfExists = "keep"
+            steps.add(info.key.run_step)
+            if is_older and info.id not in named:
+                continue
+            if is_older or _is_superseded(context, info, holder):
+                how = "replace"
             if publish_manifest(context, found, said, document, if_exists=how):
                 listed.add(info.key)
     pull.warnings += unlisted[:_SAID]
@@ -113,7 +121,9 @@ def list_remote(
     catch_up(context, "all")
     # Of those too that an earlier call listed: it may have been killed before it came to their names.
     ids = {place.id for place in places}
-    take_names(context, source, [info for info in infos(context) if info.id in ids], pull.warnings, new=listed)
+    take_names(
+        context, source, [info for info in infos(context, superseded=True) if info.id in ids], pull.warnings, new=listed
+    )
     return len(listed), pull.warnings
 
 

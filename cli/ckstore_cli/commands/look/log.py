@@ -36,6 +36,7 @@ _ALIGN = "><<<>>"
 )
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
 @click.option("--since", metavar="TIME", help="Only those saved in the last 90m, 36h, 7d ….")
+@click.option("--all", "superseded", is_flag=True, help="Also checkpoints whose step has a newer one.")
 @click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
 @framed
 @click.pass_context
@@ -45,6 +46,7 @@ def log(  # noqa: PLR0917 - one for each option
     count: int | None,
     run: str | None,
     since: str | None,
+    superseded: bool,  # noqa: FBT001 - click's
     oneline: bool,  # noqa: FBT001 - click's
 ) -> None:
     """List the checkpoints, the newest first.
@@ -53,7 +55,8 @@ def log(  # noqa: PLR0917 - one for each option
     marks a checkpoint in which a read or ckstore verify found damage, compacted one
     that takes less space by now: ckstore show says how much. Checkpoints are listed
     in the order in which they were saved, even if a run went back to an earlier
-    step. In a pipe each checkpoint is one line.
+    step. A step that was saved again is listed once; --all also lists its
+    superseded checkpoints. In a pipe each checkpoint is one line.
 
     \b
     Example:
@@ -77,7 +80,7 @@ def log(  # noqa: PLR0917 - one for each option
         # Only on a terminal: a program that reads the list must get all of it.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
-        found = store.checkpoints(run, newest=count)
+        found = store.checkpoints(run, newest=count, superseded=superseded)
         if run is not None and not found:
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
@@ -143,5 +146,9 @@ def _about(info: CheckpointInfo) -> list[str]:
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     damaged = "DAMAGED" if info.damaged else ""
-    where = ("elsewhere" if info.elsewhere else "", "compacted" if info.compacted else "")
+    where = (
+        "elsewhere" if info.elsewhere else "",
+        "compacted" if info.compacted else "",
+        "superseded" if info.superseded else "",
+    )
     return [part for part in (damaged, *where, metrics_text(info.metrics), tags, printable(message)) if part]
