@@ -279,17 +279,20 @@ class Pull:
             if kept.manifest.content != manifest.content:
                 self.warnings.append(f"{place.name} of this store holds something else, and was kept")
             return info_of(context, kept.manifest, kept.manifest_id, tags=(), key=kept.key)
+        info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
+        # A pull that replaces is asked for by name: what it brings counts, though what is here may be newer.
+        self.warnings += drop_older(context, info, outcome.older, newer=self.if_exists == "replace")
         try:
             # The number of its place in the order of commits came from elsewhere: it is looked at with the run, and is
             # not taken as one that this process gave.
-            reconcile_one(context, outcome.key, timeout_s=CATALOG_TIMEOUT_S)
+            for key in (outcome.key, *outcome.older):
+                reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
         except (CkstoreError, OSError) as error:
             self.warnings.append(f"{place.name} is here, and not in the catalog yet: {why_of(error)}")
         finally:
             staging.lock.release()
-        info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
-        # A pull that replaces is asked for by name: what it brings counts, though what is here may be newer.
-        self.warnings += drop_older(context, info, outcome.older, newer=self.if_exists == "replace")
+        if outcome.older:
+            reclaim.give_back(context)
         return info
 
     def _fill(self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging) -> None:

@@ -100,13 +100,15 @@ def drop(
     last: Callable[[locks.DirectoryLock], None] | None = None,
     *,
     is_former_form: bool = False,
+    durable: bool = True,
+    catalogue: bool = True,
 ) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
     It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. `last` is
     called right before, with the lock that keeps all others from it. With `is_former_form` the same checkpoint is
-    published in a later generation: tags and pins name that one. After an `OSError` it may or may not come back after a
-    power cut.
+    published in a later generation: tags and pins name that one. After an `OSError`, and without `durable`, it may or
+    may not come back after a power cut. Without `catalogue` the caller reconciles its rows.
     """
     layout = context.layout
     path = layout.checkpoint(info.key)
@@ -133,12 +135,12 @@ def drop(
             raise gone(info) from None
         run_lock.release()  # savers need not wait for the disk
         # The new name first: if a power cut left neither name, nothing would tell gc of its blobs.
-        files.sync_directory(layout.trash)
-        files.sync_directory(path.parent)
+        for folder in (layout.trash, path.parent) if durable else ():
+            files.sync_directory(folder)
     context.known.directories.changed(info.key, None, change)
     if not is_former_form:
         events.note(context, "dropped", info.key.run_step, id=info.id, why=why)
-    return Dropped(digests, catalogued=_reconcile(context, info))
+    return Dropped(digests, catalogued=catalogue and _reconcile(context, info))
 
 
 def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:

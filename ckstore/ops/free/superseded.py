@@ -18,7 +18,6 @@ from ckstore.objects import trash
 from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import UNDO_BY_HAND_S, UNDO_BY_RULE_S, setting_of
 from ckstore.ops.context import Context, tags_by_checkpoint
-from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.reconcile import stamps
@@ -30,36 +29,35 @@ def drop_older(
 ) -> list[str]:
     """Drop the checkpoints at `keys`, of the step of `new`, that come before it; return what the user should know.
 
-    With `newer` also those that come after it.
-
-    Raises nothing: `new` is durable, and gc drops later what stays now.
+    With `newer` also those that come after it. The caller reconciles the rows of all, then calls `reclaim.give_back`:
+    blobs that only they used are left for gc, which looks at all processes once and not with each save. Raises nothing:
+    `new` is durable, and gc drops later what stays now.
     """
     notes: list[str] = []
-    digests: set[str] = set()
     for key in keys:
         try:
-            digests |= _drop_one(context, new, key, newer=newer)
+            _drop_one(context, new, key, newer=newer)
         except (FileNotFoundError, NotADirectoryError, NoSuchRef):  # another process dropped it
             continue
         except (Protected, InUse) as error:
             notes.append(f"the older checkpoint of {new.name} stays: {error.message}")
         except (CkstoreError, OSError) as error:
             notes.append(f"the older checkpoint of {new.name} was not dropped: {why_of(error)}")
-    reclaim.give_back(context, digests)
     return notes
 
 
-def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newer: bool) -> set[str]:
+def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newer: bool) -> None:
     try:
         older = facts_at(context, key)
     except DamagedBlob:
         _discard_unreadable(context, key)
-        return set()
+        return
     if older.order >= new.order and not newer:  # another save of the step came after this one
-        return set()
-    is_form = older.id == new.id
-    dropped = drop(context, older, f"replaced by {short_id(new.id)}", _undo_s(context), is_former_form=is_form)
-    return {*dropped.digests} if dropped.catalogued else set()
+        return
+    # Nothing is promised of what cannot be undone, so a power cut may bring it back, superseded; gc drops it again.
+    undo_s = _undo_s(context)
+    why, is_form = f"replaced by {short_id(new.id)}", older.id == new.id
+    drop(context, older, why, undo_s, is_former_form=is_form, durable=undo_s > 0, catalogue=False)
 
 
 def _discard_unreadable(context: Context, key: CheckpointKey) -> None:

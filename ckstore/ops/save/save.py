@@ -73,7 +73,7 @@ from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckstore.catalog.values import Counted
     from ckstore.model.reports.progress import Progress
@@ -281,7 +281,10 @@ def _follow_up(  # noqa: PLR0917
     try:
         # Tags first: the catalog reads them from `refs/`, and retention below must see what they protect.
         tags = _tag(context, published, wanted_tags, notes, is_durable=own is not None)
-        why_not_catalogued = _catalogue(context, published.key, own, staged)
+        info = info_of(context, manifest, manifest_id, tags=tags, key=published.key)
+        # After the tags: an older checkpoint that lost its tag to the new one is protected no more.
+        notes += drop_older(context, info, outcome.older)
+        why_not_catalogued = _catalogue(context, (published.key, *outcome.older), own, staged)
     finally:
         # The staging of equal content was not renamed; its claims would keep blobs alive until the next opener.
         if outcome.existing is not None:
@@ -290,10 +293,8 @@ def _follow_up(  # noqa: PLR0917
         staging.lock.release()
     notes += _without_parent(context, manifest)
     context.known.last_parents[manifest.run] = manifest_id
-    info = info_of(context, manifest, manifest_id, tags=tags, key=published.key)
-    # Only now: tags that moved to the new checkpoint protect the older one no more.
     if outcome.older:
-        notes += drop_older(context, info, outcome.older)
+        reclaim.give_back(context)
     notes += staged.warnings()
     # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
     notes += after_save(context, manifest.run, settings)
@@ -487,18 +488,18 @@ def _untagged(manifest: Manifest, tag: str, reason: str) -> str:
     return f"{name} is saved, but its tag {tag!r} is not: {reason}; to try again: ckstore tag {tag} {name}"
 
 
-def _catalogue(context: Context, key: CheckpointKey, own: Published | None, staged: Staged) -> str:
+def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published | None, staged: Staged) -> str:
     """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
 
     def look_at(key: CheckpointKey) -> Published | None:
-        if own is not None and context.layout.stamp(key) == own.stamp:
+        if own is not None and key == own.key and context.layout.stamp(key) == own.stamp:
             return own  # it is as it was published: no need to read it back
         return look(context.layout, key).published
 
     try:
         with python_gc_paused():
             context.catalog.reconcile(
-                [key],
+                keys,
                 look_at,
                 timeout_s=CATALOG_TIMEOUT_S,
                 tags=context.layout.tags,

@@ -37,9 +37,11 @@ from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.requires import require
+from ckstore.ops.save.save import CATALOG_TIMEOUT_S
 from ckstore.remote import keys
 from ckstore.remote.beside import take_names
 from ckstore.remote.budget import MemoryBudget
@@ -178,6 +180,11 @@ def publish_manifest(
     info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
     for text in drop_older(context, info, outcome.older):
         warn(text)
+    with suppress(CkstoreError):  # what is not done in time the next opening does
+        for key in outcome.older:
+            reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
+    if outcome.older:
+        reclaim.give_back(context)
     return True
 
 
