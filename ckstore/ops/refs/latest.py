@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.model.manifest.info import RunSummary, summaries
-from ckstore.model.names import CheckpointKey, step_of
+from ckstore.model.names import CheckpointKey, parse_directory
 from ckstore.ops.context import Context
 from ckstore.ops.index.facts import propose, sure
 from ckstore.ops.notices import warn
@@ -146,5 +146,5 @@ def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
     newest = infos_at(context, runs, found.published, run, newest=1, seek=True)
     if not newest:
         return None
-    steps = [step for step in map(step_of, found.listed[run]) if step is not None]
+    steps = {name.step for name in map(parse_directory, found.listed[run]) if name is not None}
     return RunSummary(run, len(steps), newest[0], max(steps))
