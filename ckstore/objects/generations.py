@@ -37,7 +37,7 @@ def publish_generation(
         # Opened before the rename: after it, only the sync itself may fail.
         parents = [held.enter_context(Held(place)) for place in (path.parent, layout.checkpoints, layout.staging)]
         run_lock = held.enter_context(
-            store_locks.lock_run(layout, former.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S)
+            store_locks.lock_run(layout, former.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
         )
         # Against all others: an annotation or a mark that is written now would be lost with the former directory.
         lock = locks.try_exclusive(path)

@@ -20,9 +20,9 @@ from tests.protocol.search import Explored, Step, explore
 
 _NEXT = "ops.index.sequence.next_sequence"
 _PUBLISH = "objects.publish.publish"
-_RENAMED = "objects.publish._renamed"
+_RENAMED = "objects.publish.give_name"
 _WITHDRAW = "objects.publish._withdraw"
-_SYNC = "objects.publish._sync"
+_SYNC = "objects.publish.sync_parents"
 _DROP = "ops.free.drop.drop"
 _DELETE = "ops.free.drop.delete"
 _SUPERSEDED = "ops.free.superseded.drop_superseded"
@@ -48,12 +48,14 @@ class StepRules:
     """Which rules the modelled code keeps."""
 
     run_locks: bool = True  # publish.publish: a save that may find another one lists and renames alone in the run
-    hidden_first: bool = True  # publish._renamed: where locks do not reach, under a hidden name until it has listed
+    hidden_first: bool = True  # publish._hide: where locks do not reach, under a hidden name until it has listed
     lists: bool = True  # publish.publish: another checkpoint of the step is looked for
     shown_only: bool = True  # publish.publish: the same content is returned only if the step shows it
     takes_newest: bool = True  # publish.publish: with a greater number than what it finds, or undo may bring back
     sync_sealed: bool = True  # Staging.seal: what is in a checkpoint, before it is published
-    sync_published: bool = True  # publish._sync: the rename, before others are dropped and the save is acknowledged
+    sync_published: bool = (
+        True  # publish.sync_parents: the rename, before others are dropped and the save is acknowledged
+    )
     older_only: bool = True  # publish.publish: a replacement drops what is older than itself
     sync_tagged: bool = True  # labels.write_tag: its name, before the tag
     drop_locks: bool = True  # drop.drop: nothing that a process uses is dropped

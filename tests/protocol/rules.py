@@ -16,9 +16,9 @@ class Rules:
     empty_locks: bool = True  # L Collector._take_apart: nor is what a process uses taken apart
     sync_blob: bool = True  # F files.create_blob: the bytes before the name that others see
     sync_staging: bool = True  # F Staging.seal: what is in a checkpoint before the checkpoint
-    sync_published: bool = True  # F publish._sync: the rename before the acknowledgement
-    sync_existing: bool = True  # F publish._sync: also the rename that another process did
-    sync_new_run: bool = True  # F publish._sync: the directory of a new run as well
+    sync_published: bool = True  # F publish.sync_parents: the rename before the acknowledgement
+    sync_existing: bool = True  # F publish.sync_parents: also the rename that another process did
+    sync_new_run: bool = True  # F publish.sync_parents: the directory of a new run as well
     sync_kept: bool = True  # F retain.apply, drop.make_kept_durable: what is kept before what is dropped for it
     sync_dropped: bool = True  # F ops.free.drop.drop: the rename before any caller is told
     sync_trash: bool = True  # F Collector.empty: the rename before anything is unlinked below it

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, locks, peek
@@ -112,6 +112,11 @@ def drop(
     """
     layout = context.layout
     path = layout.checkpoint(info.key)
+    if not is_former_form and info.key.generation:
+        # A compaction that died left them; they would be the checkpoint again. Lower ones first, for the same reason.
+        for former in generations_before(layout, info):
+            with suppress(NoSuchRef):  # another process dropped it
+                drop(context, former, why, is_former_form=True)
     with ExitStack() as held:
         # The run first, as savers do: one that looks at the checkpoints of a step finds the same until its rename.
         run_lock = held.enter_context(_run_locked(layout, info))
@@ -121,6 +126,9 @@ def drop(
         # What was found by its ref may have been dropped, and another directory moved there by hand.
         if id_at(path) != info.id:
             raise gone(info)
+        later = info.key.next_generation
+        if not is_former_form and peek.exists(layout.checkpoint(later)):
+            raise InUse(f"{info.name} was compacted meanwhile", hint="try again")
         if last is not None:
             last(lock)
         run_lock.check()
@@ -141,6 +149,13 @@ def drop(
     if not is_former_form:
         events.note(context, "dropped", info.key.run_step, id=info.id, why=why)
     return Dropped(digests, catalogued=catalogue and _reconcile(context, info))
+
+
+def generations_before(layout: Layout, info: CheckpointInfo) -> list[CheckpointInfo]:
+    """Return the former forms of a checkpoint that are still published, the first one first."""
+    keys = [key for key in layout.of_step(info.run, info.step) if key.any_generation == info.key.any_generation]
+    keys.sort(key=lambda key: key.generation)
+    return [replace(info, directory=key.directory) for key in keys if key.generation < info.key.generation]
 
 
 def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:

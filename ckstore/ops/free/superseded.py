@@ -17,6 +17,7 @@ from ckstore.model.names import CheckpointKey
 from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import look
 from ckstore.ops.acts import why_of
+from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import UNDO_BY_HAND_S, UNDO_BY_RULE_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free.drop import drop, make_kept_durable
@@ -119,10 +120,21 @@ def drop_superseded(context: Context, *, purge: bool = False) -> None:
     going = due(context, purge=purge)
     for run in {info.run for info in going}:
         make_kept_durable(context, run)
+    layout, window_s = context.layout, 0 if purge else setting_of(context.layout, UNDO_BY_HAND_S)
     for info in going:
-        of_step = infos(context, at=stamps(context, context.layout.of_step(info.run, info.step)))
-        with suppress(Protected, InUse, NoSuchRef):
-            drop(context, info, "superseded", is_former_form=is_former_form(info, of_step))
+        of_step = infos(context, at=stamps(context, layout.of_step(info.run, info.step)))
+        newer = of_step[-1] if of_step else info
+        is_form = is_former_form(info, of_step)
+        path = layout.checkpoint(newer.key)
+
+        def check(_: locks.DirectoryLock, info: CheckpointInfo = info, *, is_form: bool = is_form) -> None:
+            if not is_form and _left_s(context, info, window_s):  # it came back since the plan
+                raise InUse(f"{info.name} was brought back")
+
+        # What supersedes it is kept meanwhile, and looked at once more: it may have been dropped, or be damaged.
+        with suppress(Protected, InUse, NoSuchRef, FileNotFoundError), locks.lock_shared(path) as lock:
+            if newer.key != info.key and lock.names(path) and not why_not_valid(context, newer):
+                drop(context, info, "superseded", last=check, is_former_form=is_form)
 
 
 def _left_s(context: Context, info: CheckpointInfo, window_s: float) -> float:
