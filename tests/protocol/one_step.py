@@ -54,7 +54,7 @@ class StepRules:
     takes_newest: bool = True  # publish.publish: with a greater number than what it finds, or undo may bring back
     sync_sealed: bool = True  # Staging.seal: what is in a checkpoint, before it is published
     sync_published: bool = (
-        True  # publish.sync_parents: the rename, before others are dropped and the save is acknowledged
+        True  # publish.sync_parents: the rename, before a drop and the acknowledgement
     )
     older_only: bool = True  # publish.publish: a replacement drops what is older than itself
     sync_tagged: bool = True  # labels.write_tag: its name, before the tag
