@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
