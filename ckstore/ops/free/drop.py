@@ -89,7 +89,7 @@ def make_kept_durable(context: Context, run: str) -> None:
 def check_droppable(context: Context, info: CheckpointInfo) -> None:
     """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone."""
     with _taken(info, context.layout.checkpoint(info.key)):
-        check_unprotected(context, info)
+        check_unprotected(context, info.key, info.id)
 
 
 def drop(
@@ -117,14 +117,14 @@ def drop(
         run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
         if not is_former_form:
-            check_unprotected(context, info)
+            check_unprotected(context, info.key, info.id)
         # What was found by its ref may have been dropped, and another directory moved there by hand.
         if id_at(path) != info.id:
             raise gone(info)
         if last is not None:
             last(lock)
         run_lock.check()
-        digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
+        digests = tuple(name for name in trash.names_in(lock.inside / BLOBS) if is_digest(name))
         try:
             # Right before the rename: a lock service that was restarted may have given the run to another host.
             run_lock.check()

@@ -14,14 +14,18 @@ from ckstore.fs import files, locks, peek
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
-from ckstore.objects import trash
+from ckstore.objects import store_locks, trash
+from ckstore.objects.checkpoints import look
 from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import UNDO_BY_HAND_S, UNDO_BY_RULE_S, setting_of
-from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.context import Context
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.protection import check_unprotected
+
+_RUN_TIMEOUT_S = 10.0
 
 
 def drop_older(
@@ -49,8 +53,8 @@ def drop_older(
 def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newer: bool) -> None:
     try:
         older = facts_at(context, key)
-    except DamagedBlob:
-        _discard_unreadable(context, key)
+    except (DamagedBlob, FileNotFoundError):
+        _discard_unreadable(context, new, key)
         return
     if older.order >= new.order and not newer:  # another save of the step came after this one
         return
@@ -60,16 +64,24 @@ def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newe
     drop(context, older, why, undo_s, is_former_form=is_form, durable=undo_s > 0, catalogue=False)
 
 
-def _discard_unreadable(context: Context, key: CheckpointKey) -> None:
-    """Move a directory without a manifest that can be read to trash, unless a tag names it or a process has it open."""
+def _discard_unreadable(context: Context, new: CheckpointInfo, key: CheckpointKey) -> None:
+    """Move a directory without a readable manifest to trash, unless a tag or a pin names it, or a process has it open.
+
+    A whole checkpoint that was put there stays: it is one of another step, or of another hash.
+    """
     layout, path = context.layout, context.layout.checkpoint(key)
-    lock = locks.try_exclusive(path)
-    if lock is None:
-        return
-    with lock:
-        if tags_by_checkpoint(layout).get(key.any_generation):
+    with store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as run_lock:
+        found = look(layout, key)
+        if not found.problem or found.is_another or found.is_closed:
             return
-        trash.move_to_trash(layout, path, lock)
+        lock = locks.try_exclusive(path)
+        if lock is None:
+            raise InUse(f"a process is using {path}")
+        with lock:
+            if key.any_generation != new.key.any_generation:
+                check_unprotected(context, key)
+            run_lock.check()
+            trash.move_to_trash(layout, path, lock)
         for folder in (layout.trash, path.parent):
             files.sync_directory(folder)
     context.known.directories.changed(key, None, None)
