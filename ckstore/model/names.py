@@ -87,7 +87,9 @@ class CheckpointKey(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """The generation that the name of the directory gives."""
+        """The generation that the name of the directory gives; that of a draft comes before all others."""
+        if self.is_draft:
+            return -1
         return int(self.directory.rpartition(".")[2]) if self.directory.count(".") == 2 else 0
 
 

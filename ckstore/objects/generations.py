@@ -48,7 +48,12 @@ def publish_generation(
             take_annotations(lock, staging)
             run_lock.check()
             key, _ = give_name(
-                layout, staging.path, staging.lock, *former.run_step, checkpoint, generation=former.generation + 1
+                layout,
+                staging.path,
+                staging.lock,
+                *former.run_step,
+                checkpoint,
+                generation=max(1, former.generation + 1),
             )
             sync_parents(parents)
         except BaseException:  # also Ctrl-C, whose traceback would keep the lock
