@@ -35,12 +35,12 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
             few = propose(context, runs, run, newest=1)
             published = runs.stamps(run) if few is None else few.published
             found = infos_at(context, runs, published, run, newest=1, seek=few is not None)
-        if not found or found[0].out_of_order:
+        if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be whole
             found = infos(context, run)[-1:]
         if not found:
             return None
         last = _written_last(context, published, found[0])
-        suspects = {info.id: info for info in (*found, *last)}
+        suspects = {info.id: info for info in (*last, *found)}
         # All that could be the newest was read, and it is still the same one: so the loop ends.
         if suspects.keys() <= sured:
             return found[0]
