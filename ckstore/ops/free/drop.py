@@ -92,7 +92,7 @@ def check_droppable(context: Context, info: CheckpointInfo) -> None:
     """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone."""
     with ExitStack() as held:
         held.enter_context(_taken(info, context.layout.checkpoint(info.key)))
-        check_unprotected(context, info)
+        check_unprotected(context, info.key, info.id)
         _others_taken(context.layout, info, held)
 
 
@@ -122,7 +122,7 @@ def drop(
         run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
         if not is_former_form:
-            check_unprotected(context, info)
+            check_unprotected(context, info.key, info.id)
         # What was found by its ref may have been dropped, and another directory moved there by hand.
         if id_at(path) != info.id:
             raise gone(info)
@@ -130,7 +130,8 @@ def drop(
         if last is not None:
             last(lock)
         run_lock.check()
-        digests = dict.fromkeys(digest for one in (lock, *(one for _, one in others)) for digest in _digests(one))
+        names = [trash.names_in(one.inside / BLOBS) for one in (lock, *(one for _, one in others))]
+        digests = dict.fromkeys(name for of_one in names for name in of_one if is_digest(name))
         for key, other in others:  # before it: a process that dies in between leaves the checkpoint as it was
             with suppress(FileNotFoundError):  # another process moved it at this moment
                 trash.move_to_trash(layout, layout.checkpoint(key), other)
@@ -163,13 +164,6 @@ def _others_taken(
         with suppress(NoSuchRef):  # another process dropped it
             found.append((key, held.enter_context(_taken(info, layout.checkpoint(key)))))
     return found
-
-
-def _digests(lock: locks.DirectoryLock) -> list[str]:
-    try:
-        return [name for name in peek.names(lock.inside / BLOBS) if is_digest(name)]
-    except FileNotFoundError:
-        return []
 
 
 def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:

@@ -17,7 +17,8 @@ from ckstore.fs import files, locks, peek
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
-from ckstore.objects import trash
+from ckstore.objects import store_locks, trash
+from ckstore.objects.checkpoints import look
 from ckstore.objects.shared.grace import Grace
 from ckstore.ops.acts import why_of
 from ckstore.ops.check.validity import why_not_valid
@@ -27,8 +28,9 @@ from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.refs.protection import check_tags, pins_by_id
+from ckstore.ops.refs.protection import check_tags, check_unprotected, pins_by_id
 
+_RUN_TIMEOUT_S = 10.0
 # Who has it alone is dropping it, which takes a moment; then the next gc looks again.
 _HOLD_TIMEOUT_S = 1.0
 
@@ -59,8 +61,8 @@ def drop_older(
 def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newer: bool) -> None:
     try:
         older = facts_at(context, key)
-    except DamagedBlob:
-        _discard_unreadable(context, key)
+    except (DamagedBlob, FileNotFoundError):
+        _discard_unreadable(context, new, key)
         return
     if older.order >= new.order and not newer:  # another save of the step came after this one
         return
@@ -70,16 +72,24 @@ def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newe
     drop(context, older, why, undo_s, is_former_form=is_form, durable=undo_s > 0, catalogue=False)
 
 
-def _discard_unreadable(context: Context, key: CheckpointKey) -> None:
-    """Move a directory without a manifest that can be read to trash, unless a tag names it or a process has it open."""
+def _discard_unreadable(context: Context, new: CheckpointInfo, key: CheckpointKey) -> None:
+    """Move a directory without a readable manifest to trash, unless a tag or a pin names it, or a process has it open.
+
+    A whole checkpoint that was put there stays: it is one of another step, or of another hash.
+    """
     layout, path = context.layout, context.layout.checkpoint(key)
-    lock = locks.try_exclusive(path)
-    if lock is None:
-        return
-    with lock:
-        if tags_by_checkpoint(layout).get(key.any_generation):
+    with store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as run_lock:
+        found = look(layout, key)
+        if not found.problem or found.is_another or found.is_closed:
             return
-        trash.move_to_trash(layout, path, lock)
+        lock = locks.try_exclusive(path)
+        if lock is None:
+            raise InUse(f"a process is using {path}")
+        with lock:
+            if key.any_generation != new.key.any_generation:
+                check_unprotected(context, key)
+            run_lock.check()
+            trash.move_to_trash(layout, path, lock)
         for folder in (layout.trash, path.parent):
             files.sync_directory(folder)
     context.known.directories.changed(key, None, None)

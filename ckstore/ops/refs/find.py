@@ -116,7 +116,8 @@ def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Se
         if found.published is not None or found.is_closed or found.is_another or not found.problem:
             continue
         try:
-            is_older = bool(present) and facts_at(context, key).order < present[-1].order
+            # Of one checkpoint another form is whole.
+            is_older = bool(present) and facts_at(context, key).order[:3] <= present[-1].order[:3]
         except (FileNotFoundError, NotADirectoryError, DamagedBlob):
             is_older = bool(present)  # without a manifest nothing tells that it is newer
         if not is_older:
@@ -165,6 +166,10 @@ def _keys_of_whole_id(context: Context, ref: Ref) -> list[CheckpointKey]:
 def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
     from ckstore.objects.checkpoints import id_at, key_with_id
 
+    fitting = [key for key in context.layout.of_step(wanted.run, wanted.step) if key.fits(*wanted.key[:2], wanted.id)]
+    forms = infos(context, at=stamps(context, fitting)) if len(fitting) > 1 else []
+    if (form := next((info for info in reversed(forms) if info.id == wanted.id), None)) is not None:
+        return _marked(context, form)
     key: CheckpointKey | None = wanted.key
     if id_at(context.layout.checkpoint(wanted.key)) != wanted.id:  # dropped, or compacted since
         key = key_with_id(context.layout, wanted.run, wanted.step, wanted.id)

@@ -68,10 +68,12 @@ def infos(
 
 
 def with_superseded(found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Mark the checkpoints, given in order, of whose step a later one is among them, or a later form of them."""
-    last = {(info.run, info.step): info for info in found}
-    if len(last) == len(found):
+    """Mark the checkpoints, given in order, of whose step a later one is among them, or a better form of them."""
+    if len({(info.run, info.step) for info in found}) == len(found):
         return found
+    # Of one checkpoint the latest form that is not known to be damaged comes last.
+    found = sorted(found, key=lambda info: (*info.order[:3], not info.damaged, info.key.generation))
+    last = {(info.run, info.step): info for info in found}
     return [info if last[info.run, info.step] is info else replace(info, superseded=True) for info in found]
 
 

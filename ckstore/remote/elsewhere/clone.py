@@ -25,6 +25,7 @@ from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.model.seal import seal
+from ckstore.model.settings import settings
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import published_of_step
@@ -78,7 +79,7 @@ def list_remote(
     """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
     context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)
-    require(context, ELSEWHERE)
+    require(context, settings.ELSEWHERE)
     source = source_of(remote)
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))

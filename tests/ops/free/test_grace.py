@@ -30,7 +30,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.save import save
 from tests.support.checkpoint_dirs import checkpoint_dir
-from tests.support.crashing import run_and_kill, run_and_kill_instead
+from tests.support.crashing import run_and_kill_instead
 from tests.support.descriptors import open_below
 from tests.support.requirements import representatives, require_fuse, require_root
 from tests.support.shared_folder import shared_folder

@@ -29,7 +29,6 @@ from tests.support.stores import check_store
 STEPS = [
     (links, "link"),
     (links, "rename"),
-    (links, "exchange"),
     (links, "make_directory"),
     (links, "unlink"),
     (links, "remove_directory"),
