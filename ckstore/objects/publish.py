@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,7 @@ from ckstore.fs.inside import Inside, NotInStore
 from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of
-from ckstore.objects import blobs, store_locks, trash
+from ckstore.objects import blobs, store_locks
 from ckstore.objects.checkpoints import id_at, look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
@@ -78,11 +78,20 @@ def publish(  # noqa: PLR0917
         except NotInStore as error:
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
+        # Shared where nothing is decided by the look: such saves go on side by side. A drop takes it exclusively.
+        exclusive = rule != "replace"
+        lock = opened.enter_context(
+            store_locks.lock_run(layout, manifest.run, exclusive=exclusive, timeout_s=_RUN_TIMEOUT_S)
+        )
         try:
-            outcome = _publish(layout, staging, manifest, manifest_id, rule, of_step or layout.of_step)
+            outcome = _publish(layout, staging, manifest, manifest_id, rule, of_step or layout.of_step, lock)
         except OSError as error:
             raise_if_unknown(error, parents[0])
             raise
+        # Whoever may be met by another host looks again below, and keeps all others of this one out until then.
+        may_meet = layout.shared and exclusive and outcome.existing is None
+        if not may_meet:
+            lock.release()
         change = outcome.change
         known = {} if synced_runs is None else synced_runs
         # Not synced again where this process itself has synced checkpoints/ and the run is as it was then.
@@ -92,9 +101,8 @@ def publish(  # noqa: PLR0917
         sync_parents(parents)
         if change is not None:
             known[manifest.run] = change.after
-        # Other hosts may not have met the lock; each of two looks after its own rename, so at least one sees both.
-        if layout.shared and rule != "replace" and outcome.existing is None:
-            _check_alone(layout, staging, manifest, outcome)
+        if may_meet:
+            _check_alone(layout, staging, manifest, rule, outcome.key)
         return outcome
 
 
@@ -105,22 +113,20 @@ def _publish(  # noqa: PLR0917
     manifest_id: str,
     rule: Rule,
     of_step: Callable[[str, int], Iterable[CheckpointKey]],
+    lock: locks.DirectoryLock,
 ) -> Outcome:
-    """Look for other checkpoints of the step and rename, as one step for all who look and rename under the lock."""
-    # Shared where nothing is decided by the look: such saves go on side by side. A drop takes it exclusively.
-    exclusive = rule != "replace"
-    with store_locks.lock_run(layout, manifest.run, exclusive=exclusive, timeout_s=_RUN_TIMEOUT_S) as lock:
-        # Under the lock nothing is dropped, so what differs afterwards are additions only.
-        before = layout.run_stamp(manifest.run)
-        others = tuple(of_step(manifest.run, manifest.step))
-        existing = existing_of_step(layout, manifest, rule, others)
-        if existing is not None:
-            return Outcome(existing.key, existing=existing)
-        lock.check()
-        key, existing = give_name(layout, staging.path, staging.lock, manifest.run, manifest.step, manifest_id)
-        if existing is not None:
-            return Outcome(key, existing=existing)
-        return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
+    """Look for other checkpoints of the step and rename, as one step for all who look and rename under the `lock`."""
+    # Under the lock nothing is dropped, so what differs afterwards are additions only.
+    before = layout.run_stamp(manifest.run)
+    others = tuple(of_step(manifest.run, manifest.step))
+    existing = existing_of_step(layout, manifest, rule, others)
+    if existing is not None:
+        return Outcome(existing.key, existing=existing)
+    lock.check()
+    key, existing = give_name(layout, staging.path, staging.lock, manifest.run, manifest.step, manifest_id)
+    if existing is not None:
+        return Outcome(key, existing=existing)
+    return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
 
 
 def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Iterable[CheckpointKey]) -> Published | None:
@@ -232,25 +238,29 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
     return True
 
 
-def _check_alone(layout: Layout, staging: Staging, manifest: Manifest, outcome: Outcome) -> None:
-    """Withdraw what was just published if another host published another checkpoint of its step meanwhile."""
-    # Both may withdraw, never neither: each looks after its own name is durable. The same content may stay twice.
+def _check_alone(layout: Layout, staging: Staging, manifest: Manifest, rule: Rule, key: CheckpointKey) -> None:
+    """Withdraw what was just published at `key` if another host published another checkpoint of its step meanwhile."""
+    # The lock may be of this host alone. Of two hosts each looks after its own name is durable, so at least one sees
+    # both; both may withdraw.
     statx.refresh(layout.checkpoints / manifest.run)
-    new = [key for key in layout.of_step(manifest.run, manifest.step) if key not in (outcome.key, *outcome.older)]
-    others = [found for key in new if (found := look(layout, key).published) is not None]
-    other = next((one for one in others if one.manifest.content != manifest.content), None)
-    if other is None:
-        return
-    _withdraw(layout, staging, outcome.key)
-    raise _exists(other)
+    others = [one for one in layout.of_step(manifest.run, manifest.step) if one != key]
+    found = [one for one in (look(layout, place).published for place in others) if one and is_sound(layout, one)]
+    # The same content twice is no other checkpoint, but where the store chose the step (`existing_of_step`).
+    other = next((one for one in found if rule == "taken" or one.manifest.content != manifest.content), None)
+    # Also with ``keep``: the other host may withdraw as well, and then nothing is there to be returned.
+    if other is not None:
+        _withdraw(layout, staging, key)
+        raise _exists(other)
 
 
 def _withdraw(layout: Layout, staging: Staging, key: CheckpointKey) -> None:
-    """Move a published checkpoint that is not acknowledged to trash, durably."""
+    """Put a published checkpoint that is not acknowledged back into ``staging/``, durably."""
     path = layout.checkpoint(key)
     try:
-        trash.move_to_trash(layout, path, staging.lock)
-        for parent in (layout.trash, path.parent):
+        with suppress(FileNotFoundError):  # the other host has replaced it already
+            if staging.lock.names(path) and not rename_opened(staging.lock, path, staging.path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), staging.path.inner)
+        for parent in (layout.staging, path.parent):
             files.sync_directory(parent)
     except OSError as error:
         msg = f"another host saved {key.name} at the same time, and {path} could not be withdrawn: {error}"
