@@ -27,8 +27,8 @@ from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
 from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
-Rule = IfExists | Literal["taken"]
-"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds."""
+Rule = IfExists | Literal["taken", "beside"]
+"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds; ``beside``: none is."""
 # Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
 _NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
@@ -79,7 +79,7 @@ def publish(  # noqa: PLR0917
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         # Shared where nothing is decided by the look: such saves go on side by side. A drop takes it exclusively.
-        exclusive = rule != "replace"
+        exclusive = rule not in ("replace", "beside")
         lock = opened.enter_context(
             store_locks.lock_run(layout, manifest.run, exclusive=exclusive, timeout_s=_RUN_TIMEOUT_S)
         )
@@ -132,7 +132,7 @@ def _publish(  # noqa: PLR0917
 def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Iterable[CheckpointKey]) -> Published | None:
     """Return the checkpoint of the step that counts instead of a new one; `StepExists`: there must be no new one."""
     found: list[Published] = []
-    for key in keys:
+    for key in () if rule == "beside" else keys:
         looked = look(layout, key)
         if looked.is_closed and rule != "replace":
             raise StepExists(

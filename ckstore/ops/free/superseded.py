@@ -9,12 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ckstore.errors import CkstoreError, DamagedBlob, InUse, NoSuchRef, Protected
+from ckstore.errors import CkstoreError, DamagedBlob, InUse, NoSuchRef, OtherHash, Protected
 from ckstore.fs import files, locks, peek
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import trash
+from ckstore.objects.checkpoints import look
+from ckstore.objects.documents.pins import read_pins
 from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import UNDO_BY_HAND_S, UNDO_BY_RULE_S, setting_of
 from ckstore.ops.context import Context, tags_by_checkpoint
@@ -34,21 +36,24 @@ def drop_older(
     `new` is durable, and gc drops later what stays now.
     """
     notes: list[str] = []
+    which = "another" if newer else "the older"
     for key in keys:
         try:
             _drop_one(context, new, key, newer=newer)
         except (FileNotFoundError, NotADirectoryError, NoSuchRef):  # another process dropped it
             continue
         except (Protected, InUse) as error:
-            notes.append(f"the older checkpoint of {new.name} stays: {error.message}")
+            notes.append(f"{which} checkpoint of {new.name} stays: {error.message}")
         except (CkstoreError, OSError) as error:
-            notes.append(f"the older checkpoint of {new.name} was not dropped: {why_of(error)}")
+            notes.append(f"{which} checkpoint of {new.name} was not dropped: {why_of(error)}")
     return notes
 
 
 def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newer: bool) -> None:
     try:
         older = facts_at(context, key)
+    except OtherHash:  # not of this store, so it is not this store's to drop
+        return
     except DamagedBlob:
         _discard_unreadable(context, key)
         return
@@ -61,13 +66,16 @@ def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newe
 
 
 def _discard_unreadable(context: Context, key: CheckpointKey) -> None:
-    """Move a directory without a manifest that can be read to trash, unless a tag names it or a process has it open."""
+    """Move a directory whose manifest cannot be read to trash, unless a tag or a pin names it or it is open."""
     layout, path = context.layout, context.layout.checkpoint(key)
     lock = locks.try_exclusive(path)
     if lock is None:
         return
     with lock:
-        if tags_by_checkpoint(layout).get(key.any_generation):
+        # A whole checkpoint of another run or step was put there by hand.
+        if look(layout, key, lock=lock).is_another or tags_by_checkpoint(layout).get(key.any_generation):
+            return
+        if any(key.fits(pin.run, pin.step, pin.id) for pin in read_pins(layout)):
             return
         trash.move_to_trash(layout, path, lock)
         for folder in (layout.trash, path.parent):
