@@ -28,8 +28,8 @@ from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
 from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
-Rule = IfExists | Literal["taken"]
-"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds."""
+Rule = IfExists | Literal["taken", "beside"]
+"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds; ``beside``: none is."""
 # Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
 _NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
@@ -132,7 +132,7 @@ def _publish(  # noqa: PLR0917
         # Under the lock nothing is dropped, so what differs afterwards are additions only.
         before = layout.run_stamp(manifest.run)
         # The lock may not reach the other hosts of a shared filesystem: there a name does its work.
-        hidden = _hide(layout, staging, manifest) if layout.shared and rule != "replace" else None
+        hidden = _hide(layout, staging, manifest) if layout.shared and rule not in ("replace", "beside") else None
         published = False
         try:
             others = tuple(of_step(manifest.run, manifest.step))
@@ -184,7 +184,7 @@ def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Itera
 def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) -> list[Published]:
     """Return the checkpoints of a step that can be relied on, in order; the others count for no rule."""
     found: list[Published] = []
-    for key in keys:
+    for key in () if rule == "beside" else keys:
         looked = look(layout, key)
         if looked.is_closed and rule != "replace":
             raise StepExists(

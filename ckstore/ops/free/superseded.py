@@ -45,6 +45,7 @@ def drop_older(
     `new` is durable, and gc drops later what stays now.
     """
     notes: list[str] = []
+    which = "another" if newer else "the older"
     # The later generations first: the others of a checkpoint go with its latest.
     for key in sorted(keys, key=lambda key: key.generation, reverse=True):
         try:
@@ -52,9 +53,9 @@ def drop_older(
         except (FileNotFoundError, NotADirectoryError, NoSuchRef):  # another process dropped it
             continue
         except (Protected, InUse) as error:
-            notes.append(f"the older checkpoint of {new.name} stays: {error.message}")
+            notes.append(f"{which} checkpoint of {new.name} stays: {error.message}")
         except (CkstoreError, OSError) as error:
-            notes.append(f"the older checkpoint of {new.name} was not dropped: {why_of(error)}")
+            notes.append(f"{which} checkpoint of {new.name} was not dropped: {why_of(error)}")
     return notes
 
 
