@@ -30,7 +30,6 @@ from ckstore.objects.staging import Staging
 IfExists = Literal["error", "replace", "keep"]
 Rule = IfExists | Literal["taken", "beside"]
 """As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds; ``beside``: none is."""
-_DECIDE_NOTHING: tuple[Rule, ...] = ("replace", "beside")
 # Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
 _NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
@@ -133,7 +132,7 @@ def _publish(  # noqa: PLR0917
         # Under the lock nothing is dropped, so what differs afterwards are additions only.
         before = layout.run_stamp(manifest.run)
         # The lock may not reach the other hosts of a shared filesystem: there a name does its work.
-        hidden = _hide(layout, staging, manifest) if layout.shared and rule not in _DECIDE_NOTHING else None
+        hidden = _hide(layout, staging, manifest) if layout.shared and rule not in ("replace", "beside") else None
         published = False
         try:
             others = tuple(of_step(manifest.run, manifest.step))
@@ -185,9 +184,9 @@ def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Itera
 def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) -> list[Published]:
     """Return the checkpoints of a step that can be relied on, in order; the others count for no rule."""
     found: list[Published] = []
-    for key in keys:
+    for key in () if rule == "beside" else keys:
         looked = look(layout, key)
-        if looked.is_closed and rule not in _DECIDE_NOTHING:
+        if looked.is_closed and rule != "replace":
             raise StepExists(
                 looked.problem,
                 hint="choose another step=, or let root give that checkpoint to the owner of the store (chown -R)",
@@ -198,7 +197,7 @@ def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) ->
 
 
 def _existing(manifest: Manifest, rule: Rule, found: Sequence[Published]) -> Published | None:
-    if not found or rule == "beside":
+    if not found:
         return None
     newest = found[-1]
     same = newest.manifest.content == manifest.content
