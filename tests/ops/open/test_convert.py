@@ -303,6 +303,7 @@ def test_a_checkpoint_that_was_replaced_is_not_published(draft: Draft) -> None:
 
     Store.open(draft.root).close()
 
+    assert len(checkpoint_dirs(draft.root, "main", 3)) == 1
     draft.check_converted(draft.root)
 
 
