@@ -26,6 +26,7 @@ from ckstore.model.names import CheckpointKey
 from ckstore.ops.index import reconcile
 from ckstore.ops.open import reindex as reindexing
 from ckstore_migrations import VERSION
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
 from tests.support.in_full import in_full
@@ -107,7 +108,7 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
     except BadInput:  # no checkpoint has the metric
         plan = []
     everything = {
-        "log": [store.checkpoints(), store.checkpoints(superseded=True)],
+        "log": [(info, info.superseded) for info in store.checkpoints(superseded=True)],
         "show": [
             (replace(store.info(info), oldest_reading=""), leaves_of(store, info), files_of(store, info))
             for info in store.checkpoints(superseded=True)
@@ -168,8 +169,7 @@ def test_it_says_what_is_there_and_what_is_wrong(store: Store) -> None:
     annotations = directory_of(store, 1) / "annotations.json"
     whole = annotations.read_bytes()
     annotations.write_bytes(b"{")
-    torn = directory_of(store, 2)
-    (torn / "manifest.json").unlink()
+    (directory_of(store, 2) / "manifest.json").unlink()
     (store.path / "blobs" / "00").mkdir(exist_ok=True)
     orphan = store.path / "blobs" / "00" / ("xxh3-00" + "0" * 30)
     orphan.write_bytes(b"x" * 77)
@@ -190,7 +190,7 @@ def test_it_says_what_is_there_and_what_is_wrong(store: Store) -> None:
     assert store.gc().freed_count == 1, "what the incomplete one names has a name in its directory"
 
     annotations.write_bytes(whole)
-    shutil.rmtree(torn)
+    shutil.rmtree(checkpoint_dir(store.path, "main", 2))
     store.untag("t2")
 
 

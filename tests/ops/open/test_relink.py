@@ -195,12 +195,15 @@ def test_a_mark_goes_with_the_damage_that_another_file_heals(tmp_path: Path) -> 
     assert same(copy.load(1), state(0, 1))
 
 
-def test_where_a_file_takes_no_more_links_copies_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", ["the right one", "the other one"])
+def test_where_a_file_takes_no_more_links_copies_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
     copy = copied(filled(tmp_path / "store"), "cp -rp")
     link, before = links.link, files_of(copy)
 
-    def full(source: Path, target: Path) -> None:
-        if "new-" in target.name:
+    def full(source: Inside, target: Inside) -> None:
+        if "new-" in target.name and (which == "the right one") == (source.parent.parent.name == "blobs"):
             raise OSError(31, "Too many links")
         link(source, target)
 
