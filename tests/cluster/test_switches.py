@@ -1,8 +1,9 @@
 """Each act on a shared filesystem, in combinations of what such filesystems do: it works, or fails and changes nothing.
 
 What is tried together: whether locks reach other hosts, caches of names and attributes, and one thing that fails: an
-error that comes late, at fsync or close, and ESTALE, for a moment and for as long as the act takes. A reader has a checkpoint mapped meanwhile, so what is removed gets a silly name. ``CKSTORE_CRASH=full``
-tries every combination; else a few that are drawn.
+error that comes late, at fsync or close, and ESTALE, for a moment and for as long as the act takes. A reader has a
+checkpoint mapped meanwhile, so what is removed gets a silly name. ``CKSTORE_CRASH=full`` tries every combination; else
+a few that are drawn.
 """
 
 from __future__ import annotations

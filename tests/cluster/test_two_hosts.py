@@ -1,7 +1,7 @@
 """Each act of a store on a filesystem that two hosts have: two mounts that know nothing of each other's locks.
 
-``CKSTORE_CRASH=full`` tries them with locks of the cluster and of each host, and with caches of names and attributes, as
-clients of network filesystems have them; else without any of these.
+``CKSTORE_CRASH=full`` tries them with locks of the cluster and of each host, and with caches of names and attributes,
+as clients of network filesystems have them; else without any of these.
 """
 
 from __future__ import annotations
