@@ -1023,7 +1023,7 @@ class Store:
         from ckstore.ops.open.convert import convert
 
         self._context.check_writable()
-        return convert(self._context)
+        return convert(self._context, by_hand=True)
 
     @act
     def diff(

@@ -32,6 +32,8 @@ _HEAD = re.compile(
 )
 # The longest head, with two blake3 digests, has less than 200 bytes.
 _HEAD_BYTES = 256
+# Each loses only to a compaction or a drop of the same checkpoint between two calls.
+_LIST_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,14 @@ def published_of_step(layout: Layout, run: str, step: int) -> list[Published]:
 
 def key_with_id(layout: Layout, run: str, step: int, id: str) -> CheckpointKey | None:
     """Return where a checkpoint is published, in its latest generation; None: it is not."""
-    fitting = [key for key in layout.of_step(run, step) if key.fits(run, step, id)]
-    fitting.sort(key=lambda key: key.generation, reverse=True)
-    return next((key for key in fitting if id_at(layout.checkpoint(key)) == id), None)
+    for _ in range(_LIST_TRIES):
+        fitting = [key for key in layout.of_step(run, step) if key.fits(run, step, id)]
+        fitting.sort(key=lambda key: key.generation, reverse=True)
+        found = next((key for key in fitting if id_at(layout.checkpoint(key)) == id), None)
+        # One that went since it was listed may have a later generation, which was not listed yet.
+        if found is not None or all(layout.inode(key) is not None for key in fitting):
+            return found
+    return None
 
 
 def id_at(path: Inside) -> str | None:

@@ -1,11 +1,11 @@
-"""Publish another form of a checkpoint, its next generation: the last step of a compaction."""
+"""The generations of a checkpoint: find its other ones, and publish the next one, the last step of a compaction."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 
 from ckstore.errors import InUse
-from ckstore.fs import files, locks
+from ckstore.fs import files, locks, peek
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside
 from ckstore.model.names import CheckpointKey
@@ -18,6 +18,30 @@ from ckstore.objects.publish import give_name, sync_parents
 from ckstore.objects.staging import Staging
 
 _RUN_TIMEOUT_S = 30.0
+
+
+def other_generations(layout: Layout, key: CheckpointKey, id: str) -> list[CheckpointKey]:
+    """Return the other published generations of the checkpoint with this id, the earliest first.
+
+    Those whose manifest cannot be read are among them: only a generation of it can have such a name.
+    """
+    # By their names, without a list of the run: a rule may drop thousands, one after another.
+    first = key.any_generation
+    found = [one for number in range(key.generation) if _is_form(layout, one := _generation(first, number), id)]
+    number = key.generation + 1
+    while not key.is_draft and peek.is_directory(layout.checkpoint(one := _generation(first, number))):
+        found += [one] if _is_form(layout, one, id) else []
+        number += 1
+    return found
+
+
+def _generation(first: CheckpointKey, number: int) -> CheckpointKey:
+    return first._replace(directory=f"{first.directory}.{number}") if number else first
+
+
+def _is_form(layout: Layout, key: CheckpointKey, id: str) -> bool:
+    path = layout.checkpoint(key)
+    return peek.is_directory(path) and id_at(path) in {id, None}
 
 
 def publish_generation(
@@ -37,7 +61,7 @@ def publish_generation(
         # Opened before the rename: after it, only the sync itself may fail.
         parents = [held.enter_context(Held(place)) for place in (path.parent, layout.checkpoints, layout.staging)]
         run_lock = held.enter_context(
-            store_locks.lock_run(layout, former.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S)
+            store_locks.lock_run(layout, former.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
         )
         # Against all others: an annotation or a mark that is written now would be lost with the former directory.
         lock = locks.try_exclusive(path)
@@ -48,7 +72,12 @@ def publish_generation(
             take_annotations(lock, staging)
             run_lock.check()
             key, _ = give_name(
-                layout, staging.path, staging.lock, *former.run_step, checkpoint, generation=former.generation + 1
+                layout,
+                staging.path,
+                staging.lock,
+                *former.run_step,
+                checkpoint,
+                generation=max(1, former.generation + 1),
             )
             sync_parents(parents)
         except BaseException:  # also Ctrl-C, whose traceback would keep the lock

@@ -8,32 +8,44 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ckstore.errors import SaveFailed, StepExists, UnknownOutcome
+from ckstore.errors import InUse, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import files, links, locks, peek, statx
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside, NotInStore
 from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of
-from ckstore.objects import blobs, store_locks, trash
+from ckstore.objects import blobs, store_locks
 from ckstore.objects.checkpoints import id_at, look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
 from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
-Rule = IfExists | Literal["taken"]
-"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds."""
+Rule = IfExists | Literal["taken", "beside"]
+"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds; ``beside``: none is."""
 # Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
 _NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
 # A busy disk may take seconds for one listing under the lock.
 _RUN_TIMEOUT_S = 30.0
+# A host that has the hidden name needs a few calls of the server.
+_HIDDEN_S = 10.0
+_HIDDEN_PAUSE_S = 0.02
+
+
+class Overtaken(Exception):
+    """A checkpoint of the step comes later in the order of commits; `sequence` is its number."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(sequence)
+        self.sequence = sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,8 @@ def publish(  # noqa: PLR0917
     rule: Rule,
     synced_runs: dict[str, RunStamp | None] | None = None,
     of_step: Callable[[str, int], Iterable[CheckpointKey]] | None = None,
+    *,
+    as_newest: bool = False,
 ) -> Outcome:
     """Give the sealed `staging`, with this manifest, its name and make that durable.
 
@@ -68,6 +82,12 @@ def publish(  # noqa: PLR0917
         synced_runs: How each run was when this process itself had last made its name in ``checkpoints/`` durable; one
             that is still so is not synced again. It is kept up to date.
         of_step: Returns the directories of a step, for a caller that knows them; None: the run is listed.
+        as_newest: Whether it must come after all others of its step in the order of commits.
+
+    Raises:
+        Overtaken: It does not; nothing was published.
+        StepExists: The rule lets no other checkpoint be published at its step.
+        InUse: Another process has the run locked for too long, or is saving the same step.
     """
     run = layout.checkpoints / manifest.run
     links.make_directory(run)
@@ -79,7 +99,9 @@ def publish(  # noqa: PLR0917
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         try:
-            outcome = _publish(layout, staging, manifest, manifest_id, rule, of_step or layout.of_step)
+            outcome = _publish(
+                layout, staging, manifest, manifest_id, rule, of_step or layout.of_step, as_newest=as_newest
+            )
         except OSError as error:
             raise_if_unknown(error, parents[0])
             raise
@@ -92,9 +114,6 @@ def publish(  # noqa: PLR0917
         sync_parents(parents)
         if change is not None:
             known[manifest.run] = change.after
-        # Other hosts may not have met the lock; each of two looks after its own rename, so at least one sees both.
-        if layout.shared and rule != "replace" and outcome.existing is None:
-            _check_alone(layout, staging, manifest, outcome)
         return outcome
 
 
@@ -105,40 +124,82 @@ def _publish(  # noqa: PLR0917
     manifest_id: str,
     rule: Rule,
     of_step: Callable[[str, int], Iterable[CheckpointKey]],
+    *,
+    as_newest: bool,
 ) -> Outcome:
     """Look for other checkpoints of the step and rename, as one step for all who look and rename under the lock."""
-    # Shared where nothing is decided by the look: such saves go on side by side. A drop takes it exclusively.
-    exclusive = rule != "replace"
-    with store_locks.lock_run(layout, manifest.run, exclusive=exclusive, timeout_s=_RUN_TIMEOUT_S) as lock:
+    with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
         # Under the lock nothing is dropped, so what differs afterwards are additions only.
         before = layout.run_stamp(manifest.run)
-        others = tuple(of_step(manifest.run, manifest.step))
-        existing = existing_of_step(layout, manifest, rule, others)
-        if existing is not None:
-            return Outcome(existing.key, existing=existing)
-        lock.check()
-        key, existing = give_name(layout, staging.path, staging.lock, manifest.run, manifest.step, manifest_id)
+        # The lock may not reach the other hosts of a shared filesystem: there a name does its work.
+        hidden = _hide(layout, staging, manifest) if layout.shared and rule not in ("replace", "beside") else None
+        published = False
+        try:
+            others = tuple(of_step(manifest.run, manifest.step))
+            found = _sound_of_step(layout, rule, others)
+            existing = _existing(manifest, rule, found)
+            if existing is not None:
+                return Outcome(existing.key, existing=existing)
+            own = (manifest.sequence, manifest.created, manifest_id, 0)
+            if as_newest and any(one.order > own for one in found):
+                raise Overtaken(max(one.manifest.sequence for one in found))
+            lock.check()
+            source = staging.path if hidden is None else hidden
+            key, existing = give_name(layout, source, staging.lock, manifest.run, manifest.step, manifest_id)
+            published = existing is None
+        finally:
+            if hidden is not None and not published:
+                _withdraw(hidden, staging)
         if existing is not None:
             return Outcome(key, existing=existing)
         return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
 
 
+def _hide(layout: Layout, staging: Staging, manifest: Manifest) -> Inside:
+    """Rename a staging directory to the hidden name of its step, of which only one process can have it; return it."""
+    # Whoever has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
+    # published. No reader, tag or collector looks at it, so it can be withdrawn.
+    hidden = layout.checkpoints / manifest.run / f".{manifest.step}"
+    deadline = time.monotonic() + _HIDDEN_S
+    while not rename_opened(staging.lock, staging.path, hidden):
+        if time.monotonic() > deadline:
+            msg = f"another process is saving {manifest.name}, or died in it"
+            raise InUse(msg, hint="save it again; after the grace (config.grace_s) gc removes what it left")
+        time.sleep(_HIDDEN_PAUSE_S)
+    statx.refresh(hidden.parent)
+    return hidden
+
+
+def _withdraw(hidden: Inside, staging: Staging) -> None:
+    """Give a staging directory that is not published its own name again, so that it is discarded like any other."""
+    with suppress(OSError):  # gc removes it: nothing was published, and the first error is the news
+        links.rename(hidden, staging.path)
+
+
 def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Iterable[CheckpointKey]) -> Published | None:
     """Return the checkpoint of the step that counts instead of a new one; `StepExists`: there must be no new one."""
+    return _existing(manifest, rule, _sound_of_step(layout, rule, keys))
+
+
+def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) -> list[Published]:
+    """Return the checkpoints of a step that can be relied on, in order; the others count for no rule."""
     found: list[Published] = []
-    for key in keys:
+    for key in () if rule == "beside" else keys:
         looked = look(layout, key)
         if looked.is_closed and rule != "replace":
             raise StepExists(
                 looked.problem,
                 hint="choose another step=, or let root give that checkpoint to the owner of the store (chown -R)",
             )
-        # A damaged or incomplete checkpoint does not count: the new one supersedes it.
         if looked.published is not None and is_sound(layout, looked.published):
             found.append(looked.published)
+    return sorted(found, key=lambda one: one.order)
+
+
+def _existing(manifest: Manifest, rule: Rule, found: Sequence[Published]) -> Published | None:
     if not found:
         return None
-    newest = max(found, key=lambda one: one.order)
+    newest = found[-1]
     same = newest.manifest.content == manifest.content
     if rule == "replace":
         return newest if same and newest.manifest.description == manifest.description else None
@@ -230,31 +291,6 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
             raise UnknownOutcome(msg, hint="the step may or may not be there; open the store again") from error
         raise
     return True
-
-
-def _check_alone(layout: Layout, staging: Staging, manifest: Manifest, outcome: Outcome) -> None:
-    """Withdraw what was just published if another host published another checkpoint of its step meanwhile."""
-    # Both may withdraw, never neither: each looks after its own name is durable. The same content may stay twice.
-    statx.refresh(layout.checkpoints / manifest.run)
-    new = [key for key in layout.of_step(manifest.run, manifest.step) if key not in (outcome.key, *outcome.older)]
-    others = [found for key in new if (found := look(layout, key).published) is not None]
-    other = next((one for one in others if one.manifest.content != manifest.content), None)
-    if other is None:
-        return
-    _withdraw(layout, staging, outcome.key)
-    raise _exists(other)
-
-
-def _withdraw(layout: Layout, staging: Staging, key: CheckpointKey) -> None:
-    """Move a published checkpoint that is not acknowledged to trash, durably."""
-    path = layout.checkpoint(key)
-    try:
-        trash.move_to_trash(layout, path, staging.lock)
-        for parent in (layout.trash, path.parent):
-            files.sync_directory(parent)
-    except OSError as error:
-        msg = f"another host saved {key.name} at the same time, and {path} could not be withdrawn: {error}"
-        raise UnknownOutcome(msg, hint="both may be there: ckstore log --all shows them") from error
 
 
 def raise_if_unknown(error: OSError, parent: Held) -> None:

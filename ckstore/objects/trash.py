@@ -15,11 +15,11 @@ from ckstore.fs import files, links, locks, peek
 from ckstore.fs.held import through_parents
 from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
-from ckstore.model.names import CheckpointKey, is_run, key_of
+from ckstore.model.names import CheckpointKey, is_run, key_of, step_of
 from ckstore.objects.layout import BLOBS, MANIFEST
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
@@ -164,6 +164,22 @@ def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[st
                 continue
             swept[path.name] = move_to_trash(layout, path, lock).name
     return swept
+
+
+def sweep_hidden(layout: Layout, names: Iterable[tuple[str, str]], grace: Grace | None = None) -> None:
+    """Move directories to trash that died under the hidden name of their step; `names`: runs, and names in them."""
+    # Only on a shared filesystem a save has it for a moment (`publish._hide`).
+    for run, name in names:
+        if not name.startswith(".") or step_of(name[1:]) is None:
+            continue
+        path = layout.checkpoints / run / name
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            lock = locks.try_exclusive(path)
+            if lock is None:
+                continue
+            with lock:
+                if grace is None or grace.is_over(path):
+                    move_to_trash(layout, path, lock)
 
 
 def _blobs_are_durable(layout: Layout) -> bool:

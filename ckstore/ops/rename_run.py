@@ -79,7 +79,8 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     for name in trash.names_in(layout.staging):
         if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):
             raise InUse(f"a save to the run {old} is under way", hint="stop the training, then rename its run")
-    if torn := sorted(there - {info.key for info in found}):
+    whole = {info.key.any_generation for info in found}  # the others go with it
+    if torn := sorted(key for key in there if key.any_generation not in whole):
         raise _damaged(f"{torn[0].name} is not whole")
     for info in found:
         if info.damaged:

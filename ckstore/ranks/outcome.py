@@ -53,17 +53,16 @@ def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
     said = [
         f"{named(rank, document)} stopped while it published, and what it was to publish is gone, or was replaced since"
         for rank, document in sorted(meeting.hear("publishing").items())
-        if not _is_unpublished(layout, document["staging"], meeting.who)
+        if not _is_unpublished(layout, document["staging"])
     ]
     return {"lost": "; ".join(said)} if said else None
 
 
-def _is_unpublished(layout: Layout, staging: str, who: Who) -> bool:
+def _is_unpublished(layout: Layout, staging: str) -> bool:
     """Whether the whole of this try still lies in a staging directory, or is not complete there yet."""
     try:
-        with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix) as directory:
-            # Where a step is replaced the two change places, and the staging has what was there before.
-            return is_of_try(directory.manifest, who)
+        with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix):
+            return True
     except DamagedBlob:  # it is not sealed
         return True
     except (FileNotFoundError, NotADirectoryError):  # renamed into its place, or swept: it does not say which
@@ -76,9 +75,12 @@ def is_of_try(manifest: Manifest, who: Who) -> bool:
 
 
 def now_at(layout: Layout, info: CheckpointInfo) -> Published | None:
-    """Return a checkpoint that a try published, else the one that its step has instead."""
+    """Return a checkpoint that a try published, unless its step has other content by now: then that of the step."""
     of_step = published_of_step(layout, info.run, info.step)
-    return next((one for one in of_step if one.manifest_id == info.id), of_step[-1] if of_step else None)
+    own = next((one for one in of_step if one.manifest_id == info.id), None)
+    # A rank of another host may have published the same under another id.
+    is_current = own is not None and own.manifest.content == of_step[-1].manifest.content
+    return own if is_current else next(reversed(of_step), None)
 
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:

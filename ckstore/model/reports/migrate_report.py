@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckstore.model.brief import brief
-from ckstore.model.words import counted, in_lines
+from ckstore.model.words import counted, in_lines, printable
 
 
 @brief()
@@ -25,4 +25,4 @@ class MigrateReport:
 
     def __str__(self) -> str:
         done = f"renamed {counted(self.renamed_count, 'checkpoint')}, rewrote {counted(self.tag_count, 'tag')}"
-        return in_lines([done, *(f"left: {text}" for text in self.left)])
+        return in_lines((f"left: {printable(text)}" for text in self.left), [done])

@@ -151,7 +151,7 @@ def remember(
         for entry in entries:
             if entry.blob and distrust:
                 blobs.distrust(lock.inside / BLOBS / entry.blob)
-        place = key_of(lock.inside.parent.name, lock.inside.name)
+        place = key_of(*lock.path.rsplit("/", 2)[-2:])
         if entries and place is not None and not marks.is_marked(lock.inside):
             note(context, "damaged", place.run_step, why=entries[0].what)
         marks.write_mark(lock, Mark(found, entries))

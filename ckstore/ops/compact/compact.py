@@ -34,6 +34,7 @@ from ckstore.ops.compact.shares import Orphans, Owners, own_blobs
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
+from ckstore.ops.free.superseded import drop_superseded
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.pace import Share
@@ -45,6 +46,7 @@ def compact(context: Context, plan: CompactionPlan, share: Share | None = None) 
     """Carry out a plan, at a share of a processor; what is in use, or was changed since, stays as it is."""
     # After an error all that was compacted before it stays so.
     context.check_writable()
+    drop_superseded(context, forms_only=True)  # of a compaction that was killed
     with _Compaction(context, plan, share) as work:
         for entry in plan.compacted:
             work.one(entry)
@@ -82,10 +84,15 @@ class _Compaction:
 
     def _note_others(self, plan: CompactionPlan) -> None:
         """Settle what the checkpoints have that stay as they are: of what is plain there, nothing is saved here."""
-        mine = {entry.info.key for entry in plan.compacted}
+        mine = {entry.info.key.any_generation for entry in plan.compacted}
         shares = {entry.info.key for entry in plan.entries if entry.shares}
+        # A former generation goes soon, and what is plain in it alone must not stay plain for its sake.
+        latest: dict[CheckpointKey, CheckpointKey] = {}
         for key, _ in self._context.layout.published():
-            if key in mine:
+            first = key.any_generation
+            latest[first] = max(latest.get(first, key), key, key=lambda one: one.generation)
+        for first, key in latest.items():
+            if first in mine:
                 continue
             try:
                 with CheckpointDirectory.at(self._context.layout.checkpoint(key)) as directory:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, store_locks, trash
 from ckstore.objects.checkpoints import id_at
+from ckstore.objects.generations import other_generations
 from ckstore.objects.layout import BLOBS, Layout, RunChange
 from ckstore.ops import events
 from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
@@ -88,8 +90,10 @@ def make_kept_durable(context: Context, run: str) -> None:
 
 def check_droppable(context: Context, info: CheckpointInfo) -> None:
     """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone."""
-    with _taken(info, context.layout.checkpoint(info.key)):
-        check_unprotected(context, info)
+    with ExitStack() as held:
+        held.enter_context(_taken(info, context.layout.checkpoint(info.key)))
+        check_unprotected(context, info.key, info.id)
+        _others_taken(context.layout, info, held)
 
 
 def drop(
@@ -105,10 +109,11 @@ def drop(
 ) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
-    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. `last` is
-    called right before, with the lock that keeps all others from it. With `is_former_form` the same checkpoint is
-    published in a later generation: tags and pins name that one. After an `OSError`, and without `durable`, it may or
-    may not come back after a power cut. Without `catalogue` the caller reconciles its rows.
+    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. Its other
+    generations go with it, or one of them would be the checkpoint from then on; they cannot be brought back. `last` is
+    called right before, with the lock that keeps all others from it. With `is_former_form` this generation goes alone,
+    since the same checkpoint is published in a later one: tags and pins name that one. After an `OSError`, and without
+    `durable`, it may or may not come back after a power cut. Without `catalogue` the caller reconciles its rows.
     """
     layout = context.layout
     path = layout.checkpoint(info.key)
@@ -117,14 +122,20 @@ def drop(
         run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
         if not is_former_form:
-            check_unprotected(context, info)
+            check_unprotected(context, info.key, info.id)
         # What was found by its ref may have been dropped, and another directory moved there by hand.
         if id_at(path) != info.id:
             raise gone(info)
+        others = [] if is_former_form else _others_taken(layout, info, held)
         if last is not None:
             last(lock)
         run_lock.check()
-        digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
+        names = [trash.names_in(one.inside / BLOBS) for one in (lock, *(one for _, one in others))]
+        digests = dict.fromkeys(name for of_one in names for name in of_one if is_digest(name))
+        for key, other in others:  # before it: a process that dies in between leaves the checkpoint as it was
+            with suppress(FileNotFoundError):  # another process moved it at this moment
+                trash.move_to_trash(layout, layout.checkpoint(key), other)
+            context.known.directories.changed(key, None, None)
         try:
             # Right before the rename: a lock service that was restarted may have given the run to another host.
             run_lock.check()
@@ -140,7 +151,19 @@ def drop(
     context.known.directories.changed(info.key, None, change)
     if not is_former_form:
         events.note(context, "dropped", info.key.run_step, id=info.id, why=why)
-    return Dropped(digests, catalogued=catalogue and _reconcile(context, info))
+    keys = (info.key, *(key for key, _ in others))
+    return Dropped(tuple(digests), catalogued=catalogue and all(_reconcile(context, key) for key in keys))
+
+
+def _others_taken(
+    layout: Layout, info: CheckpointInfo, held: ExitStack
+) -> list[tuple[CheckpointKey, locks.DirectoryLock]]:
+    """Lock the other generations of a checkpoint."""
+    found = []
+    for key in other_generations(layout, info.key, info.id):
+        with suppress(NoSuchRef):  # another process dropped it
+            found.append((key, held.enter_context(_taken(info, layout.checkpoint(key)))))
+    return found
 
 
 def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
@@ -160,10 +183,10 @@ def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
     raise InUse(msg, hint="close it in the process that has it open, then delete again")
 
 
-def _reconcile(context: Context, info: CheckpointInfo) -> bool:
+def _reconcile(context: Context, key: CheckpointKey) -> bool:
     """Make the catalog equal to the directory."""
     try:
-        reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
+        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     except (CatalogUnavailable, InUse, OSError):  # the next opener does it
         return False
     return True

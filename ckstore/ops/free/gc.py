@@ -40,7 +40,7 @@ from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.gc_plan import differences, linked_elsewhere, plan_gc
-from ckstore.ops.free.superseded import drop_superseded, due
+from ckstore.ops.free.superseded import drop_superseded, due, is_undone
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
@@ -101,8 +101,10 @@ def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcRe
 
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
     """Say what `collect` would free now, or when some checkpoints are dropped."""
-    superseded = [info.key for info in due(context, purge=purge)]
-    report = GcReport.of_plan(plan_gc(context, [*dropping, *superseded], purge=purge))
+    superseded = due(context, purge=purge, without=dropping)
+    waits = not purge and is_undone(context)  # the others wait in trash then
+    going = [*dropping, *(one.info.key for one in superseded if one.is_former_form or not waits)]
+    report = GcReport.of_plan(plan_gc(context, going, purge=purge))
     return replace(report, catalog_bytes=catalog_bytes(context), waiting=() if purge else waiting(context))
 
 
@@ -137,8 +139,10 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
     free_bytes = peek.free_space(layout.path).unused_bytes
     with _start(context, grace, purge=purge) as collector, reserve.given_up(layout):
         _make_current(context, settle=settle)
-        if settle:  # after each save it would cost too much, and the save drops what it replaces itself
-            drop_superseded(context, purge=purge)
+        if settle or purge:  # after each save it would cost too much, and the save drops what it replaces itself
+            drop_superseded(context, purge=purge, grace=grace)
+            seen = context.known.directories.look(layout)
+            trash.sweep_hidden(layout, [(run, name) for run, one in seen.items() for name in one.names], grace)
         plan = plan_gc(context, forecast=settle, purge=purge)
         swept = carry_out(context, plan, collector, grace)
         done = collector.collected

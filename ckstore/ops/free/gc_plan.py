@@ -19,9 +19,11 @@ from ckstore.model.reports.gc_report import GcPlan, NextToFree
 from ckstore.model.reports.held import LinkedBlob, PlannedBlob
 from ckstore.objects import trash
 from ckstore.objects.collector import Collected
+from ckstore.objects.generations import other_generations
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.refs.listing import with_superseded
 from ckstore.ops.refs.protection import pins_by_id
 
 _LOOKS = 5
@@ -185,13 +187,15 @@ def next_to_free(context: Context) -> NextToFree | None:
         listed = context.catalog.infos()
     except CkstoreError:  # it is only advice
         return None
-    for info in listed[:-1]:  # the last is the newest
-        folder = context.layout.checkpoint(info.key)
-        if info.key.any_generation in tagged or info.id in pinned:
+    for info in with_superseded(listed)[:-1]:  # the last is the newest
+        # A superseded one goes by itself, and its name is that of another.
+        if info.superseded or info.key.any_generation in tagged or info.id in pinned:
             continue
-        if blobs_in(folder / BLOBS):  # else it has no bytes here, as what is elsewhere
-            (freed,) = freed_in_turn(context, [folder])
-            return NextToFree(info.name, sum(nbytes for _, nbytes in freed))
+        keys = (info.key, *other_generations(context.layout, info.key, info.id))
+        folders = [context.layout.checkpoint(key) for key in keys]
+        if blobs_in(folders[0] / BLOBS):  # else it has no bytes here, as what is elsewhere
+            freed = freed_in_turn(context, folders)
+            return NextToFree(info.name, sum(nbytes for one in freed for _, nbytes in one))
     return None
 
 

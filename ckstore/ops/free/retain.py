@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -59,9 +59,11 @@ def plan_retention(
         if not stored.by_run and not stored.default and stored.budget is None:
             _refuse_no_policy(context)
     now = datetime.now(UTC)
-    looked_at = infos(context, run)
+    every = infos(context, run, superseded=True)
+    looked_at = [info for info in every if not info.superseded]
     history = _history(context, now, looked_at, rules, budget, urgent=urgent)
-    return _plan(context, rules, now, history, sure=sure, budget=budget)
+    beside = _beside(context, now, [info for info in every if info.superseded], rules, budget)
+    return _plan(context, rules, now, history, sure=sure, budget=budget, beside=beside)
 
 
 def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> RetentionPlan:
@@ -141,11 +143,12 @@ def _plan(
     *,
     sure: bool,
     budget: Budget | None = None,
+    beside: Mapping[str, Mapping[str, int]] | None = None,
 ) -> RetentionPlan:
     """Plan until everything that the plan drops, and everything that outranks it, was looked at: once each."""
     looked_at: set[tuple[str, bool]] = set()
     while True:
-        made = plan(policy, list(history.values()), now, budget)
+        made = plan(policy, list(history.values()), now, budget, beside)
         unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
         unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
         known_better = False
@@ -212,6 +215,22 @@ def _history(
         )
         for info in looked_at
     }
+
+
+def _beside(
+    context: Context,
+    now: datetime,
+    superseded: Sequence[CheckpointInfo],
+    rules: RetentionPolicy | Mapping[str, RetentionPolicy],
+    budget: Budget | None,
+) -> dict[str, dict[str, int]]:
+    """Return for each run the blobs of superseded checkpoints that a tag or a pin keeps, where there is a budget."""
+    found: dict[str, dict[str, int]] = {}
+    pins = pins_by_id(context, now) if superseded else {}
+    for info in superseded:
+        if (info.tags or info.id in pins) and (budget is not None or _has_budget(rules, info.run)):
+            found[info.run] = found.get(info.run, {}) | _blobs(context, info)
+    return found
 
 
 def _has_budget(rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None, run: str) -> bool:

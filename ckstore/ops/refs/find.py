@@ -55,11 +55,18 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     if parsed.kind == "tag" and (problem := doubtful_tags(context.layout).get(parsed.value)):
         raise damaged_tag(parsed.value, problem)
     try:
-        return resolve(parsed, infos(context, superseded=True), tags)
+        return among_all(context, parsed)
     except NoSuchRef as error:
         missed = error
     # Not in the `except`: the error keeps the one that the caller was handling.
-    raise _missed(context, parsed, keys, missed) if parsed.kind in ("step", "tag") else missed
+    raise missed if keys or parsed.kind not in ("step", "tag") else _missed(context, parsed, missed)
+
+
+def among_all(context: Context, ref: Ref) -> CheckpointInfo:
+    """Return the checkpoint that `ref` names among all that the store has."""
+    listed = infos(context, superseded=True)
+    incomplete = {key for key, _ in context.layout.published()} - {info.key for info in listed}
+    return resolve(ref, listed, context.layout.tags(), incomplete)
 
 
 def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
@@ -72,11 +79,8 @@ def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     return replace(info, superseded=superseded)
 
 
-def _missed(context: Context, ref: Ref, keys: Sequence[CheckpointKey], error: NoSuchRef) -> NoSuchRef:
-    """Return the error for a step or a tag that is not there, with what is left of it."""
-    for key in keys:
-        msg = f"{error.message}; but {context.layout.checkpoint(key)} is there, and is no whole checkpoint"
-        return NoSuchRef(msg, hint="ckstore verify says what it lacks")
+def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
+    """Return the error for a step or a tag that is not there, with the way to get it back if it was dropped."""
     if ref.kind == "tag":
         target = context.layout.tags().get(ref.value)
         run_step = None if target is None else target.run_step
@@ -116,7 +120,8 @@ def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Se
         if found.published is not None or found.is_closed or found.is_another or not found.problem:
             continue
         try:
-            is_older = bool(present) and facts_at(context, key).order < present[-1].order
+            # Of one checkpoint another form is whole.
+            is_older = bool(present) and facts_at(context, key).order[:3] <= present[-1].order[:3]
         except (FileNotFoundError, NotADirectoryError, DamagedBlob):
             is_older = bool(present)  # without a manifest nothing tells that it is newer
         if not is_older:
@@ -165,6 +170,10 @@ def _keys_of_whole_id(context: Context, ref: Ref) -> list[CheckpointKey]:
 def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
     from ckstore.objects.checkpoints import id_at, key_with_id
 
+    fitting = [key for key in context.layout.of_step(wanted.run, wanted.step) if key.fits(*wanted.key[:2], wanted.id)]
+    forms = infos(context, at=stamps(context, fitting)) if len(fitting) > 1 else []
+    if (form := next((info for info in reversed(forms) if info.id == wanted.id), None)) is not None:
+        return _marked(context, form)
     key: CheckpointKey | None = wanted.key
     if id_at(context.layout.checkpoint(wanted.key)) != wanted.id:  # dropped, or compacted since
         key = key_with_id(context.layout, wanted.run, wanted.step, wanted.id)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.model.manifest.info import RunSummary, summaries
-from ckstore.model.names import CheckpointKey, step_of
+from ckstore.model.names import CheckpointKey, parse_directory
 from ckstore.ops.context import Context
 from ckstore.ops.index.facts import propose, sure
 from ckstore.ops.notices import warn
@@ -35,12 +35,12 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
             few = propose(context, runs, run, newest=1)
             published = runs.stamps(run) if few is None else few.published
             found = infos_at(context, runs, published, run, newest=1, seek=few is not None)
-        if not found or found[0].out_of_order:
+        if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be whole
             found = infos(context, run)[-1:]
         if not found:
             return None
         last = _written_last(context, published, found[0])
-        suspects = {info.id: info for info in (*found, *last)}
+        suspects = {info.id: info for info in (*last, *found)}
         # All that could be the newest was read, and it is still the same one: so the loop ends.
         if suspects.keys() <= sured:
             return found[0]
@@ -146,5 +146,5 @@ def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
     newest = infos_at(context, runs, found.published, run, newest=1, seek=True)
     if not newest:
         return None
-    steps = [step for step in map(step_of, found.listed[run]) if step is not None]
+    steps = {name.step for name in map(parse_directory, found.listed[run]) if name is not None}
     return RunSummary(run, len(steps), newest[0], max(steps))

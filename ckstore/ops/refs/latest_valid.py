@@ -51,7 +51,8 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     run = _run_of(context, ref)
     passed: list[Passed] = []
     deadline_s = time.monotonic() + LOCKED_S
-    for info in newest_first(infos(context, run)):
+    # A superseded one comes after the one that supersedes it, so only if that is damaged.
+    for info in newest_first(infos(context, run, superseded=True)):
         path = context.layout.checkpoint(info.key)
         try:
             # Locked before it is judged, so that what was found valid is what is read.

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout, OpenRuns
 
 
+# Each loses only to a replacement or a drop between two calls.
+_LIST_TRIES = 5
+
+
 def infos(
     context: Context,
     run: str | None = None,  # None: all runs
@@ -28,12 +32,13 @@ def infos(
     only: Callable[[int], bool] | None = None,
     at: Mapping[CheckpointKey, Stamp] | None = None,
     superseded: bool = False,
+    tries: int = _LIST_TRIES,
 ) -> list[CheckpointInfo]:
     """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first."""
     # What the catalog knows of a directory with the same stamp is taken from there; other manifests are read. `only`:
     # only those whose step it is true of; the others are not looked at either. `at`: only those at these places, whose
     # stamps are given; the directories are not listed. `superseded`: also those that another one of their step
-    # supersedes; they say so.
+    # supersedes; they say so. `tries`: how often it is listed again where some went meanwhile.
     if run is not None:
         check_run(run)
     with context.layout.open_runs() as runs:
@@ -44,6 +49,10 @@ def infos(
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place.step)}
         found = infos_at(context, runs, published, run, newest=newest, seek=few is not None)
+    lacking = published.keys() - {info.key for info in found} if newest is None and tries else ()
+    if any(context.layout.inode(key) is None for key in lacking):
+        # One that went since it was listed may have been replaced or compacted by one that was not there yet.
+        return infos(context, run, only=only, superseded=superseded, tries=tries - 1)
     listed = with_superseded(found)
     if superseded:  # of one checkpoint the latest form
         newest_form = {info.id: info for info in listed}
@@ -59,10 +68,12 @@ def infos(
 
 
 def with_superseded(found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Mark the checkpoints, given in order, of whose step a later one is among them, or a later form of them."""
-    last = {(info.run, info.step): info for info in found}
-    if len(last) == len(found):
+    """Mark the checkpoints, given in order, of whose step a later one is among them, or a better form of them."""
+    if len({(info.run, info.step) for info in found}) == len(found):
         return found
+    # Of one checkpoint the latest form that is not known to be damaged comes last.
+    found = sorted(found, key=lambda info: (*info.order[:3], not info.damaged, info.key.generation))
+    last = {(info.run, info.step): info for info in found}
     return [info if last[info.run, info.step] is info else replace(info, superseded=True) for info in found]
 
 

@@ -12,7 +12,7 @@ from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.document import shown
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import is_tag
+from ckstore.model.names import CheckpointKey, is_tag
 from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.pins import read_pins
@@ -20,18 +20,23 @@ from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, tags_by_checkpoint
 
 
-def check_unprotected(context: Context, info: CheckpointInfo) -> None:
-    """Raise if a tag or an unexpired pin names a checkpoint. The caller has its directory locked against all others."""
+def check_unprotected(context: Context, key: CheckpointKey, id: str | None = None) -> None:
+    """Raise if a tag or an unexpired pin names a checkpoint. The caller has its directory locked against all others.
+
+    Without an `id`, since its manifest cannot be read, any pin of its step whose id begins as its directory says.
+    """
     # First: while one entry of refs/ cannot be read, any checkpoint may be the one that it protects.
     check_tags(context.layout)
-    if tags := tags_by_checkpoint(context.layout).get(info.key.any_generation):
+    if tags := tags_by_checkpoint(context.layout).get(key.any_generation):
         hint = "remove the tag first"
-        message = f"{info.name} has the tag {', '.join(tags)}"
+        message = f"{key.name} has the tag {', '.join(tags)}"
         raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore tag -d {tags[0]}")
-    if pins := pins_by_id(context, datetime.now(UTC)).get(info.id):
-        message = f"{info.name} is pinned: {'; '.join(map(str, pins))}"
+    now = datetime.now(UTC)
+    pins = [pin for pin in read_pins(context.layout) if not pin.expired(now)]
+    if pins := [pin for pin in pins if (key.fits(pin.run, pin.step, pin.id) if id is None else pin.id == id)]:
+        message = f"{key.name} is pinned: {'; '.join(map(str, pins))}"
         hint = "unpin it first"
-        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore pin -d {info.name}")
+        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore pin -d {key.name}")
 
 
 def pins_by_id(context: Context, now: datetime) -> dict[str, tuple[Pin, ...]]:

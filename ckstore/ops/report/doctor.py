@@ -20,6 +20,7 @@ from ckstore.model.doctor import abilities, contents, owners
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import key_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
@@ -197,13 +198,14 @@ def _pins(context: Context) -> Findings:
 
 def _checkpoints(context: Context) -> Findings:
     """Look at all checkpoints, by one listing: at ten thousand it is what takes the time."""
-    listed = infos(context)
-    misplaced = [info for info in listed if info.out_of_order]
+    every = infos(context, superseded=True)
+    listed = [info for info in every if not info.superseded]
+    misplaced = [info for info in every if info.out_of_order]
     yield contents.check_order([context.notices.problems[order_problem(info)] for info in misplaced])
     status = status_of(context, listed)
     if status is not None:
         yield contents.check_mirror(status)
-    yield from _elsewhere(context, listed)
+    yield from _elsewhere(context, every)
 
 
 def _damage(context: Context) -> Findings:
@@ -223,7 +225,8 @@ def _hashes(context: Context) -> Findings:
     for path, place in layout.places():
         found = id_at(place)
         if found is not None and not found.startswith(f"{layout.hash_prefix}-"):
-            strangers.append(f"{path.parent.name}@{path.name}")
+            key = key_of(path.parent.name, path.name)
+            strangers.append(path.inner if key is None else key.name)
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
 
 

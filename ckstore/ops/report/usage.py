@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckstore.errors import CatalogUnavailable
@@ -47,7 +47,7 @@ class _File:
 def usage(context: Context) -> Usage:
     """Return what the checkpoints take; see `ckstore.Store.du`."""
     listed = infos(context, superseded=True)
-    files = _files(context)
+    files = _files(context, {info.key.any_generation: info.key for info in listed})
     packs = _PackUses(context, listed)
     sums = _Sums()
     for file in files:
@@ -60,6 +60,8 @@ def usage(context: Context) -> Usage:
             alone_bytes=sums.alone[info.key],
             shared_bytes=sums.shared[info.key],
             dead_bytes=packs.dead_bytes(info.key),
+            id=info.id,
+            superseded=info.superseded,
         )
         for info in listed
     )
@@ -138,8 +140,11 @@ def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums) -> tuple[RunUsa
     return tuple(sorted(found, key=lambda one: (-one.alone_bytes, -one.shared_bytes, one.run)))
 
 
-def _files(context: Context) -> list[_File]:
-    """Return every file that has the name of a blob in a published directory, in ``blobs/``, or in what waits."""
+def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> list[_File]:
+    """Return every file that has the name of a blob in a published directory, in ``blobs/``, or in what waits.
+
+    `listed` has the key of each checkpoint by that of its first generation: what another one has is its, too.
+    """
     found: dict[_Inode, _File] = {}
 
     def note(status: os.stat_result) -> _File:
@@ -150,7 +155,7 @@ def _files(context: Context) -> list[_File]:
     waiting = waiting_blobs(context.layout)
     for key, _ in context.layout.published():
         for _, status in blobs_in(context.layout.checkpoint(key) / BLOBS):
-            note(status).holders.add(key)
+            note(status).holders.add(listed.get(key.any_generation, key))
     for name in names_in(context.layout.blobs):
         for digest, status in blobs_in(context.layout.blobs / name):
             note(status).waits = digest in waiting

@@ -386,12 +386,13 @@ def test_a_copied_store_is_valid_once_it_was_verified(store: Store, tmp_path: Pa
 
 def test_a_checkpoint_that_was_replaced_or_is_gone_is_not_valid(store: Store) -> None:
     info = store.save(two_part_state(1), step=1)
-    store.save(two_part_state(2), step=1, if_exists="replace")
-    assert "replaced" in why_not_valid(store._context, info)
+    new = store.save(two_part_state(2), step=1, if_exists="replace")
+    assert "no longer" in why_not_valid(store._context, info)
+    assert why_not_valid(store._context, new) == ""
 
     store.delete(1)
 
-    assert "no longer" in why_not_valid(store._context, info)
+    assert "no longer" in why_not_valid(store._context, new)
 
 
 def test_training_resumes_from_the_one_before_and_retention_keeps_it(left_damaged: Store) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import checkpoints as directories
 from ckstore.ops.index import facts
 from ckstore.ops.refs.listing import infos
@@ -81,8 +82,8 @@ def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
         store.save(state(step), step)
     looked_at: list[int] = []
 
-    def looking(_layout: object, _run: str, step: int) -> directories.Verdict:
-        looked_at.append(step)
+    def looking(_layout: object, key: CheckpointKey) -> directories.Verdict:
+        looked_at.append(key.step)
         return directories.Verdict(None, "it is torn")
 
     folder = checkpoint_dir(store.path, "main", 3)

@@ -251,7 +251,7 @@ def check_blob_or_manifest(case: Case, store: Store, report: VerifyReport) -> li
 
 
 def heals_by_saving(case: Case, store: Store) -> list[str]:
-    """The same content saved again, as other steps, heals blobs; a damaged manifest is replaced at its step."""
+    """The same content saved again, as other steps, heals blobs; a save at a step with a damaged manifest replaces it."""
     wrong = []
     wanted = states()
     for number, state in enumerate(wanted.values()):
@@ -261,9 +261,10 @@ def heals_by_saving(case: Case, store: Store) -> list[str]:
             run, _, step = ref.partition("@")
             there = checkpoint_dir(case.root, run, step)
             damaged = unreadable(store, ref) is None
-            if damaged and case.way == "swap":  # each says that it is another: that is never replaced
+            if damaged and case.way == "swap":  # each says that it is another: no save takes that away
                 shutil.rmtree(there)
             if damaged:
+                unprotect(store, run, int(step))
                 store.save(state, run=run, step=int(step))
     for ref, state in wanted.items():
         try:
@@ -274,6 +275,16 @@ def heals_by_saving(case: Case, store: Store) -> list[str]:
     report = store.verify(repair=True)  # what only a canonical name says, no save has to touch
     wrong += [f"after healing there is {found.name}: {found.what}" for found in report.damage]
     return wrong
+
+
+def unprotect(store: Store, run: str, step: int) -> None:
+    """Remove the tags and pins of a step, which keep a damaged checkpoint as they keep a whole one."""
+    for tag in store.tags():
+        if (tag.run, tag.step) == (run, step):
+            store.untag(tag.name)
+    for pin in store.pins():
+        if (pin.run, pin.step) == (run, step):
+            store.unpin(pin)
 
 
 def check_small_file(case: Case, before: list[Any]) -> list[str]:

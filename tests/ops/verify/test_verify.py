@@ -167,6 +167,7 @@ def test_what_is_not_a_complete_checkpoint_is_damage(harmed: Store, how: str) ->
     harmed.save(two_part_state(1), step=1)
     harmed.save(two_part_state(2), step=2)
     folder = directory_of(harmed, 2)
+    misplaced = folder.with_name(f"7{folder.suffix}")
     big = blobs_by_size(harmed, 2)[-1]
     if how == "empty directory":
         shutil.rmtree(folder)
@@ -176,7 +177,7 @@ def test_what_is_not_a_complete_checkpoint_is_damage(harmed: Store, how: str) ->
     elif how == "no blobs":
         shutil.rmtree(folder / "blobs")
     elif how == "other step":
-        folder.rename(folder.with_name("7"))
+        folder.rename(misplaced)
     else:
         big.unlink()
         if how == "link":
@@ -193,11 +194,12 @@ def test_what_is_not_a_complete_checkpoint_is_damage(harmed: Store, how: str) ->
     assert all(found.affects for found in report.damage)
     if how in ("link", "directory", "short", "no blobs"):
         assert any("big" in found.names for found in report.damage)
-    if how == "other step":  # a whole checkpoint, only in the wrong place: it is never replaced
-        folder.with_name("7").rename(folder)
+    harmed.save(two_part_state(3), step=7)
+    if how == "other step":  # a whole checkpoint, only in the wrong place: no save takes it away
+        misplaced.rename(folder)
     else:
         harmed.save(two_part_state(3), step=2)
-    harmed.save(two_part_state(3), step=7)
+        assert not folder.exists()
     assert Store(harmed.path).verify().ok
 
 
@@ -206,15 +208,17 @@ def test_a_manifest_that_lies_about_its_pieces_is_found(harmed: Store) -> None:
 
     from ckstore.model.manifest.manifest import render
     from ckstore.model.manifest.parse import parse_manifest
+    from ckstore.model.names import directory_of as name_of_directory
 
     harmed.save({f"t{i}": np.full(1000, i) for i in range(3)}, step=1)
     path = directory_of(harmed, 1) / "manifest.json"
     manifest, _ = parse_manifest(path.read_bytes(), where="")
     one, two, *rest = manifest.storages
     storages = (one._replace(extents=(one.extents[0]._replace(offset=two.extents[0].offset),)), two, *rest)
-    _, data = render(replace(manifest, storages=storages), harmed._context.algorithm)
+    manifest_id, data = render(replace(manifest, storages=storages), harmed._context.algorithm)
     path.chmod(0o644)
     path.write_bytes(data)
+    path.parent.rename(path.parent.with_name(name_of_directory(1, manifest_id)))
 
     (found,) = harmed.verify().damage
 
