@@ -196,7 +196,7 @@ def _pruning(store: Store, journal: Journal) -> None:
 
 
 def inspect_steps(path: Path, done: bool) -> list[str]:
-    """Nothing protects a superseded checkpoint or a former form: a gc that waits for nothing leaves one of each step."""
+    """A gc that waits for nothing leaves one checkpoint of each step, in one form: nothing protects the others."""
     with Store.open(path) as store:
         store.gc(now=True)
     found = {step: checkpoint_dirs(path, RUN, step) for step in step_names(path, RUN)}
