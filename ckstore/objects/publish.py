@@ -146,6 +146,11 @@ def _publish(  # noqa: PLR0917
             lock.check()
             source = staging.path if hidden is None else hidden
             key, existing = give_name(layout, source, staging.lock, manifest.run, manifest.step, manifest_id)
+            if hidden is not None and existing is None and not staging.lock.names(layout.checkpoint(key)):
+                # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
+                links.rename(layout.checkpoint(key), hidden)
+                msg = f"{staging.path} was moved away during the save"
+                raise SaveFailed(msg, hint="another process took this save for dead; save again")
             published = existing is None
         finally:
             if hidden is not None and not published:
@@ -155,16 +160,22 @@ def _publish(  # noqa: PLR0917
         return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
 
 
+def hidden_at(layout: Layout, run: str, step: int) -> Inside:
+    """Return the name that a save on a shared filesystem has before its own."""
+    return layout.checkpoints / run / f".{step}"
+
+
 def _hide(layout: Layout, staging: Staging, manifest: Manifest) -> Inside:
     """Rename a staging directory to the hidden name of its step, of which only one process can have it; return it."""
     # Whoever has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
     # published. No reader, tag or collector looks at it, so it can be withdrawn.
-    hidden = layout.checkpoints / manifest.run / f".{manifest.step}"
+    hidden = hidden_at(layout, manifest.run, manifest.step)
     deadline = time.monotonic() + _HIDDEN_S
     while not rename_opened(staging.lock, staging.path, hidden):
         if time.monotonic() > deadline:
             msg = f"another process is saving {manifest.name}, or died in it"
-            raise InUse(msg, hint="save it again; after the grace (config.grace_s) gc removes what it left")
+            how = "ckstore gc --exclusive does it at once, when no other host uses the store"
+            raise InUse(msg, hint=f"save it again; after the grace (config.grace_s) gc removes what it left; {how}")
         time.sleep(_HIDDEN_PAUSE_S)
     statx.refresh(hidden.parent)
     return hidden
@@ -173,7 +184,8 @@ def _hide(layout: Layout, staging: Staging, manifest: Manifest) -> Inside:
 def _withdraw(hidden: Inside, staging: Staging) -> None:
     """Give a staging directory that is not published its own name again, so that it is discarded like any other."""
     with suppress(OSError):  # gc removes it: nothing was published, and the first error is the news
-        links.rename(hidden, staging.path)
+        if staging.lock.names(hidden):  # else it was swept, and another save may have the name
+            links.rename(hidden, staging.path)
 
 
 def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Iterable[CheckpointKey]) -> Published | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from ckstore.errors import CkstoreError, DamagedBlob, MissingRanks, RankFailed, RankMismatch
@@ -11,8 +12,10 @@ from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.saver.messages import info_json
+from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.layout import Layout
+from ckstore.objects.publish import hidden_at
 from ckstore.ranks.by_files import FilesMeeting, elsewhere
 from ckstore.ranks.meeting import failed_on_all
 from ckstore.ranks.who import Document, Who, named
@@ -67,6 +70,17 @@ def _is_unpublished(layout: Layout, staging: str) -> bool:
         return True
     except (FileNotFoundError, NotADirectoryError):  # renamed into its place, or swept: it does not say which
         return False
+
+
+def take_hidden(layout: Layout, who: Who) -> None:
+    """Move to trash what a rank of this try, which stands still, has under the hidden name of a shared filesystem."""
+    path = hidden_at(layout, who.run, who.step)
+    with (
+        suppress(FileNotFoundError, NotADirectoryError, DamagedBlob),
+        CheckpointDirectory.at(path, layout.hash_prefix) as directory,
+    ):
+        if is_of_try(directory.manifest, who):
+            trash.move_to_trash(layout, path, directory.lock)
 
 
 def is_of_try(manifest: Manifest, who: Who) -> bool:

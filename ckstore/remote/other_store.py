@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from contextlib import suppress
 
 from ckstore.errors import DamagedBlob, InUse, RemoteError
@@ -18,7 +18,7 @@ from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.stored import OldPiece
 from ckstore.model.names import CheckpointKey
-from ckstore.objects.checkpoints import CheckpointDirectory, id_at, key_with_id, look
+from ckstore.objects.checkpoints import CheckpointDirectory, id_at, look, places_with_id
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
@@ -83,7 +83,7 @@ class StoreSource:
 
     def _read(self, place: Place, most_bytes: int, *names: str) -> bytes | None:
         """Return the first of these files that a checkpoint has; None: none of them."""
-        for path in self._paths(place):
+        for path in places_with_id(self._layout, *place):
             for name in names:
                 with suppress(FileNotFoundError, NotADirectoryError):
                     try:
@@ -91,13 +91,6 @@ class StoreSource:
                     except DamagedBlob as error:
                         raise RemoteError(error.message) from error
         return None
-
-    def _paths(self, place: Place) -> Iterator[Inside]:
-        """Give the directory of a checkpoint; the next one if that is not there any more: it was compacted."""
-        path: Inside | None = None
-        while (key := key_with_id(self._layout, *place)) is not None and self._layout.checkpoint(key) != path:
-            path = self._layout.checkpoint(key)
-            yield path
 
     def tags(self) -> dict[str, Place]:
         """See `ckstore.remote.source.Source`."""
@@ -127,7 +120,7 @@ class StoreSource:
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""
-        for path in self._paths(place):
+        for path in places_with_id(self._layout, *place):
             try:
                 with suppress(FileNotFoundError, NotADirectoryError):
                     return self._read_blob(path, place, digest, offset, into)
