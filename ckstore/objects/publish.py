@@ -264,6 +264,7 @@ def give_name(  # noqa: PLR0917
     id: str,
     *,
     generation: int = 0,
+    digit_count: int = 0,
 ) -> tuple[CheckpointKey, Published | None]:
     """Rename a whole directory, which is `opened`, to the name that the id of its checkpoint gives.
 
@@ -275,12 +276,13 @@ def give_name(  # noqa: PLR0917
         step: Its step.
         id: Its id.
         generation: From 1 on it is another form of a published checkpoint, of this generation or a later one.
+        digit_count: How many digits of the id its other forms have in their names; 0: it has no other form.
 
     Returns:
         The key, and the checkpoint that has the name already, if it is this one, published before, and sound: then
         nothing was renamed.
     """
-    is_form, digit_count = generation > 0, SHORT_DIGITS
+    is_form, digit_count = generation > 0, digit_count or SHORT_DIGITS
     for _ in range(_NAME_TRIES):
         key = CheckpointKey(run, step, directory_of(step, id, digit_count=digit_count, generation=generation))
         target = layout.checkpoint(key)
