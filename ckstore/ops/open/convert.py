@@ -44,7 +44,9 @@ def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
     for run in layout.runs():
         is_whole &= _rename_all(layout, run, renamed, left)
     tags, tags_left = _convert_tags(layout, renamed)
-    files.sync_directory(layout.refs)  # another process may have rewritten them, and died (rule F)
+    # Another process may have renamed and rewritten them, and died (rule F).
+    for folder in (layout.checkpoints, layout.staging, layout.refs):
+        files.sync_directory(folder)
     # Last: what is not converted yet is looked for at each opening until then.
     if is_whole and not tags_left:
         require(context, CHECKPOINT_IDS)
