@@ -28,7 +28,7 @@ from tests.faults.migrating import become_next, wrong_in_catalog
 from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, state, write_files
 from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir, checkpoint_dirs, step_names
 from tests.support.damage import flip
-from tests.support.drafts import make_draft
+from tests.support.draft_stores import make_draft
 
 RUN = "main"
 _DAY_S = 86400.0
