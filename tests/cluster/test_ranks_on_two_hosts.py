@@ -36,7 +36,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path
     (tmp_path / "real").mkdir()
     with ExitStack() as mounted:
         places = [
-            mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / name, lacks="exchange")) / "store"
+            mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / name)) / "store"
             for name in ("one", "two")
         ]
         with Store.init(places[0]) as store:

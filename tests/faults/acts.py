@@ -151,12 +151,23 @@ def _torn(path: Path, journal: Journal) -> None:
 
 
 def _half_converted(path: Path, journal: Journal) -> None:
-    """A store of a draft in which a conversion was killed when its last rename was done."""
-    _killed_at(1, convert, "_convert_tags", _converting, SCENARIOS["convert"].prepare)(path, journal)
+    """A store of a draft in which a conversion was killed before its last step, and before its fsyncs of names."""
+
+    def killed(*_: Any) -> None:
+        raise _KilledError
+
+    SCENARIOS["convert"].prepare(path, journal)
+    with (
+        patch.object(files, "sync_directory", lambda _: None),
+        patch.object(convert, "require", killed),
+        suppress(_KilledError),
+    ):
+        Store.open(path)
 
 
-def _converting(store: Store, journal: Journal) -> None:
-    store.migrate()
+def _converted(store: Store, journal: Journal) -> None:
+    mark(durable=["store/store.json", "store/refs/kept", _name(store, 2)])
+    mark(gone=[f"store/checkpoints/{RUN}/{step}" for step in (1, 2, 3)])
 
 
 def _collecting_superseded(store: Store, journal: Journal) -> None:
@@ -339,7 +350,8 @@ ACTS = SCENARIOS | {
         Scenario("rotate", _rotated, _open, _rotating),
         Scenario("open_after_half_a_save", _killed_at(1, files, "sync_directory", _replacing), _open, _nothing_more),
         Scenario("save_beside_torn", _torn, _open, _saving_again),
-        Scenario("convert_after_half_a_conversion", _half_converted, _open, _nothing_more),
+        Scenario("open_draft", SCENARIOS["convert"].prepare, _open, _converted),
+        Scenario("open_half_converted", _half_converted, _open, _converted),
         Scenario(
             "gc_after_half_a_replacement",
             _killed_at(1, files, "sync_open_directory", _replacing),

@@ -243,7 +243,12 @@ def test_a_save_without_a_step_breaks_a_law(script: list[str], laws: set[str]) -
         (without(ANNOTATE, "lock 7  LOCK_EX"), {"L3"}),
         (without(ANNOTATE, "fsync 8"), {"D1", "N1"}),
         (without(DROP, "lock 6 /checkpoints/main/1.0123456789 LOCK_EX"), {"L1"}),
-        (instead(DROP, "lock 6 /checkpoints/main/1.0123456789 LOCK_EX", "lock 6 /checkpoints/main/1.0123456789 LOCK_SH"), {"L1"}),
+        (
+            instead(
+                DROP, "lock 6 /checkpoints/main/1.0123456789 LOCK_EX", "lock 6 /checkpoints/main/1.0123456789 LOCK_SH"
+            ),
+            {"L1"},
+        ),
         (without(DROP, "sync /trash"), {"N4"}),
         (DROP[:-2] + DROP[-1:], {"N2"}),
     ],
@@ -294,7 +299,9 @@ def test_a_mark_that_goes_before_what_heals_is_durable_breaks_a_law() -> None:
     another[-1] = f"link /staging/{BLOB} /blobs/ab/{BLOB}"
 
     assert broken(MAKE, SAVE, mark, another, FORGET, before=4) == set()
-    assert broken(MAKE, SAVE, mark, another, without(FORGET, "sync /checkpoints/main/1.0123456789/blobs"), before=4) == {"H1"}
+    assert broken(
+        MAKE, SAVE, mark, another, without(FORGET, "sync /checkpoints/main/1.0123456789/blobs"), before=4
+    ) == {"H1"}
 
 
 @pytest.mark.parametrize(
