@@ -86,6 +86,12 @@ class CheckpointKey(NamedTuple):
         return self._replace(directory=f"{self.any_generation.directory}.{self.generation + 1}")
 
     @property
+    def digit_count(self) -> int:
+        """How many digits of the id the name of the directory gives; 0: that of a draft, none."""
+        name = parse_directory(self.directory)
+        return 0 if name is None else len(name.digits)
+
+    @property
     def generation(self) -> int:
         """The generation that the name of the directory gives; that of a draft comes before all others."""
         if self.is_draft:

@@ -78,6 +78,7 @@ def publish_generation(
                 *former.run_step,
                 checkpoint,
                 generation=max(1, former.generation + 1),
+                digit_count=former.digit_count,
             )
             sync_parents(parents)
         except BaseException:  # also Ctrl-C, whose traceback would keep the lock

@@ -7,6 +7,7 @@ checkpoint, and nothing is ever replaced. Source: docs/format/v1.md, "The store"
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ from ckstore.fs.inside import Inside, NotInStore
 from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of
-from ckstore.objects import blobs, store_locks
+from ckstore.objects import blobs, store_locks, trash
 from ckstore.objects.checkpoints import id_at, look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
@@ -35,8 +36,8 @@ _NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
 # A busy disk may take seconds for one listing under the lock.
 _RUN_TIMEOUT_S = 30.0
-# A host that has the hidden name needs a few calls of the server.
-_HIDDEN_S = 10.0
+# Who has the hidden name waits for the lock, and needs a few calls of the server.
+_HIDDEN_S = _RUN_TIMEOUT_S + 15.0
 _HIDDEN_PAUSE_S = 0.02
 
 
@@ -128,13 +129,16 @@ def _publish(  # noqa: PLR0917
     as_newest: bool,
 ) -> Outcome:
     """Look for other checkpoints of the step and rename, as one step for all who look and rename under the lock."""
-    with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
-        # Under the lock nothing is dropped, so what differs afterwards are additions only.
-        before = layout.run_stamp(manifest.run)
-        # The lock may not reach the other hosts of a shared filesystem: there a name does its work.
-        hidden = _hide(layout, staging, manifest) if layout.shared and rule not in ("replace", "beside") else None
-        published = False
-        try:
+    # The lock may not reach the other hosts of a shared filesystem: there a name does its work. It comes before the
+    # lock, whose mark would tell a host that has the name that its own lock was lost.
+    hides = layout.shared and rule not in ("replace", "beside")
+    source, published = hidden_at(layout, manifest.run, manifest.step) if hides else staging.path, False
+    try:
+        if hides:
+            _hide(layout, staging, source)
+        with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
+            # Under the lock nothing is dropped, so what differs afterwards are additions only.
+            before = layout.run_stamp(manifest.run)
             others = tuple(of_step(manifest.run, manifest.step))
             found = _sound_of_step(layout, rule, others)
             existing = _existing(manifest, rule, found)
@@ -144,20 +148,19 @@ def _publish(  # noqa: PLR0917
             if as_newest and any(one.order > own for one in found):
                 raise Overtaken(max(one.manifest.sequence for one in found))
             lock.check()
-            source = staging.path if hidden is None else hidden
             key, existing = give_name(layout, source, staging.lock, manifest.run, manifest.step, manifest_id)
-            if hidden is not None and existing is None and not staging.lock.names(layout.checkpoint(key)):
+            if existing is not None:
+                return Outcome(key, existing=existing)
+            if hides and not staging.lock.names(layout.checkpoint(key)):
                 # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
-                links.rename(layout.checkpoint(key), hidden)
+                links.rename(layout.checkpoint(key), source)
                 msg = f"{staging.path} was moved away during the save"
                 raise SaveFailed(msg, hint="another process took this save for dead; save again")
-            published = existing is None
-        finally:
-            if hidden is not None and not published:
-                _withdraw(hidden, staging)
-        if existing is not None:
-            return Outcome(key, existing=existing)
-        return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
+            published = True
+            return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
+    finally:
+        if hides and not published:
+            _withdraw(source, staging)
 
 
 def hidden_at(layout: Layout, run: str, step: int) -> Inside:
@@ -165,20 +168,31 @@ def hidden_at(layout: Layout, run: str, step: int) -> Inside:
     return layout.checkpoints / run / f".{step}"
 
 
-def _hide(layout: Layout, staging: Staging, manifest: Manifest) -> Inside:
-    """Rename a staging directory to the hidden name of its step, of which only one process can have it; return it."""
+def _hide(layout: Layout, staging: Staging, hidden: Inside) -> None:
+    """Rename a staging directory to the hidden name of its step, which only one process can have."""
     # Whoever has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
     # published. No reader, tag or collector looks at it, so it can be withdrawn.
-    hidden = hidden_at(layout, manifest.run, manifest.step)
-    deadline = time.monotonic() + _HIDDEN_S
+    inode, deadline = 0, math.inf
     while not rename_opened(staging.lock, staging.path, hidden):
-        if time.monotonic() > deadline:
-            msg = f"another process is saving {manifest.name}, or died in it"
-            how = "ckstore gc --exclusive does it at once, when no other host uses the store"
-            raise InUse(msg, hint=f"save it again; after the grace (config.grace_s) gc removes what it left; {how}")
+        found = peek.find(hidden)
+        if found is not None and found.st_ino != inode:  # each save that has it gets as long
+            inode, deadline = found.st_ino, time.monotonic() + _HIDDEN_S
+        if time.monotonic() > deadline and not _took_away(layout, hidden):
+            raise InUse(f"another process is saving the step: it has {hidden}", hint="save it again")
         time.sleep(_HIDDEN_PAUSE_S)
     statx.refresh(hidden.parent)
-    return hidden
+
+
+def _took_away(layout: Layout, hidden: Inside) -> bool:
+    """Whether what has the hidden name, long after its save should have ended, was moved to trash."""
+    # The save died, or stands still on another host, whose lock is not seen: then it finds the name gone, and fails.
+    with suppress(FileNotFoundError):
+        lock = locks.try_exclusive(hidden)
+        if lock is None:
+            return not peek.exists(hidden)
+        with lock:
+            trash.move_to_trash(layout, hidden, lock)
+    return True
 
 
 def _withdraw(hidden: Inside, staging: Staging) -> None:
@@ -250,6 +264,7 @@ def give_name(  # noqa: PLR0917
     id: str,
     *,
     generation: int = 0,
+    digit_count: int = 0,
 ) -> tuple[CheckpointKey, Published | None]:
     """Rename a whole directory, which is `opened`, to the name that the id of its checkpoint gives.
 
@@ -261,12 +276,13 @@ def give_name(  # noqa: PLR0917
         step: Its step.
         id: Its id.
         generation: From 1 on it is another form of a published checkpoint, of this generation or a later one.
+        digit_count: How many digits of the id its other forms have in their names; 0: it has no other form.
 
     Returns:
         The key, and the checkpoint that has the name already, if it is this one, published before, and sound: then
         nothing was renamed.
     """
-    is_form, digit_count = generation > 0, SHORT_DIGITS
+    is_form, digit_count = generation > 0, digit_count or SHORT_DIGITS
     for _ in range(_NAME_TRIES):
         key = CheckpointKey(run, step, directory_of(step, id, digit_count=digit_count, generation=generation))
         target = layout.checkpoint(key)

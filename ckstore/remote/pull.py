@@ -97,7 +97,9 @@ def is_here(context: Context, place: Place) -> bool:
 
 def _key_here(context: Context, place: Place) -> CheckpointKey | None:
     key = key_with_id(context.layout, *place)
-    return key if key is not None and look(context.layout, key).published is not None else None
+    found = None if key is None else look(context.layout, key).published
+    # Beside one that is damaged another form of it comes.
+    return key if found is not None and publishing.is_sound(context.layout, found) else None
 
 
 @dataclass

@@ -222,7 +222,7 @@ def _with_a_replaced_one(path: Path, journal: Journal) -> None:
 def _with_a_superseded_one(path: Path, journal: Journal) -> None:
     """A store in which a save that replaced died before it dropped the older checkpoint."""
     _saved("first", "other")(path, journal)
-    saving.drop_older = lambda *_, **__: []  # this process does nothing else
+    saving.drop_older = lambda *_, **__: []  # type: ignore[attr-defined]  # this process does nothing else
     with _open(path, journal) as store:
         _replacing(store, journal)
 

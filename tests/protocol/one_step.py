@@ -53,9 +53,7 @@ class StepRules:
     shown_only: bool = True  # publish.publish: the same content is returned only if the step shows it
     takes_newest: bool = True  # publish.publish: with a greater number than what it finds, or undo may bring back
     sync_sealed: bool = True  # Staging.seal: what is in a checkpoint, before it is published
-    sync_published: bool = (
-        True  # publish.sync_parents: the rename, before a drop and the acknowledgement
-    )
+    sync_published: bool = True  # publish.sync_parents: the rename, before a drop and the acknowledgement
     older_only: bool = True  # publish.publish: a replacement drops what is older than itself
     sync_tagged: bool = True  # labels.write_tag: its name, before the tag
     drop_locks: bool = True  # drop.drop: nothing that a process uses is dropped

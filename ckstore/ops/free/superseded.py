@@ -209,7 +209,8 @@ def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace 
         return True
     # Its rename to its name set ctime, which no user can set back.
     found = peek.find(path)
-    return found is None or not trash.left_of(setting_of(context.layout, UNDO_BY_HAND_S), found.st_ctime)
+    window_s = max(setting_of(context.layout, UNDO_BY_HAND_S), _undo_s(context))  # a person or a rule dropped it
+    return found is None or not trash.left_of(window_s, found.st_ctime)
 
 
 def is_undone(context: Context) -> bool:

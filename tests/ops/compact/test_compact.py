@@ -353,7 +353,7 @@ def test_after_a_directory_that_could_not_be_made_durable_nothing_more_is_writte
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     failing_files = SimpleNamespace(**{**vars(files), "sync_open_directory": failing})
-    monkeypatch.setattr("ckstore.objects.swap.files", failing_files)
+    monkeypatch.setattr("ckstore.objects.publish.files", failing_files)
     with pytest.raises(UnknownOutcome, match="could not be made durable"):
         store.compact()
     monkeypatch.undo()
@@ -378,15 +378,15 @@ def test_a_compaction_that_is_interrupted_behind_its_rename_keeps_no_lock(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        "ckstore.objects.swap.files", SimpleNamespace(**{**vars(files), "sync_open_directory": interrupted})
+        "ckstore.objects.publish.files", SimpleNamespace(**{**vars(files), "sync_open_directory": interrupted})
     )
     with pytest.raises(KeyboardInterrupt) as caught:
         store.compact()
     monkeypatch.undo()
 
     assert caught.value.__traceback__ is not None  # what its frames refer to is still there
-    left = list((store.path / "staging").iterdir())
-    assert left
+    left = list((store.path / "checkpoints/main").iterdir())
+    assert len(left) == 9, "both forms of one"
     assert not any(map(locks.is_locked, left))
     store.compact()
     assert all(same(store.load(step), state) for step, state in enumerate(states))

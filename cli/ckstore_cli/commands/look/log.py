@@ -92,8 +92,10 @@ def log(  # noqa: PLR0917 - one for each option
         out.note("no checkpoint yet")
     elif not shown:
         out.note(f"no checkpoint was saved in the last {printable(since or '')}")
-    elif out.width is not None and len(shown) == count and (total := _count(store.path, run, superseded=superseded)) > count:
-        out.note(f"{total - count} older; -n {total} shows them all")
+    elif out.width is not None and len(shown) == count:
+        total = _count(store.path, run, superseded=superseded)
+        if total > count:
+            out.note(f"{total - count} older; -n {total} shows them all")
 
 
 def _count(store: Path, run: str | None, *, superseded: bool) -> int:
