@@ -17,6 +17,7 @@ from ckstore.catalog import Catalog, forms, upkeep
 from ckstore.catalog.forms import TABLES
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreWarning
 from ckstore.model.digest import fan_out, is_digest
+from ckstore.model.names import CheckpointKey, key_of
 from ckstore.objects.layout import Layout
 from tests.support.coverage import sample_seed
 from tests.support.requirements import representatives
@@ -128,7 +129,7 @@ def test_a_value_that_is_not_of_its_form_is_damage_wherever_it_stands(root: Path
     """Each question gets an answer of its form, or says that the catalog is damaged; then the whole test finds it."""
     with Store.open(root) as store:
         store.tag("best", 2)
-        digests = [digest for digest, _ in store._context.catalog.blobs_of("main", 1)]
+        digests = [digest for digest, _ in store._context.catalog.blobs_of(store.info(1).key)]
     change(root, "INSERT OR IGNORE INTO candidates SELECT id FROM blobs WHERE id = 2")
     change(root, "DELETE FROM uses WHERE blob_id = 2")
     with closing(sqlite3.connect(root / "catalog.db")) as connection:
@@ -140,7 +141,7 @@ def test_a_value_that_is_not_of_its_form_is_damage_wherever_it_stands(root: Path
         if not forge(root, table, column, wrong):
             continue
         catalog = Catalog(root)
-        found = [problem for ask in questions(catalog, digests) if (problem := refusal(ask))]
+        found = [problem for ask in questions(catalog, digests, keys_in(root)) if (problem := refusal(ask))]
         said += bool(found)
 
         assert {error.why for error in found} <= {"damaged"}
@@ -189,8 +190,13 @@ def set_schema(connection: sqlite3.Connection, sql: str, table: str) -> None:
     connection.execute("UPDATE sqlite_schema SET sql = ? WHERE type = 'table' AND name = ?", (sql, table))
 
 
-def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]]:
-    places = [("main", step) for step in (1, 2, 3)]
+def keys_in(root: Path) -> list[CheckpointKey]:
+    """Return the keys of the checkpoints of the run main, in the order of their steps."""
+    named = (key_of("main", path.name) for path in root.glob("checkpoints/main/*"))
+    return sorted(key for key in named if key is not None)
+
+
+def questions(catalog: Catalog, digests: list[str], places: list[CheckpointKey]) -> list[Callable[[], object]]:
     return [
         catalog.owner,
         catalog.listing,
@@ -202,7 +208,7 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         catalog.count_and_sequence,
         lambda: catalog.find_pieces(digests)[0],
         lambda: catalog.best_shares(digests),
-        lambda: catalog.blobs_of("main", 1),
+        lambda: [catalog.blobs_of(key) for key in places[:1]],
         lambda: catalog.readings(digests),
         lambda: catalog.readings_of_newest("main"),
         lambda: catalog.oldest_reading(None, now_ns=2**62),
