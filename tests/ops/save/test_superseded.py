@@ -226,7 +226,7 @@ def is_over(until: int) -> bool:
 
 @pytest.mark.crash
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-def test_what_is_replaced_can_be_undone_whoever_opens_or_collects_meanwhile(store: Store) -> None:
+def test_what_is_replaced_can_be_undone_while_others_open_and_collect(store: Store) -> None:
     store.config.undo_by_rule_s = HOUR_S
     store.config.undo_by_hand_s = HOUR_S
 
