@@ -116,8 +116,8 @@ def due(
 
     These are the superseded checkpoints that are neither protected nor open and whose undo window is over, or all with
     `purge`, and, whatever protects them, the former generations of other checkpoints; with `forms_only` these alone.
-    With `grace` that is the window. The window is that of what a person drops, since it may be one that came back. Nothing is due
-    for the sake of a checkpoint that is damaged.
+    With `grace` that is the window. The window is that of what a person drops, since it may be one that came back.
+    Nothing is due for the sake of a checkpoint that is damaged.
     """
     by_step: defaultdict[tuple[str, int], list[CheckpointKey]] = defaultdict(list)
     for seen in context.known.directories.look(context.layout).values():
