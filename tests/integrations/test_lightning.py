@@ -188,7 +188,7 @@ def test_a_rollback_replaces_and_a_tagged_checkpoint_is_not_deleted(tmp_path: Pa
         io.save_checkpoint({"global_step": 1}, new, storage_options={})
 
 
-def test_a_step_with_a_tag_is_left_alone_with_a_warning_and_a_marker_of_another_store_is_refused(
+def test_a_tagged_checkpoint_stays_superseded_and_a_marker_of_another_store_is_refused(
     tmp_path: Path, store: Store
 ) -> None:
     from ckstore.integrations.lightning import CkstoreCheckpointIO
@@ -199,9 +199,10 @@ def test_a_step_with_a_tag_is_left_alone_with_a_warning_and_a_marker_of_another_
     store.tag("good", 6)
     (path.parent / f".{path.name}.tmp").write_text("of a process that died")
 
-    with pytest.warns(CkstoreWarning, match=r"step=6\.ckpt is not in the store: main@6 has the tag good"):
+    with pytest.warns(CkstoreWarning, match="the older checkpoint of main@6 stays: main@6 has the tag good"):
         io.save_checkpoint({"global_step": 6, "way": "second"}, path)
-    assert io.load_checkpoint(path)["way"] == "first"
+    assert io.load_checkpoint(path)["way"] == "second"
+    assert store.load("good")["way"] == "first"
     io.save_checkpoint({"global_step": 8, "way": "second"}, path)
     assert io.load_checkpoint(path)["way"] == "second"
     assert os.listdir(path.parent) == [path.name]
