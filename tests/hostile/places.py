@@ -34,7 +34,15 @@ _DOCUMENT_MOST_BYTES = 16 * 2**20
 _FORMATS = ("manifest", "manifest of files", "encoding", "manifest of a compacted one")
 _RUNS = ("..", "a b", "\u0660", "x" * 101, ".hidden", "-rf", "a\nb", "é")
 _STEPS = ("007", "-1", "1e3", "\u0663", str(2**53 + 1), "9" * 200, "0x10", "2 ", "latest")
-_DIRECTORIES = ("2.0123456789", "2.0123456789.1", "2.0123456789.0", "2.012345678", "2.ABCDEF0123", "2." + "0" * 65, ".2")
+_DIRECTORIES = (
+    "2.0123456789",
+    "2.0123456789.1",
+    "2.0123456789.0",
+    "2.012345678",
+    "2.ABCDEF0123",
+    "2." + "0" * 65,
+    ".2",
+)
 _TARGETS = (
     "../checkpoints/main/2",
     "../checkpoints/main/99",
@@ -143,7 +151,9 @@ def _a_run(store: Path, draw: random.Random) -> None:
 
 
 def _a_step(store: Path, draw: random.Random) -> None:
-    name = draw.choice((*_STEPS, *_DIRECTORIES, f"{checkpoint_dir(store, 'main', 2).name}.{'9' * draw.choice((1, 40))}"))
+    name = draw.choice(
+        (*_STEPS, *_DIRECTORIES, f"{checkpoint_dir(store, 'main', 2).name}.{'9' * draw.choice((1, 40))}")
+    )
     shutil.copytree(checkpoint_dir(store, "main", 2), store / "checkpoints/main" / name, symlinks=True)
 
 

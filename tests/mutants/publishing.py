@@ -86,7 +86,8 @@ PUBLISHING = [
         "publish._publish",
         "            if hides and not staging.lock.names(layout.checkpoint(key)):\n",
         "            if False:\n",
-        f"{_ONE_STEP}::test_a_save_that_stood_still_publishes_nothing_after_another_host_went_on[and",
+        f"{_ONE_STEP}::test_a_save_that_stood_still_publishes_nothing_after_another_host_went_on"
+        "[and a third one that has the hidden name]",
         "assert",
     ),
     Mutant(
