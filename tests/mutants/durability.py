@@ -400,4 +400,13 @@ DURABILITY = [
         law("open_draft"),
         "N3 (",
     ),
+    Mutant(
+        "fsync of trash/ before the next publication makes durable that a former generation has left its run",
+        "former-generation-not-synced",
+        "Bases._drop",
+        "                files.sync_directory(self._context.layout.trash)\n",
+        "",
+        law("compact"),
+        "N4 (",
+    ),
 ]
