@@ -1023,7 +1023,7 @@ class Store:
         from ckstore.ops.open.convert import convert
 
         self._context.check_writable()
-        return convert(self._context)
+        return convert(self._context, by_hand=True)
 
     @act
     def diff(
@@ -1223,14 +1223,16 @@ class Store:
             ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id; None:
                 the newest there, unless an option says which.
             remote: As in `push`.
-            if_exists: As in `save`: what to do where another checkpoint has that run and step here.
+            if_exists: As in `save`: what to do where another checkpoint has that run and step here. With ``replace``
+                newer ones are dropped as well, with `undo_by_rule_s` to bring them back. If a tag, a pin or a reader
+                keeps a newer one, the step still names that one, and the `warnings` of the report say so.
             options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
             BadInput: The arguments contradict each other.
             StepExists: Another checkpoint has that run and step here.
-            InUse: It is to be replaced, and a tag or a pin names it.
+            InUse: Another process has the run locked.
             InsufficientSpace: Says what is needed and what is free.
             RemoteError: There is no such remote, or something at it is missing or damaged.
             SaveFailed: Something else failed. After any of these the checkpoint is not there, and every other is

@@ -81,8 +81,21 @@ class CheckpointKey(NamedTuple):
         return self if self.directory.count(".") < 2 else self._replace(directory=self.directory.rpartition(".")[0])
 
     @property
+    def next_generation(self) -> CheckpointKey:
+        """The key of the generation that follows."""
+        return self._replace(directory=f"{self.any_generation.directory}.{self.generation + 1}")
+
+    @property
+    def digit_count(self) -> int:
+        """How many digits of the id the name of the directory gives; 0: that of a draft, none."""
+        name = parse_directory(self.directory)
+        return 0 if name is None else len(name.digits)
+
+    @property
     def generation(self) -> int:
-        """The generation that the name of the directory gives."""
+        """The generation that the name of the directory gives; that of a draft comes before all others."""
+        if self.is_draft:
+            return -1
         return int(self.directory.rpartition(".")[2]) if self.directory.count(".") == 2 else 0
 
 

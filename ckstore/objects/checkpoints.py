@@ -145,6 +145,14 @@ def key_with_id(layout: Layout, run: str, step: int, id: str) -> CheckpointKey |
     return None
 
 
+def places_with_id(layout: Layout, run: str, step: int, id: str) -> Iterator[Inside]:
+    """Give the directory of a checkpoint; when the caller finds it gone, that to which it was compacted meanwhile."""
+    path: Inside | None = None
+    while (key := key_with_id(layout, run, step, id)) is not None and layout.checkpoint(key) != path:
+        path = layout.checkpoint(key)
+        yield path
+
+
 def id_at(path: Inside) -> str | None:
     """Return the id that a directory's manifest claims, without reading the rest; None if none can be read."""
     try:

@@ -61,7 +61,7 @@ def publish_generation(
         # Opened before the rename: after it, only the sync itself may fail.
         parents = [held.enter_context(Held(place)) for place in (path.parent, layout.checkpoints, layout.staging)]
         run_lock = held.enter_context(
-            store_locks.lock_run(layout, former.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S)
+            store_locks.lock_run(layout, former.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
         )
         # Against all others: an annotation or a mark that is written now would be lost with the former directory.
         lock = locks.try_exclusive(path)
@@ -72,7 +72,13 @@ def publish_generation(
             take_annotations(lock, staging)
             run_lock.check()
             key, _ = give_name(
-                layout, staging.path, staging.lock, *former.run_step, checkpoint, generation=former.generation + 1
+                layout,
+                staging.path,
+                staging.lock,
+                *former.run_step,
+                checkpoint,
+                generation=max(1, former.generation + 1),
+                digit_count=former.digit_count,
             )
             sync_parents(parents)
         except BaseException:  # also Ctrl-C, whose traceback would keep the lock

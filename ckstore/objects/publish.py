@@ -7,13 +7,15 @@ checkpoint, and nothing is ever replaced. Source: docs/format/v1.md, "The store"
 from __future__ import annotations
 
 import errno
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ckstore.errors import SaveFailed, StepExists, UnknownOutcome
+from ckstore.errors import InUse, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import files, links, locks, peek, statx
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside, NotInStore
@@ -27,13 +29,24 @@ from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
 from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
-Rule = IfExists | Literal["taken"]
-"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds."""
+Rule = IfExists | Literal["taken", "beside"]
+"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds; ``beside``: none is."""
 # Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
 _NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
 # A busy disk may take seconds for one listing under the lock.
 _RUN_TIMEOUT_S = 30.0
+# Who has the hidden name waits for the lock, and needs a few calls of the server.
+_HIDDEN_S = _RUN_TIMEOUT_S + 15.0
+_HIDDEN_PAUSE_S = 0.02
+
+
+class Overtaken(Exception):
+    """A checkpoint of the step comes later in the order of commits; `sequence` is its number."""
+
+    def __init__(self, sequence: int) -> None:
+        super().__init__(sequence)
+        self.sequence = sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +67,8 @@ def publish(  # noqa: PLR0917
     rule: Rule,
     synced_runs: dict[str, RunStamp | None] | None = None,
     of_step: Callable[[str, int], Iterable[CheckpointKey]] | None = None,
+    *,
+    as_newest: bool = False,
 ) -> Outcome:
     """Give the sealed `staging`, with this manifest, its name and make that durable.
 
@@ -68,6 +83,12 @@ def publish(  # noqa: PLR0917
         synced_runs: How each run was when this process itself had last made its name in ``checkpoints/`` durable; one
             that is still so is not synced again. It is kept up to date.
         of_step: Returns the directories of a step, for a caller that knows them; None: the run is listed.
+        as_newest: Whether it must come after all others of its step in the order of commits.
+
+    Raises:
+        Overtaken: It does not; nothing was published.
+        StepExists: The rule lets no other checkpoint be published at its step.
+        InUse: Another process has the run locked for too long, or is saving the same step.
     """
     run = layout.checkpoints / manifest.run
     links.make_directory(run)
@@ -79,7 +100,9 @@ def publish(  # noqa: PLR0917
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         try:
-            outcome = _publish(layout, staging, manifest, manifest_id, rule, of_step or layout.of_step)
+            outcome = _publish(
+                layout, staging, manifest, manifest_id, rule, of_step or layout.of_step, as_newest=as_newest
+            )
         except OSError as error:
             raise_if_unknown(error, parents[0])
             raise
@@ -92,9 +115,6 @@ def publish(  # noqa: PLR0917
         sync_parents(parents)
         if change is not None:
             known[manifest.run] = change.after
-        # Other hosts may not have met the lock; each of two looks after its own rename, so at least one sees both.
-        if layout.shared and rule != "replace" and outcome.existing is None:
-            _check_alone(layout, staging, manifest, outcome)
         return outcome
 
 
@@ -105,40 +125,107 @@ def _publish(  # noqa: PLR0917
     manifest_id: str,
     rule: Rule,
     of_step: Callable[[str, int], Iterable[CheckpointKey]],
+    *,
+    as_newest: bool,
 ) -> Outcome:
     """Look for other checkpoints of the step and rename, as one step for all who look and rename under the lock."""
-    # Shared where nothing is decided by the look: such saves go on side by side. A drop takes it exclusively.
-    exclusive = rule != "replace"
-    with store_locks.lock_run(layout, manifest.run, exclusive=exclusive, timeout_s=_RUN_TIMEOUT_S) as lock:
-        # Under the lock nothing is dropped, so what differs afterwards are additions only.
-        before = layout.run_stamp(manifest.run)
-        others = tuple(of_step(manifest.run, manifest.step))
-        existing = existing_of_step(layout, manifest, rule, others)
-        if existing is not None:
-            return Outcome(existing.key, existing=existing)
-        lock.check()
-        key, existing = give_name(layout, staging.path, staging.lock, manifest.run, manifest.step, manifest_id)
-        if existing is not None:
-            return Outcome(key, existing=existing)
-        return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
+    # The lock may not reach the other hosts of a shared filesystem: there a name does its work. It comes before the
+    # lock, whose mark would tell a host that has the name that its own lock was lost.
+    hides = layout.shared and rule not in ("replace", "beside")
+    source, published = hidden_at(layout, manifest.run, manifest.step) if hides else staging.path, False
+    try:
+        if hides:
+            _hide(layout, staging, source)
+        with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
+            # Under the lock nothing is dropped, so what differs afterwards are additions only.
+            before = layout.run_stamp(manifest.run)
+            others = tuple(of_step(manifest.run, manifest.step))
+            found = _sound_of_step(layout, rule, others)
+            existing = _existing(manifest, rule, found)
+            if existing is not None:
+                return Outcome(existing.key, existing=existing)
+            own = (manifest.sequence, manifest.created, manifest_id, 0)
+            if as_newest and any(one.order > own for one in found):
+                raise Overtaken(max(one.manifest.sequence for one in found))
+            lock.check()
+            key, existing = give_name(layout, source, staging.lock, manifest.run, manifest.step, manifest_id)
+            if existing is not None:
+                return Outcome(key, existing=existing)
+            if hides and not staging.lock.names(layout.checkpoint(key)):
+                # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
+                links.rename(layout.checkpoint(key), source)
+                msg = f"{staging.path} was moved away during the save"
+                raise SaveFailed(msg, hint="another process took this save for dead; save again")
+            published = True
+            return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
+    finally:
+        if hides and not published:
+            _withdraw(source, staging)
+
+
+def hidden_at(layout: Layout, run: str, step: int) -> Inside:
+    """Return the name that a save on a shared filesystem has before its own."""
+    return layout.checkpoints / run / f".{step}"
+
+
+def _hide(layout: Layout, staging: Staging, hidden: Inside) -> None:
+    """Rename a staging directory to the hidden name of its step, which only one process can have."""
+    # Whoever has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
+    # published. No reader, tag or collector looks at it, so it can be withdrawn.
+    inode, deadline = 0, math.inf
+    while not rename_opened(staging.lock, staging.path, hidden):
+        found = peek.find(hidden)
+        if found is not None and found.st_ino != inode:  # each save that has it gets as long
+            inode, deadline = found.st_ino, time.monotonic() + _HIDDEN_S
+        if time.monotonic() > deadline and not _took_away(layout, hidden):
+            raise InUse(f"another process is saving the step: it has {hidden}", hint="save it again")
+        time.sleep(_HIDDEN_PAUSE_S)
+    statx.refresh(hidden.parent)
+
+
+def _took_away(layout: Layout, hidden: Inside) -> bool:
+    """Whether what has the hidden name, long after its save should have ended, was moved to trash."""
+    # The save died, or stands still on another host, whose lock is not seen: then it finds the name gone, and fails.
+    with suppress(FileNotFoundError):
+        lock = locks.try_exclusive(hidden)
+        if lock is None:
+            return not peek.exists(hidden)
+        with lock:
+            trash.move_to_trash(layout, hidden, lock)
+    return True
+
+
+def _withdraw(hidden: Inside, staging: Staging) -> None:
+    """Give a staging directory that is not published its own name again, so that it is discarded like any other."""
+    with suppress(OSError):  # gc removes it: nothing was published, and the first error is the news
+        if staging.lock.names(hidden):  # else it was swept, and another save may have the name
+            links.rename(hidden, staging.path)
 
 
 def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Iterable[CheckpointKey]) -> Published | None:
     """Return the checkpoint of the step that counts instead of a new one; `StepExists`: there must be no new one."""
+    return _existing(manifest, rule, _sound_of_step(layout, rule, keys))
+
+
+def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) -> list[Published]:
+    """Return the checkpoints of a step that can be relied on, in order; the others count for no rule."""
     found: list[Published] = []
-    for key in keys:
+    for key in () if rule == "beside" else keys:
         looked = look(layout, key)
         if looked.is_closed and rule != "replace":
             raise StepExists(
                 looked.problem,
                 hint="choose another step=, or let root give that checkpoint to the owner of the store (chown -R)",
             )
-        # A damaged or incomplete checkpoint does not count: the new one supersedes it.
         if looked.published is not None and is_sound(layout, looked.published):
             found.append(looked.published)
+    return sorted(found, key=lambda one: one.order)
+
+
+def _existing(manifest: Manifest, rule: Rule, found: Sequence[Published]) -> Published | None:
     if not found:
         return None
-    newest = max(found, key=lambda one: one.order)
+    newest = found[-1]
     same = newest.manifest.content == manifest.content
     if rule == "replace":
         return newest if same and newest.manifest.description == manifest.description else None
@@ -177,6 +264,7 @@ def give_name(  # noqa: PLR0917
     id: str,
     *,
     generation: int = 0,
+    digit_count: int = 0,
 ) -> tuple[CheckpointKey, Published | None]:
     """Rename a whole directory, which is `opened`, to the name that the id of its checkpoint gives.
 
@@ -188,12 +276,13 @@ def give_name(  # noqa: PLR0917
         step: Its step.
         id: Its id.
         generation: From 1 on it is another form of a published checkpoint, of this generation or a later one.
+        digit_count: How many digits of the id its other forms have in their names; 0: it has no other form.
 
     Returns:
         The key, and the checkpoint that has the name already, if it is this one, published before, and sound: then
         nothing was renamed.
     """
-    is_form, digit_count = generation > 0, SHORT_DIGITS
+    is_form, digit_count = generation > 0, digit_count or SHORT_DIGITS
     for _ in range(_NAME_TRIES):
         key = CheckpointKey(run, step, directory_of(step, id, digit_count=digit_count, generation=generation))
         target = layout.checkpoint(key)
@@ -230,31 +319,6 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
             raise UnknownOutcome(msg, hint="the step may or may not be there; open the store again") from error
         raise
     return True
-
-
-def _check_alone(layout: Layout, staging: Staging, manifest: Manifest, outcome: Outcome) -> None:
-    """Withdraw what was just published if another host published another checkpoint of its step meanwhile."""
-    # Both may withdraw, never neither: each looks after its own name is durable. The same content may stay twice.
-    statx.refresh(layout.checkpoints / manifest.run)
-    new = [key for key in layout.of_step(manifest.run, manifest.step) if key not in (outcome.key, *outcome.older)]
-    others = [found for key in new if (found := look(layout, key).published) is not None]
-    other = next((one for one in others if one.manifest.content != manifest.content), None)
-    if other is None:
-        return
-    _withdraw(layout, staging, outcome.key)
-    raise _exists(other)
-
-
-def _withdraw(layout: Layout, staging: Staging, key: CheckpointKey) -> None:
-    """Move a published checkpoint that is not acknowledged to trash, durably."""
-    path = layout.checkpoint(key)
-    try:
-        trash.move_to_trash(layout, path, staging.lock)
-        for parent in (layout.trash, path.parent):
-            files.sync_directory(parent)
-    except OSError as error:
-        msg = f"another host saved {key.name} at the same time, and {path} could not be withdrawn: {error}"
-        raise UnknownOutcome(msg, hint="both may be there: ckstore log --all shows them") from error
 
 
 def raise_if_unknown(error: OSError, parent: Held) -> None:

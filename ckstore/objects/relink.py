@@ -139,7 +139,8 @@ class Relinker:
                 try:
                     # Not just renamed over: the damaged file keeps a name in staging, and goes only when gc may
                     # free it (rules T, K).
-                    self._swap(fresh, canonical)
+                    if self._swap(fresh, canonical) is None:
+                        return False
                 except FileNotFoundError:  # gc was faster
                     continue
                 files.sync_directory(canonical.parent)
@@ -154,18 +155,25 @@ class Relinker:
         if fresh is None:
             return False
         try:
-            old = peek.status(self._swap(fresh, name))
+            place = self._swap(fresh, name)
+            if place is None:
+                return False
+            old = peek.status(place)
         except FileNotFoundError:
             return False
         self.done.relinked_count += 1
         self.done.spare_bytes += old.st_size if old.st_nlink == 1 else 0
         return True
 
-    def _swap(self, fresh: Inside, name: Inside) -> Inside:
-        """Put a file in the place of another one, in one step; return the other's name, in the staging directory."""
+    def _swap(self, fresh: Inside, name: Inside) -> Inside | None:
+        """Put a file in the place of another one, in one step; return the other's name, in the staging directory.
+
+        None: it stays, since it can have no second name.
+        """
         old = self._staging / f"new-{next(self._serial)}"
         # A second name first: a rename over the last one would free a file that a reader has open on another host.
-        links.link(name, old)
+        if not links.try_link(name, old):
+            return None
         links.rename(fresh, name)
         return old
 

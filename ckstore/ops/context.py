@@ -230,7 +230,10 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
     """Return the sorted tags of every checkpoint that has some, by the key of its first generation."""
     by_checkpoint: dict[CheckpointKey, list[str]] = {}
     for tag, target in sorted(layout.tags().items()):
-        by_checkpoint.setdefault(target, []).append(tag)
+        # A tag of a draft names the step. Until it is rewritten it protects all checkpoints of that.
+        of_step = {key.any_generation for key in layout.of_step(*target.run_step)} if target.is_draft else ()
+        for key in of_step or (target,):
+            by_checkpoint.setdefault(key, []).append(tag)
     return {target: tuple(tags) for target, tags in by_checkpoint.items()}
 
 

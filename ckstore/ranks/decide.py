@@ -18,7 +18,7 @@ from ckstore.ops.save.save import Request
 from ckstore.ranks.by_files import FilesMeeting, Pace
 from ckstore.ranks.join import beside
 from ckstore.ranks.meeting import reason_of
-from ckstore.ranks.outcome import error_of, given_up, is_of_try, lost, now_at, published, stuck, with_news
+from ckstore.ranks.outcome import error_of, given_up, is_of_try, lost, now_at, published, stuck, take_hidden, with_news
 from ckstore.ranks.who import Document
 from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import RankWork, WorkWatch
@@ -148,6 +148,7 @@ class Deciding:
             # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
             with suppress(FileNotFoundError):  # it has been renamed into its place, or given up
                 trash.move_to_trash(self.context.layout, self.context.layout.staging / document["staging"])
+        take_hidden(self.context.layout, meeting.who)
         info = self._published()
         if info is not None:
             return self._end(published(info))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
@@ -135,6 +136,17 @@ def _only(own: bytes, present: bytes | None) -> bytes:
 def _with_annotations(key: str, own: Annotations, present: bytes | None) -> bytes:
     other = Annotations() if present is None else read_document(present, parse_annotations, key)
     return seal(merged(own, other).render())
+
+
+def named_at(source: Source) -> set[str]:
+    """Return the ids of the checkpoints that a tag or a pin names at a source."""
+    found = {place.id for place in source.tags().values()}
+    now = datetime.now(UTC)
+    for name, data in source.pins().items():
+        with suppress(CkstoreError):  # `take_names` says that it cannot be read
+            pin = read_pin(data, name, source.name)
+            found |= set() if pin.expired(now) else {pin.id}
+    return found
 
 
 def take_names(

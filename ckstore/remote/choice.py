@@ -26,8 +26,8 @@ class ChoiceOptions(TypedDict, total=False):
     """The options of `Store.push`, `Store.pull` and `Store.evict` that choose checkpoints by a rule; all are keywords.
 
     Attributes:
-        run: Every checkpoint of this run.
-        all: Every checkpoint; of the run that the handle is bound to, if it is.
+        run: Every checkpoint of this run; superseded ones only if a tag or a pin names them.
+        all: The same of every run, or of the run that the handle is bound to.
         tagged: Every checkpoint that has a tag (for a pull: there), of `run` if it is given.
     """
 

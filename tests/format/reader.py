@@ -695,7 +695,9 @@ class Store:
         """Return the checkpoint that a tag names, superseded or not, in the directory that counts; None: it dangles."""
         run, step, short = self.tags()[tag]
         if not short:
-            return self.of_steps().get((run, step))
+            place = run, step, -1
+            ids = {one.id for other, name, one in self.directories() if (other, name.step, name.generation) == place}
+            return self.by_id()[run, step, ids.pop()] if ids else self.of_steps().get((run, step))
         ids = {
             one.id for other, name, one in self.directories() if (other, name.step, name.short) == (run, step, short)
         }

@@ -304,7 +304,7 @@ def test_a_failed_save_leaves_what_it_wrote_and_the_next_uses_it(hosts: Hosts, m
     assert np.array_equal(store.load(1)["w1"], state(1)["w1"])
 
 
-def _interrupted(*_: object) -> None:
+def _interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -427,23 +427,6 @@ def test_a_shared_filesystem_without_links_is_refused(tmp_path: Path) -> None:
         pytest.raises(UnsafePlace, match="link from staging/"),
     ):
         Store.init(shared / "store")
-
-
-def test_without_an_exchange_of_names_a_checkpoint_is_replaced_in_two_steps(tmp_path: Path) -> None:
-    require_root()
-    require_fuse()
-    (tmp_path / "real").mkdir()
-    with shared_folder(tmp_path / "real", tmp_path / "shared", lacks="exchange") as shared:
-        store = Store.init(shared / "store")
-        store.save(state(1), step=1)
-        store.save(state(2), step=1, if_exists="replace")
-
-        assert list(store.load(1)) == ["w2"]
-        assert [
-            found.what
-            for found in store.doctor().findings
-            if (found.what, found.level) == ("exchange of names", "note")
-        ]
 
 
 def test_a_catalog_is_not_put_on_a_shared_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,10 +598,10 @@ def test_a_host_local_catalog_that_is_lost_or_damaged_is_rebuilt(tmp_path: Path)
 
     catalog.unlink()
     again = Store.open("store", catalog_path="cache/its.db")
-    assert again._context.catalog.listing().keys() == {("main", 1)}
+    assert [key.name for key in again._context.catalog.listing()] == ["main@1"]
     catalog.write_bytes(b"no database" * 1000)
     with pytest.warns(CkstoreWarning, match=r"Rebuilt the catalog.*its.db.damaged-1"):
         again = Store.open("store", catalog_path="cache/its.db")
 
-    assert again._context.catalog.listing().keys() == {("main", 1)}
+    assert [key.name for key in again._context.catalog.listing()] == ["main@1"]
     assert again._context.catalog.owner() == again.settings.uuid

@@ -356,7 +356,7 @@ def test_a_remote_that_is_away_is_said(evicted: tuple[Store, Double], tmp_path: 
 
 def test_an_older_reader_refuses_the_store(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
-    assert json.loads((store.path / "store.json").read_bytes())["requires"] == ["elsewhere"]
+    assert json.loads((store.path / "store.json").read_bytes())["requires"] == ["checkpoint-ids", "elsewhere"]
 
 
 def test_a_file_that_cannot_be_read_makes_nothing_elsewhere(evicted: tuple[Store, Double]) -> None:
@@ -415,7 +415,7 @@ def test_what_was_replaced_while_it_was_read_back_stays(store: Store) -> None:
 
     objects.fault = replace
     report = store.evict(1, remote)
-    assert "replaced meanwhile" in report.skipped[0].reason
+    assert "is no longer there" in report.skipped[0].reason
     assert same(ckstore_open(store, 1), state(9))
 
 

@@ -97,11 +97,50 @@ def newest_first(candidates: Iterable[CheckpointInfo], run: str | None = None) -
     return sorted(chosen, key=lambda c: c.order, reverse=True)
 
 
-def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey]) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names."""
-    # Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at all runs.
-    # `candidates`: the complete checkpoints of the store, in any order; those that are superseded are named by their
-    # ids and tags alone.
+def resolve(
+    ref: Ref,
+    candidates: Sequence[CheckpointInfo],
+    tags: Mapping[str, CheckpointKey],
+    incomplete: Collection[CheckpointKey] = (),
+) -> CheckpointInfo:
+    """Return the checkpoint that `ref` names.
+
+    Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at all runs.
+
+    Args:
+        ref: The ref.
+        candidates: The complete checkpoints of the store, in any order; those that are superseded are named by their
+            ids and tags alone.
+        tags: What each tag names.
+        incomplete: Directories that hold no complete checkpoint: the error says if one of them was asked for, and no
+            other run is taken in its place.
+    """
+    torn = sorted(key for key in incomplete if _is_asked_for(key, ref, tags))
+    try:
+        return _resolve(ref, candidates, tags, {key.run for key in torn})
+    except NoSuchRef as error:
+        missed = error
+    run = ref.run
+    if run is None and ref.kind == "step":
+        run = _default_run({c.run for c in candidates} | {key.run for key in torn})
+    # Not in the `except`: the error keeps the one that the caller was handling.
+    for key in torn:
+        if run in (None, key.run):
+            place = f"checkpoints/{key.run}/{key.directory}"
+            message = f"{missed.message}; but {place} is there, and is no whole checkpoint"
+            raise NoSuchRef(message, hint="ckstore verify says what it lacks")
+    raise missed
+
+
+def _is_asked_for(key: CheckpointKey, ref: Ref, tags: Mapping[str, CheckpointKey]) -> bool:
+    if ref.kind == "step":
+        return key.step == int(ref.value)
+    return ref.kind == "tag" and key.any_generation == tags.get(ref.value)
+
+
+def _resolve(
+    ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey], torn_runs: Collection[str]
+) -> CheckpointInfo:
     # It needs the bytes, and here are values only: take `newest_first`.
     if ref.kind == "latest-valid":
         raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first")
@@ -123,7 +162,7 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
     if ref.kind == "best":
         return _by_metric(ref, newest_first(current, ref.run))
     if ref.kind == "step":
-        return _by_step(ref, candidates, runs)
+        return _by_step(ref, candidates, runs.union(torn_runs))
     if ref.kind == "tag":
         return _by_tag(ref, candidates, tags)
     return _by_id(ref, candidates) or _no_id(ref, candidates)

@@ -131,6 +131,8 @@ class Bases:
         try:
             if base.path is not None:
                 trash.move_to_trash(self._context.layout, base.path, base.directory.lock)
+                # The new parent first (law N4): the next publish syncs the run.
+                files.sync_directory(self._context.layout.trash)
         except FileNotFoundError:  # swept by another process
             pass
         finally:

@@ -141,6 +141,8 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
         _make_current(context, settle=settle)
         if settle or purge:  # after each save it would cost too much, and the save drops what it replaces itself
             drop_superseded(context, purge=purge, grace=grace)
+            seen = context.known.directories.look(layout)
+            trash.sweep_hidden(layout, [(run, name) for run, one in seen.items() for name in one.names], grace)
         plan = plan_gc(context, forecast=settle, purge=purge)
         swept = carry_out(context, plan, collector, grace)
         done = collector.collected

@@ -45,6 +45,7 @@ def drop_older(
     `new` is durable, and gc drops later what stays now.
     """
     notes: list[str] = []
+    which = "another" if newer else "the older"
     # The later generations first: the others of a checkpoint go with its latest.
     for key in sorted(keys, key=lambda key: key.generation, reverse=True):
         try:
@@ -52,9 +53,9 @@ def drop_older(
         except (FileNotFoundError, NotADirectoryError, NoSuchRef):  # another process dropped it
             continue
         except (Protected, InUse) as error:
-            notes.append(f"the older checkpoint of {new.name} stays: {error.message}")
+            notes.append(f"{which} checkpoint of {new.name} stays: {error.message}")
         except (CkstoreError, OSError) as error:
-            notes.append(f"the older checkpoint of {new.name} was not dropped: {why_of(error)}")
+            notes.append(f"{which} checkpoint of {new.name} was not dropped: {why_of(error)}")
     return notes
 
 
@@ -181,10 +182,15 @@ def drop_superseded(
         make_kept_durable(context, run)
     undo_s = 0 if purge else _undo_s(context)
     for one in going:
+
+        def check(_: locks.DirectoryLock, one: Due = one) -> None:
+            if not one.is_former_form and not _is_over(context, one.info.key, purge=purge, grace=grace):
+                raise InUse(f"{one.info.name} was brought back")  # since it was found due
+
         with suppress(CkstoreError, FileNotFoundError, PermissionError), _held(context, one.holder) as is_valid:
             if is_valid:
                 form = one.is_former_form
-                drop(context, one.info, "superseded", 0 if form else undo_s, is_former_form=form)
+                drop(context, one.info, "superseded", 0 if form else undo_s, check, is_former_form=form)
 
 
 @contextmanager
@@ -203,7 +209,8 @@ def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace 
         return True
     # Its rename to its name set ctime, which no user can set back.
     found = peek.find(path)
-    return found is None or not trash.left_of(setting_of(context.layout, UNDO_BY_HAND_S), found.st_ctime)
+    window_s = max(setting_of(context.layout, UNDO_BY_HAND_S), _undo_s(context))  # a person or a rule dropped it
+    return found is None or not trash.left_of(window_s, found.st_ctime)
 
 
 def is_undone(context: Context) -> bool:

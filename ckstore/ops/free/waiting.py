@@ -94,8 +94,7 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
         if not lock.names(path) or looked.problem or looked.manifest is None or looked.manifest_id != chosen.id:
             raise _freed(chosen)
         links.make_directory(run)
-        # Shared, as a save that decides nothing by what is there: its name is its own.
-        with store_locks.lock_run(layout, chosen.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S) as run_lock:
+        with store_locks.lock_run(layout, chosen.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as run_lock:
             run_lock.check()
             before = layout.run_stamp(chosen.run)
             key, existing = give_name(layout, path, lock, chosen.run, chosen.step, chosen.id)

@@ -55,11 +55,18 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     if parsed.kind == "tag" and (problem := doubtful_tags(context.layout).get(parsed.value)):
         raise damaged_tag(parsed.value, problem)
     try:
-        return resolve(parsed, infos(context, superseded=True), tags)
+        return among_all(context, parsed)
     except NoSuchRef as error:
         missed = error
     # Not in the `except`: the error keeps the one that the caller was handling.
-    raise _missed(context, parsed, keys, missed) if parsed.kind in ("step", "tag") else missed
+    raise missed if keys or parsed.kind not in ("step", "tag") else _missed(context, parsed, missed)
+
+
+def among_all(context: Context, ref: Ref) -> CheckpointInfo:
+    """Return the checkpoint that `ref` names among all that the store has."""
+    listed = infos(context, superseded=True)
+    incomplete = {key for key, _ in context.layout.published()} - {info.key for info in listed}
+    return resolve(ref, listed, context.layout.tags(), incomplete)
 
 
 def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
@@ -72,11 +79,8 @@ def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     return replace(info, superseded=superseded)
 
 
-def _missed(context: Context, ref: Ref, keys: Sequence[CheckpointKey], error: NoSuchRef) -> NoSuchRef:
-    """Return the error for a step or a tag that is not there, with what is left of it."""
-    for key in keys:
-        msg = f"{error.message}; but {context.layout.checkpoint(key)} is there, and is no whole checkpoint"
-        return NoSuchRef(msg, hint="ckstore verify says what it lacks")
+def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
+    """Return the error for a step or a tag that is not there, with the way to get it back if it was dropped."""
     if ref.kind == "tag":
         target = context.layout.tags().get(ref.value)
         run_step = None if target is None else target.run_step

@@ -93,11 +93,14 @@ def tags(context: Context) -> list[Tag]:
     """Return every tag by name, with what it names; warn of those that cannot be read."""
     from ckstore.ops.refs.listing import infos
 
-    ids = {info.key.any_generation: info.id for info in infos(context, superseded=True)}
+    listed = infos(context, superseded=True)
+    ids = {info.key.any_generation: info.id for info in listed}
+    of_steps = {(info.run, info.step): info.id for info in listed}
     found = context.layout.tags()
     for name, problem in doubtful_tags(context.layout).items():
         if name not in found:
             warn(f"{problem}, so that nothing is dropped; {way_out(name)}")
+    ids = {key: of_steps[key.run_step] for key in found.values() if key.run_step in of_steps and key.is_draft} | ids
     return [Tag(name, key.run, key.step, ids.get(key)) for name, key in sorted(found.items())]
 
 

@@ -347,8 +347,10 @@ def _publish(  # noqa: PLR0917
     step = request.step if request.step is not None else _next_step(context, request.run)
     # Another process may publish the step between the look and the rename; each try takes the next number.
     counted = staged.counted
+    least = 1
     for _ in range(_AUTO_STEP_TRIES):
-        manifest = replace(staged.draft, step=step, sequence=next_sequence(context, counted))
+        sequence = max(least, next_sequence(context, counted))
+        manifest = replace(staged.draft, step=step, sequence=sequence)
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
         # Readers refuse a larger one, so such a save would be acknowledged and never load.
         if len(data) > MANIFEST_MAX_BYTES:
@@ -370,12 +372,16 @@ def _publish(  # noqa: PLR0917
             watch.publishing(step)
             watch.sealed(staging, manifest, rule)
             synced, of_step = context.known.synced_runs, partial(context.known.directories.of_step, context.layout)
-            outcome = publishing.publish(context.layout, staging, manifest, manifest_id, rule, synced, of_step)
+            outcome = publishing.publish(
+                context.layout, staging, manifest, manifest_id, rule, synced, of_step, as_newest=True
+            )
         except StepExists:
             if request.step is not None:
                 raise
             step = _step_after(step, request.run)  # another process took the step that was free a moment ago
             counted = None
+        except publishing.Overtaken as error:  # another process took the same number for this step
+            least, counted = error.sequence + 1, None
         else:
             return manifest, manifest_id, outcome
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"

@@ -22,7 +22,7 @@ from ckstore.errors import (
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
-from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.names import CheckpointKey
 from ckstore.model.seal import seal
 from ckstore.model.settings import settings
@@ -31,7 +31,7 @@ from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.documents.elsewhere import elsewhere_bytes, read_elsewhere
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
-from ckstore.objects.publish import IfExists
+from ckstore.objects.publish import Rule
 from ckstore.objects.staging import Staging
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
@@ -44,7 +44,7 @@ from ckstore.ops.refs.listing import infos
 from ckstore.ops.requires import require
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S
 from ckstore.remote import keys
-from ckstore.remote.beside import take_names
+from ckstore.remote.beside import named_at, take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
@@ -87,7 +87,7 @@ def list_remote(
     unlisted: list[str] = []
     places = source.places() if places is None else [*places]
     waiting = [place for place in places if not is_here(context, place)]
-    named = {place.id for place in source.tags().values()} if waiting else set()
+    named = named_at(source) if waiting else set()
     for start in range(0, len(waiting), _BATCH):
         read: list[tuple[CheckpointInfo, Found, Annotations | None]] = []
 
@@ -104,19 +104,19 @@ def list_remote(
 
         batch = waiting[start : start + _BATCH]
         for_each(fetch, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
-        # Of several at one step the newest counts, and first: those that it supersedes come only if a tag names them.
+        # Of several at one step the newest counts, and comes first; of the others those that a tag or a pin names.
         read.sort(key=lambda one: one[0].order, reverse=True)
         steps: set[tuple[str, int]] = set()
         for info, found, said in read:
-            is_older = info.key.run_step in steps
-            how: IfExists = "keep"
+            is_newest = info.key.run_step not in steps
             steps.add(info.key.run_step)
-            if is_older and info.id not in named:
+            if not is_newest and info.id not in named:
                 continue
-            if is_older or _is_superseded(context, info, holder):
-                how = "replace"
-            if publish_manifest(context, found, said, document, if_exists=how):
-                listed.add(info.key)
+            # What is here and not at this remote stays what its step names. Nothing is dropped: gc does it.
+            rule: Rule = "beside" if _may_join(context, info, holder) else "keep"
+            key = publish_manifest(context, found, said, document, rule=rule)
+            if key is not None:
+                listed.add(key)
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
@@ -137,12 +137,13 @@ def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:
     return read_manifest(source, place, hash_prefix)
 
 
-def _is_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> bool:
-    """Whether the store has an older checkpoint at that step, all of it at the same remote: then none is lost."""
+def _may_join(context: Context, info: CheckpointInfo, holder: Holder) -> bool:
+    """Whether each checkpoint that the store has at that step is newer, or all of it at the same remote."""
     of_step = published_of_step(context.layout, info.run, info.step)
-    if not of_step or of_step[-1].order >= info.order:
-        return False
-    published = of_step[-1]
+    return all(one.order > info.order or _is_only_at(context, one, holder) for one in of_step)
+
+
+def _is_only_at(context: Context, published: Published, holder: Holder) -> bool:
     try:
         with locks.lock_shared(context.layout.checkpoint(published.key)) as lock:
             there = read_elsewhere(lock.fd)
@@ -158,9 +159,13 @@ def publish_manifest(
     annotations: Annotations | None,
     document: Elsewhere,
     *,
-    if_exists: IfExists,
-) -> bool:
-    """Publish a checkpoint without blobs; False if another one of its step counts instead."""
+    rule: Rule,
+    drops: bool = False,
+) -> CheckpointKey | None:
+    """Publish a checkpoint without blobs; None if another one of its step counts instead.
+
+    With `drops` those that it supersedes are dropped at once, else gc drops them.
+    """
     manifest = found.manifest
     staging = Staging.create(context.layout, manifest.run, manifest.step)
     try:
@@ -170,23 +175,23 @@ def publish_manifest(
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
         staging.seal(found.data)
-        outcome = publishing.publish(context.layout, staging, manifest, found.id, if_exists, context.known.synced_runs)
+        outcome = publishing.publish(context.layout, staging, manifest, found.id, rule, context.known.synced_runs)
     except BaseException as error:
         reclaim.abandon(context, staging, error)
         raise
     if outcome.existing is not None:
         reclaim.discard(context, staging)
-        return False
+        return None
     staging.lock.release()
-    info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
-    for text in drop_older(context, info, outcome.older):
-        warn(text)
-    with suppress(CkstoreError):  # what is not done in time the next opening does
-        for key in outcome.older:
-            reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
-    if outcome.older:
+    if drops and outcome.older:
+        info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
+        for text in drop_older(context, info, outcome.older):
+            warn(text)
+        with suppress(CkstoreError):  # what is not done in time the next opening does
+            for key in outcome.older:
+                reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
         reclaim.give_back(context)
-    return True
+    return outcome.key
 
 
 class News:

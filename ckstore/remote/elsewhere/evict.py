@@ -35,6 +35,7 @@ from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.free.retain import plan_local
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.find import open_directory
+from ckstore.ops.refs.protection import gone
 from ckstore.ops.requires import require
 from ckstore.remote.elsewhere.attest import Attest, attest_of
 from ckstore.remote.objects import Remote
@@ -144,11 +145,13 @@ def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
         # The run first, as savers do: one that looks at the checkpoints of a step must not meet one without blobs.
         run_lock = held.enter_context(store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
         lock = locks.try_exclusive(path)
+        if lock is None and not peek.is_directory(path):
+            raise gone(info)
         if lock is None:
             raise InUse(f"{info.name} is open for reading", hint="close it, then evict again")
         held.enter_context(lock)
         if id_at(path) != info.id or not lock.names(path):
-            raise InUse(f"{info.name} was dropped meanwhile")
+            raise gone(info)
         document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
         write_elsewhere(layout, lock, document)
         run_lock.check()

@@ -165,7 +165,8 @@ class KeepRemote:
             *older, newest = sorted(several, key=lambda candidate: candidate.info.order)
             meant.append(newest)
             self._replaced.update((candidate.info.id, place_of(newest.info)) for candidate in older)
-            replaced += [_of_replaced(candidate, newest, is_here=candidate.info.id in here) for candidate in older]
+            current = {info.id for info in here.values() if not info.superseded}
+            replaced += [_of_replaced(candidate, newest, is_here=candidate.info.id in current) for candidate in older]
         return meant, replaced
 
     def _learn(self, source: ObjectSource, places: list[Place]) -> None:

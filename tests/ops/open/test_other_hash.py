@@ -10,8 +10,9 @@ import pytest
 
 import ckstore
 from ckstore import Store
-from ckstore.errors import DamagedBlob, NoSuchRef, StepExists
-from tests.support.checkpoint_dirs import checkpoint_dir
+from ckstore.errors import DamagedBlob, NoSuchRef
+from ckstore.objects.publish import IfExists
+from tests.support.checkpoint_dirs import checkpoint_dir, checkpoint_dirs
 from tests.support.look import directory_of
 
 STATE = {"w": b"x" * 9000, "n": 3}
@@ -68,17 +69,20 @@ def test_verify_and_doctor_say_it_and_leave_no_mark(mixed: Path) -> None:
     assert not (checkpoint_dir(mixed, "main", 2) / "damaged.json").exists()
 
 
-def test_a_save_neither_replaces_it_nor_relies_on_it(mixed: Path) -> None:
+@pytest.mark.parametrize("if_exists", ["error", "replace", "keep"])
+def test_a_save_at_its_step_neither_replaces_it_nor_relies_on_it(mixed: Path, if_exists: IfExists) -> None:
+    foreign = checkpoint_dir(mixed, "main", 2)
     with Store.open(mixed) as store:
-        for if_exists in ("error", "replace", "keep"):
-            with pytest.raises(StepExists, match="another hash"):
-                store.save(STATE, step=2, if_exists=if_exists)
+        info = store.save(STATE, step=2, if_exists=if_exists)
         store.save(STATE)
+        store.gc(now=True)
 
-        assert [info.step for info in store.checkpoints()] == [1, 3]
-        store.gc()
+        assert (info.warnings, info.reused_bytes) == ((), info.logical_bytes)  # of main@1
+        assert [info.step for info in store.checkpoints()] == [1, 2, 3]
+        assert store.load(2) == STATE
 
-    assert (checkpoint_dir(mixed, "main", 2) / "manifest.json").exists()
+    assert (foreign / "manifest.json").exists()
+    assert len(checkpoint_dirs(mixed, "main", 2)) == 2
 
 
 def test_it_opens_alone(mixed: Path) -> None:

@@ -251,7 +251,7 @@ def check_blob_or_manifest(case: Case, store: Store, report: VerifyReport) -> li
 
 
 def heals_by_saving(case: Case, store: Store) -> list[str]:
-    """The same content saved again, as other steps, heals blobs; a save at a step with a damaged manifest replaces it."""
+    """The same content saved as other steps heals blobs; a save at the step of a damaged manifest replaces it."""
     wrong = []
     wanted = states()
     for number, state in enumerate(wanted.values()):

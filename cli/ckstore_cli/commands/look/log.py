@@ -16,7 +16,7 @@ from ckstore.model.words import metrics_text, printable
 from ckstore_cli._format import age_text, columns, cut, wrap
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
-from ckstore_cli._refs import complete_run, no_such_run, runs, steps
+from ckstore_cli._refs import checkpoints, complete_run, no_such_run, runs, steps
 from ckstore_cli._types import WholeNumber
 
 ON_TERMINAL_COUNT = 20
@@ -92,13 +92,16 @@ def log(  # noqa: PLR0917 - one for each option
         out.note("no checkpoint yet")
     elif not shown:
         out.note(f"no checkpoint was saved in the last {printable(since or '')}")
-    elif out.width is not None and len(shown) == count and (total := _count(store.path, run)) > count:
-        out.note(f"{total - count} older; -n {total} shows them all")
+    elif out.width is not None and len(shown) == count:
+        total = _count(store.path, run, superseded=superseded)
+        if total > count:
+            out.note(f"{total - count} older; -n {total} shows them all")
 
 
-def _count(store: Path, run: str | None) -> int:
+def _count(store: Path, run: str | None, *, superseded: bool) -> int:
     """Return how many checkpoints there are by their names: to look at each would take as long as showing it."""
-    return sum(len(steps(store, name)) for name in (runs(store) if run is None else [run]))
+    listed = checkpoints if superseded else steps
+    return sum(len(listed(store, name)) for name in (runs(store) if run is None else [run]))
 
 
 def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
