@@ -69,9 +69,7 @@ def test_what_is_committed_after_a_rollback_continues_what_was_resumed(folder: P
     (folder / "rng_state.pth").write_bytes(b"again")
     again = commit_directory(store, folder, 2, None, metrics={}, conditions=Conditions())
 
-    assert [info and info.parent for info in made[1:]] == [info and info.id for info in made[:2]]
-    assert again is not None
-    assert made[0] is not None
+    assert [info.parent for info in made[1:]] == [info.id for info in made[:2]]
     assert again.parent == made[0].id
 
 

@@ -422,7 +422,8 @@ def test_checkpoints_whose_ids_begin_alike_have_longer_names(store: Store) -> No
 
 @pytest.mark.usefixtures("one_digit")
 def test_a_compacted_checkpoint_with_a_longer_name_keeps_its_digits(store: Store) -> None:
-    for seed in itertools.count():
+    seed, info = 0, store.save({"w": np.arange(20_000)}, step=1, tags=["t0"])
+    for seed in itertools.count(1):
         info = store.save({"w": np.arange(20_000) + seed}, step=1, tags=[f"t{seed}"], if_exists="replace")
         if len(info.directory) > 10:
             break
@@ -485,7 +486,8 @@ def test_a_name_that_a_damaged_form_has_is_followed_by_the_next_generation(
 
     assert pulled.info(1).directory == f"{info.directory}.1"
     assert [path.name for path in checkpoint_dirs(pulled.path, "main", 1)] == [f"{info.directory}.1"]
-    for ref in (1, info.id, info, *(["best"] if named else [])):
+    refs: list[int | str | CheckpointInfo] = [1, info.id, info, *(["best"] if named else [])]
+    for ref in refs:
         assert pulled.info(ref).id == info.id
         assert is_state(pulled.load(ref), 0)
     assert [pin.dangling for pin in pulled.pins()] == [False] * named
