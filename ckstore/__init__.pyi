@@ -72,6 +72,7 @@ from ckstore.model.reports.held import HeldBlob as HeldBlob
 from ckstore.model.reports.held import Holder as Holder
 from ckstore.model.reports.held import LinkedBlob as LinkedBlob
 from ckstore.model.reports.held import PlannedBlob as PlannedBlob
+from ckstore.model.reports.migrate_report import MigrateReport as MigrateReport
 from ckstore.model.reports.progress import Progress as Progress
 from ckstore.model.reports.reindex_report import Incomplete as Incomplete
 from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.event import Event
     from ckstore.model.reports.export_report import CheckoutReport, ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
+    from ckstore.model.reports.migrate_report import MigrateReport
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferPlan, TransferReport
@@ -312,7 +313,7 @@ class Store:
             run: Name of the run; None: that of `open`, else ``main``.
             progress: Called now and then with the bytes that are stored and those to be stored.
             ranks: This process is one of several that each save a part, without a process group.
-            options: metrics, metadata, message, tags, parent, if_exists, force: see `SaveOptions`.
+            options: metrics, metadata, message, tags, parent, if_exists: see `SaveOptions`.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there. Its `warnings` say what else the user
@@ -838,11 +839,14 @@ class Store:
         return best_by(self._context, metric, run, mode)
 
     @act
-    def checkpoints(self, run: str | None = None, *, newest: int | None = None) -> list[CheckpointInfo]:
+    def checkpoints(
+        self, run: str | None = None, *, newest: int | None = None, superseded: bool = False
+    ) -> list[CheckpointInfo]:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
 
         Without `run` those of the run that `open` was given, else of all. With `newest` at most so many, the newest:
-        what that takes hardly depends on how many there are.
+        what that takes hardly depends on how many there are. With `superseded` also those whose step has a newer
+        checkpoint.
 
         Raises:
             BadInput: `newest` is below 1, or `run` has no form of a run's name.
@@ -851,7 +855,8 @@ class Store:
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
-        return BriefList(infos(self._context, self.run if run is None else run, newest=newest))
+        found = infos(self._context, self.run if run is None else run, newest=newest, superseded=superseded)
+        return BriefList(found)
 
     @act
     def runs(self) -> list[RunSummary]:
@@ -1003,6 +1008,22 @@ class Store:
         from ckstore.ops.open.reindex import reindex
 
         return reindex(self._context, relink=relink, progress=progress)
+
+    @act
+    def migrate(self) -> MigrateReport:
+        """Convert a store that a draft of ckstore made; `open` does the same, unless it is told not to recover.
+
+        Each checkpoint gets a directory that is named after its id, and tags name that. No data is copied. A directory
+        without a manifest that can be read keeps its name.
+
+        Raises:
+            ReadOnlyStore: The store was opened for reading only.
+            OSError: The system refused; another call, or the next opening, goes on.
+        """
+        from ckstore.ops.open.convert import convert
+
+        self._context.check_writable()
+        return convert(self._context, by_hand=True)
 
     @act
     def diff(
@@ -1202,14 +1223,16 @@ class Store:
             ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id; None:
                 the newest there, unless an option says which.
             remote: As in `push`.
-            if_exists: As in `save`: what to do where another checkpoint has that run and step here.
+            if_exists: As in `save`: what to do where another checkpoint has that run and step here. With ``replace``
+                newer ones are dropped as well, with `undo_by_rule_s` to bring them back. If a tag, a pin or a reader
+                keeps a newer one, the step still names that one, and the `warnings` of the report say so.
             options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
             BadInput: The arguments contradict each other.
             StepExists: Another checkpoint has that run and step here.
-            InUse: It is to be replaced, and a tag or a pin names it.
+            InUse: Another process has the run locked.
             InsufficientSpace: Says what is needed and what is free.
             RemoteError: There is no such remote, or something at it is missing or damaged.
             SaveFailed: Something else failed. After any of these the checkpoint is not there, and every other is
@@ -1269,9 +1292,9 @@ class Store:
         Raises:
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
-        from ckstore.ops.free.gc_plan import plan_gc
+        from ckstore.ops.free.gc import planned
 
-        return plan_gc(self._context)
+        return planned(self._context)
 
     @act
     def prune(
@@ -1680,9 +1703,9 @@ class Store:
             BadInput: The settings are damaged.
         """
         from ckstore.ops.mirrored import status_of
-        from ckstore.ops.refs.listing import infos
+        from ckstore.ops.refs.listing import current_or_named
 
-        return status_of(self._context, infos(self._context))
+        return status_of(self._context, current_or_named(self._context))
 
     @act
     def _list_remote(self, name: str) -> None:
@@ -1845,7 +1868,8 @@ def _create(
     exist_ok: bool,
 ) -> None:
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
-    from ckstore.ops.open.opening import NO_DIRECTORY_HINT, check_new, create
+    from ckstore.ops.open.opening import check_new, create
+    from ckstore.ops.settings_file import NO_DIRECTORY_HINT
 
     try:
         check_new(root, None if catalog_path is None else expanded(catalog_path))

@@ -17,7 +17,7 @@ from ckstore.catalog.beside import unavailable
 from ckstore.catalog.connection import reading, writing
 from ckstore.catalog.values import Listing, Outline, Proposal
 from ckstore.errors import CatalogUnavailable
-from ckstore.model.names import CheckpointKey, step_of
+from ckstore.model.names import CheckpointKey, key_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -30,7 +30,7 @@ CATALOG_NAME = "catalog.db"
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 Tags = Mapping[str, CheckpointKey]
-Look = Callable[[str, int], "Published | None"]
+Look = Callable[[CheckpointKey], "Published | None"]
 
 
 def _asked(query: Callable[Concatenate[sqlite3.Connection, P], Answer]) -> Callable[Concatenate[Catalog, P], Answer]:
@@ -71,7 +71,7 @@ class Catalog:
         readings: Mapping[str, tuple[int, int]] | None = None,
         durable: bool = True,
     ) -> None:
-        """Make the rows of some checkpoints (run, step) equal to their directories, all or none; often, late or never.
+        """Make the rows of some checkpoints equal to their directories, all or none; often, late or never.
 
         `look` reads one directory (None: no complete checkpoint is there); it and `tags`, which reads all tags, are
         called inside the transaction, must not use the catalog, and may end it by an error. The time that `look` takes
@@ -81,12 +81,12 @@ class Catalog:
 
         # One transaction for all: each costs the lock and the fsyncs of a commit, 2 ms (docs/adr/0002).
         with writing(self.path, timeout_s=timeout_s, durable=durable) as connection:
-            for run, step in targets:
+            for key in targets:
                 # Looked at inside the transaction: of two callers, the one that looked last writes last.
-                found = look(run, step)
+                found = look(key)
                 # The bound on steps is for a file; a checkpoint with many pieces needs more of them.
                 connection.renew(0 if found is None else rows.row_count(found.manifest))
-                rows.set_checkpoint(connection, run, step, found)
+                rows.set_checkpoint(connection, key, found)
             if tags is not None:
                 rows.set_tags(connection, tags())
             if readings:
@@ -171,7 +171,7 @@ class Catalog:
     def listing(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
     ) -> dict[CheckpointKey, Stamp]:
-        """Return (run, step) -> stamp of each checkpoint with rows that are right, in the order of commits."""
+        """Return key -> stamp of each checkpoint with rows that are right, in the order of commits."""
         with reading(self.path) as connection:
             return queries.listing(connection, run, places=places).stamps
 
@@ -195,9 +195,10 @@ class Catalog:
                 present, known = listed.get(name, {}), queries.inodes(connection, name)
                 # Equal dicts are compared in C: the usual run costs no loop.
                 if present != known:
-                    names = (step for step, _ in present.items() - known.items())
-                    unknown.update((name, step) for step in map(step_of, names) if step is not None)
-                    missing.update((name, int(step)) for step in known.keys() - present.keys())
+                    names = [directory for directory, _ in present.items() - known.items()]
+                    unknown.update(key for directory in names if (key := key_of(name, directory)) is not None)
+                    gone = known.keys() - present.keys()
+                    missing.update(key for directory in gone if (key := key_of(name, directory)) is not None)
             left_out = unknown | missing
             # So many more, since in the worst case all that is left out would have been the newest.
             first = queries.first_by_order(connection, run, newest + len(left_out))
@@ -226,7 +227,7 @@ class Catalog:
         newest: int | None = None,
         seek: bool = False,
         durable: bool = True,
-    ) -> tuple[list[CheckpointInfo], set[tuple[str, int]], int]:
+    ) -> tuple[list[CheckpointInfo], set[CheckpointKey], int]:
         """Return the checkpoints whose directories have the stamps that are known here, and the other places."""
         # With `newest` only so many, the last by the order of commits. `seek`: they are few of the run, so each is
         # looked up. The third is how many rows were met that are not as they were written.

@@ -28,7 +28,7 @@ from ckstore.model.canonical import SAFE_INT
 from ckstore.model.digest import DIGEST_PATTERN
 from ckstore.model.document import CREATED_PATTERN, shown
 from ckstore.model.manifest.describe import check_metadata
-from ckstore.model.names import MAX_STEP, check_run, check_tag
+from ckstore.model.names import MAX_STEP, check_run, check_tag, parse_directory
 
 if TYPE_CHECKING:
     import sqlite3
@@ -97,6 +97,13 @@ def integers(values: Collection[Any]) -> None:
 def steps(values: Collection[Any]) -> None:
     """Ask for steps."""
     _between(values, 0, MAX_STEP, "a step")
+
+
+def directories(values: Collection[Any]) -> None:
+    """Ask for names of the directories of checkpoints."""
+    _only(values, {str})
+    if not all(map(parse_directory, values)):
+        _refuse("the name of a directory", next(value for value in values if parse_directory(value) is None))
 
 
 def sequences(values: Collection[Any]) -> None:
@@ -196,6 +203,7 @@ TABLES: Mapping[str, Mapping[str, Form]] = {
     "checkpoints": {
         "run": runs,
         "step": steps,
+        "directory": directories,
         "manifest_id": digests,
         "content": digests,
         "sequence": sequences,
@@ -219,7 +227,7 @@ TABLES: Mapping[str, Mapping[str, Form]] = {
     "uses": {"checkpoint_id": integers, "blob_id": integers, "used_bytes": sizes},
     "candidates": {"blob_id": integers},
     "pieces": {"digest": digests, "blob_id": integers, "offset": sizes, "nbytes": sizes, "sequence": sequences},
-    "tags": {"name": tags, "run": runs, "step": steps},
+    "tags": {"name": tags, "run": runs, "step": steps, "directory": directories},
     "store": {"uuid": texts, "blobs_listed": texts},
     "readings": {"blob_id": integers, "read_ns": integers, "read_to": integers},
 }
@@ -251,6 +259,7 @@ _PLAIN = (
     "id",
     "run",
     "step",
+    "directory",
     "manifest_id",
     "content",
     "sequence",

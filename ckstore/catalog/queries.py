@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _INFO_COLUMNS = (
     "manifest_id, run, step, sequence, created, logical_bytes, new_bytes, reused_bytes, leaf_count,"
-    " content, parent, message, metrics, metadata"
+    " content, parent, message, metrics, metadata, directory"
 )
-_METRICS = 12
+_METRICS, _DIRECTORY = 12, 14
 _INFO_FORMS = (
     forms.digests,
     forms.runs,
@@ -40,10 +40,11 @@ _INFO_FORMS = (
     forms.texts,
     forms.texts,  # metrics, which are parsed all at once
     forms.texts,  # metadata, likewise
+    forms.directories,
 )
 STAMP = "dir_inode, manifest_inode, manifest_mtime_ns, manifest_ctime_ns"
-_LISTED = f"SELECT {IS_RIGHT}, run, step, sequence, {STAMP} FROM checkpoints"  # noqa: S608
-_PLACE_FORMS = (forms.runs, forms.steps)
+_LISTED = f"SELECT {IS_RIGHT}, run, step, directory, sequence, {STAMP} FROM checkpoints"  # noqa: S608
+_PLACE_FORMS = (forms.runs, forms.steps, forms.directories)
 _LISTED_FORMS = (forms.anything, *_PLACE_FORMS, forms.sequences, *(forms.integers,) * 4)
 # Without an index: an entry of the index may have lost a bit, too, and the checksum is of the table's row.
 _IN_ORDER = "NOT INDEXED WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
@@ -67,21 +68,20 @@ def listing(
     """Return what is known of `run`, of all runs or at `places`, in the order of commits."""
     if places is None:
         return _listing(connection.execute(f"{_LISTED} {_IN_ORDER}", (run,)).fetchall())
-    query = f"{_LISTED} WHERE run = ? AND step = ?"
-    return _listing([row for place in places for row in connection.execute(query, place).fetchall()])
+    query = f"{_LISTED} WHERE run = ? AND directory = ?"
+    return _listing([row for key in places for row in connection.execute(query, (key.run, key.directory)).fetchall()])
 
 
 def inodes(connection: sqlite3.Connection, run: str) -> dict[str, int]:
-    """Return step -> inode number of the directory, of every row of a run: to be compared with a list of its names."""
-    # As text, since the directories are listed as names, and both are then compared in C.
-    query = "SELECT CAST(step AS TEXT), dir_inode FROM checkpoints NOT INDEXED WHERE run = ?"
+    """Return name -> inode number of the directory, of every row of a run, as a list of its names gives them."""
+    query = "SELECT directory, dir_inode FROM checkpoints NOT INDEXED WHERE run = ?"
     return dict(connection.execute(query, (run,)).fetchall())
 
 
 def places_of_id(connection: sqlite3.Connection, manifest_id: str) -> list[CheckpointKey]:
     """Return the places of the checkpoints with this whole id."""
-    query = "SELECT run, step FROM checkpoints NOT INDEXED WHERE manifest_id = ?"
-    return checked(connection.execute(query, (manifest_id,)).fetchall(), *_PLACE_FORMS)
+    query = "SELECT run, step, directory FROM checkpoints NOT INDEXED WHERE manifest_id = ?"
+    return _keys(connection.execute(query, (manifest_id,)).fetchall())
 
 
 def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) -> list[CheckpointKey]:
@@ -89,21 +89,30 @@ def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) 
     # The index is asked and the table looked through, so that a bit that has flipped in one of them hides no
     # checkpoint.
     query = (
-        "SELECT run, step, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
+        "SELECT run, step, directory, sequence FROM checkpoints {} WHERE ?1 IS NULL OR run = ?1"
         " ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?2"
     )
     # By the index, which gives the newest without reading all rows.
     first = connection.execute(query.format("INDEXED BY checkpoints_by_order"), (run, count)).fetchall()
     ((*last, written_ns, later),) = connection.execute(
-        "SELECT run, step, max(manifest_mtime_ns), total(sequence >= ?2) FROM checkpoints NOT INDEXED"
+        "SELECT run, step, directory, max(manifest_mtime_ns), total(sequence >= ?2) FROM checkpoints NOT INDEXED"
         " WHERE ?1 IS NULL OR run = ?1",
-        (run, first[-1][2] if first else 0),
+        (run, first[-1][3] if first else 0),
     ).fetchall()
     # The table disagrees with the index: a bit has flipped in one of them, so both are asked.
     if later != len(first):
         first += connection.execute(query.format("NOT INDEXED"), (run, count)).fetchall()
-    places = [(of_run, step) for of_run, step, _ in first] + ([] if written_ns is None else [tuple(last)])
-    return checked(list(dict.fromkeys(places)), *_PLACE_FORMS)
+    rows = [row[:3] for row in first] + ([] if written_ns is None else [tuple(last)])
+    return _keys(list(dict.fromkeys(rows)))
+
+
+def _key_in(row: tuple[Any, ...]) -> CheckpointKey:
+    """Return the key in a row of `_INFO_COLUMNS`."""
+    return CheckpointKey(row[1], row[2], row[_DIRECTORY])
+
+
+def _keys(rows: list[tuple[Any, ...]]) -> list[CheckpointKey]:
+    return [CheckpointKey(*row) for row in checked(rows, *_PLACE_FORMS)]
 
 
 def everything(connection: sqlite3.Connection) -> Listing:
@@ -120,8 +129,8 @@ def _listing(rows: list[tuple[Any, ...]]) -> Listing:
     right = checked([row for row in rows if row[0]], *_LISTED_FORMS)
     if not right:
         return Listing({}, {}, len(rows))
-    _, runs, steps, sequences, *stamps = zip(*right, strict=True)  # by columns, which takes a third
-    places = [*zip(runs, steps, strict=True)]
+    _, runs, steps, names, sequences, *stamps = zip(*right, strict=True)  # by columns, which takes a third
+    places = [*map(CheckpointKey, runs, steps, names)]
     known = dict(zip(places, decode_stamps(*stamps), strict=True))
     return Listing(known, dict(zip(places, sequences, strict=True)), len(rows) - len(right))
 
@@ -150,9 +159,9 @@ def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: 
 
 
 def tags(connection: sqlite3.Connection) -> dict[str, CheckpointKey]:
-    """Return the tags: name -> (run, step)."""
-    rows = connection.execute("SELECT name, run, step FROM tags").fetchall()
-    return {name: (run, step) for name, run, step in checked(rows, forms.tags, *_PLACE_FORMS)}
+    """Return the tags: name -> key of the first generation."""
+    rows = connection.execute("SELECT name, run, step, directory FROM tags").fetchall()
+    return {row[0]: CheckpointKey(*row[1:]) for row in checked(rows, forms.tags, *_PLACE_FORMS)}
 
 
 def infos(
@@ -175,20 +184,23 @@ def infos(
         rows = connection.execute(f"{columns} {_IN_ORDER}", (run,)).fetchall()
     else:
         rows = []
-        for place in places:
-            rows += connection.execute(f"{columns} WHERE run = ? AND step = ?", place).fetchall()
+        for key in places:
+            rows += connection.execute(
+                f"{columns} WHERE run = ? AND directory = ?", (key.run, key.directory)
+            ).fetchall()
     right = checked([row for row in rows if row[-1]], *_INFO_FORMS, *(forms.integers,) * 4, forms.anything)
     wrong_count = len(rows) - len(right)
     if published is not None and right:
         stamps = decode_stamps(*[*zip(*right, strict=True)][-5:-1])
-        right = [row for row, stamp in zip(right, stamps, strict=True) if published.get((row[1], row[2])) == stamp]
+        right = [row for row, stamp in zip(right, stamps, strict=True) if published.get(_key_in(row)) == stamp]
     found = []
     for row, metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True):
         text = row[_METRICS + 1]
         metadata = {} if text == "{}" else decoded_metadata(forms.parsed_metadata(text))
         # By position: `_INFO_COLUMNS` has the fields in their order, and tags and `durable` are the next two.
-        fields = (*row[:_METRICS], metrics, metadata, tuple(tagged.get((row[1], row[2]), ())), durable)
-        found.append(CheckpointInfo(*fields))
+        key = _key_in(row)
+        fields = (*row[:_METRICS], metrics, metadata, tuple(tagged.get(key.any_generation, ())), durable)
+        found.append(CheckpointInfo(*fields, directory=key.directory))  # type: ignore[misc]
     return Described(found, wrong_count)
 
 
@@ -283,7 +295,7 @@ def oldest_reading(
     # Readings after `now_ns` are ignored.
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:
-        used += " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE c.run = ? AND c.step = ?"
+        used += " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE c.run = ? AND c.step = ? AND c.directory = ?"
     rows = connection.execute(
         f"SELECT count(*), count(r.read_ns), min(r.read_ns) FROM (SELECT DISTINCT * FROM ({used})) AS used"  # noqa: S608
         " LEFT JOIN readings r ON r.blob_id = used.blob_id AND r.read_ns BETWEEN 1 AND ?",
@@ -293,13 +305,13 @@ def oldest_reading(
     return count, count - read, oldest_ns
 
 
-def blobs_of(connection: sqlite3.Connection, run: str, step: int) -> set[tuple[str, int]]:
+def blobs_of(connection: sqlite3.Connection, key: CheckpointKey) -> set[tuple[str, int]]:
     """Return (digest, size) of the blobs that a checkpoint uses."""
     query = (
         "SELECT b.digest, b.nbytes FROM checkpoints c JOIN uses u ON u.checkpoint_id = c.id"
-        " JOIN blobs b ON b.id = u.blob_id WHERE c.run = ? AND c.step = ?"
+        " JOIN blobs b ON b.id = u.blob_id WHERE c.run = ? AND c.step = ? AND c.directory = ?"
     )
-    return set(checked(connection.execute(query, (run, step)).fetchall(), forms.digests, forms.sizes))
+    return set(checked(connection.execute(query, key).fetchall(), forms.digests, forms.sizes))
 
 
 def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:

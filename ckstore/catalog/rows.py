@@ -29,15 +29,15 @@ _DESCRIBED = (
 )
 
 
-def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: Published | None) -> None:
-    """Make the rows of (run, step) say what `found` says; None: that there is no checkpoint."""
-    if found is not None and (found.manifest.run, found.manifest.step) != (run, step):
+def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Published | None) -> None:
+    """Make the rows of a key say what `found` says; None: that there is no checkpoint."""
+    if found is not None and (found.manifest.run, found.manifest.step) != key.run_step:
         wrong = found.manifest.name
-        raise BadInput(f"the manifest in the directory of {run}@{step} says that it is {wrong}")
+        raise BadInput(f"the manifest in {key.run}/{key.directory} says that it is {wrong}")
     connection.text_factory = decode_text
     rows = connection.execute(
-        f"SELECT id, {IS_RIGHT}, {queries.STAMP}, {_DESCRIBED} FROM checkpoints WHERE run = ? AND step = ?",  # noqa: S608
-        (run, step),
+        f"SELECT id, {IS_RIGHT}, {queries.STAMP}, {_DESCRIBED} FROM checkpoints WHERE run = ? AND directory = ?",  # noqa: S608
+        (key.run, key.directory),
     ).fetchall()
     if found is not None and len(rows) == 1:
         ((checkpoint_id, right, *said),) = rows
@@ -54,7 +54,7 @@ def set_checkpoint(connection: sqlite3.Connection, run: str, step: int, found: P
     for row in rows:
         _remove_checkpoint(connection, row[0])
     if found is not None:
-        _insert_checkpoint(connection, found)
+        _insert_checkpoint(connection, key, found)
 
 
 def remove_wrong(connection: sqlite3.Connection) -> int:
@@ -118,9 +118,10 @@ def set_tags(connection: sqlite3.Connection, tags: Mapping[str, CheckpointKey]) 
     old = queries.tags(connection)
     connection.executemany("DELETE FROM tags WHERE name = ?", [(n,) for n in old if n not in tags])
     connection.executemany(
-        "INSERT INTO tags (name, run, step) VALUES (?, ?, ?)"
-        " ON CONFLICT (name) DO UPDATE SET run = excluded.run, step = excluded.step",
-        [(name, run, step) for name, (run, step) in tags.items() if old.get(name) != (run, step)],
+        "INSERT INTO tags (name, run, step, directory) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (name) DO UPDATE SET run = excluded.run, step = excluded.step,"
+        " directory = excluded.directory",
+        [(name, *key) for name, key in tags.items() if old.get(name) != key],
     )
 
 
@@ -174,14 +175,14 @@ def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> No
     connection.execute("DELETE FROM checkpoints WHERE id = ?", (checkpoint_id,))
 
 
-def _insert_checkpoint(connection: sqlite3.Connection, found: Published) -> None:
+def _insert_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Published) -> None:
     manifest = found.manifest
     values = [encode_text(value) if isinstance(value, str) else value for value in _described(found)]
     marks = ", ".join("CAST(? AS TEXT)" if name in ("writer", "message") else "?" for name in _DESCRIBED.split(", "))
     cursor = connection.execute(
-        f"INSERT INTO checkpoints (run, step, {_DESCRIBED}, {queries.STAMP}, checksum)"  # noqa: S608
-        f" VALUES (?, ?, {marks}, 0, 0, 0, 0, 0)",
-        (manifest.run, manifest.step, *values),
+        f"INSERT INTO checkpoints (run, step, directory, {_DESCRIBED}, {queries.STAMP}, checksum)"  # noqa: S608
+        f" VALUES (?, ?, ?, {marks}, 0, 0, 0, 0, 0)",
+        (*key, *values),
     )
     checkpoint_id = int(cursor.lastrowid or 0)
     _set_stamp(connection, checkpoint_id, encode_stamp(found.stamp))

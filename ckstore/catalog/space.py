@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[CheckpointKey] = ()) -> int:
     """Return the bytes of used packs beyond what some one checkpoint uses of them: at most that much is dead."""
-    # The checkpoints (run, step) in `without` count as dropped.
+    # The checkpoints in `without` count as dropped.
     # Without the condition the index gives the greatest of a pack at once, however many use it.
     but = f" AND u.checkpoint_id NOT IN ({_numbers(connection, without)})" if without else ""
     ((total,),) = connection.execute(
@@ -42,26 +42,27 @@ def _total(total: int | None) -> int:
 
 def _numbers(connection: sqlite3.Connection, places: Collection[CheckpointKey]) -> str:
     """Return the row numbers of checkpoints as a list for SQL."""
-    steps: dict[str, list[int]] = {}
-    for run, step in places:
-        steps.setdefault(run, []).append(step)
+    names: dict[str, list[str]] = {}
+    for key in places:
+        names.setdefault(key.run, []).append(key.directory)
     found = []
-    for run, of_run in steps.items():
+    for run, of_run in names.items():
         for marks, part in in_parts(of_run):
-            query = f"SELECT id FROM checkpoints WHERE run = ? AND step IN {marks}"  # noqa: S608
+            query = f"SELECT id FROM checkpoints WHERE run = ? AND directory IN {marks}"  # noqa: S608
             found += connection.execute(query, (run, *part)).fetchall()
     # Numbers of rows, made integers: nothing of the caller's gets into the text of a statement.
     return ", ".join(str(int(number)) for (number,) in found)
 
 
 def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, int, int]]:
-    """Return (run, step), digest, size and bytes used, for every pack that a checkpoint uses."""
+    """Return key, digest, size and bytes used, for every pack that a checkpoint uses."""
     rows = connection.execute(
-        "SELECT c.run, c.step, b.digest, b.nbytes, u.used_bytes FROM blobs b JOIN uses u ON u.blob_id = b.id"
+        "SELECT c.run, c.step, c.directory, b.digest, b.nbytes, u.used_bytes"
+        " FROM blobs b JOIN uses u ON u.blob_id = b.id"
         " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE b.is_pack"
     ).fetchall()
-    checked(rows, forms.runs, forms.steps, forms.digests, forms.sizes, forms.sizes)
-    return [((run, step), digest, nbytes, used_bytes) for run, step, digest, nbytes, used_bytes in rows]
+    checked(rows, forms.runs, forms.steps, forms.directories, forms.digests, forms.sizes, forms.sizes)
+    return [(CheckpointKey(*row[:3]), *row[3:]) for row in rows]
 
 
 def without_use(

@@ -21,10 +21,10 @@ from ckstore.model.names import CheckpointKey
 class Listing(NamedTuple):
     """What rows say of checkpoints without more than their place in the order of commits."""
 
-    # (run, step) -> stamp of the directory and the manifest that the row was made from, of the rows that are as they
+    # key -> stamp of the directory and the manifest that the row was made from, of the rows that are as they
     # were written.
     stamps: dict[CheckpointKey, Stamp]
-    sequences: dict[CheckpointKey, int]  # (run, step) -> sequence number, as the manifest said
+    sequences: dict[CheckpointKey, int]  # key -> sequence number, as the manifest said
     wrong_count: int  # how many rows are not as they were written: a bit has flipped in them
 
 
@@ -49,7 +49,7 @@ class Outline(NamedTuple):
     """What opening a store compares with the directories."""
 
     listing: Listing  # what the rows of all checkpoints say
-    tags: dict[str, CheckpointKey]  # name -> (run, step)
+    tags: dict[str, CheckpointKey]  # name -> key, of the first generation
     blobs_listed: str  # at which start of the machine every blob was looked at last; empty: at none
 
 

@@ -8,15 +8,11 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ckstore.errors import UnsafePlace
 from ckstore.fs import peek
 from ckstore.fs.inside import Inside, Where
 from ckstore.fs.owner import give_name_to_owner_of, give_to_owner_of
 from ckstore.fs.peek import at, open_directory
 
-# From linux/fcntl.h and linux/fs.h: the ABI, for which Python has no names.
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 # The owner may always use its own store, whatever the directory above it withholds.
 _OWNER = 0o700
 # One new look-up cures a handle that went stale by a rename; a second covers a rename in between.
@@ -89,30 +85,6 @@ def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:
         except OSError as error:
             error.filename, error.filename2 = str(source), str(target)
             raise
-
-
-def exchange(one: Where, other: Where) -> None:
-    """Swap two names in one step (``renameat2`` with ``RENAME_EXCHANGE``)."""
-    # Raises UnsafePlace: the C library or the filesystem cannot; nothing was changed.
-    import ctypes  # readers do without it, and it takes as long to import as all else here
-
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError as error:
-        msg = "the C library has no renameat2, which exchanges two names"
-        raise UnsafePlace(msg, hint="glibc 2.28 or later has it") from error
-    with at(one) as (from_fd, old), at(other) as (to_fd, new):
-        first = (_AT_FDCWD if from_fd is None else from_fd, os.fsencode(old))
-        second = (_AT_FDCWD if to_fd is None else to_fd, os.fsencode(new))
-        # At no moment is there nothing at either name: a list or load meanwhile finds one checkpoint or the other.
-        if renameat2(*first, *second, _RENAME_EXCHANGE) == 0:
-            return
-        code = ctypes.get_errno()
-    # NFS answers EINVAL, a kernel before 3.15 ENOSYS, FUSE either: the replacement takes two renames then
-    # (docs/adr/0011).
-    if code in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-        raise UnsafePlace(f"the filesystem of {other} cannot exchange two names", hint="ext4, XFS and btrfs can")
-    raise OSError(code, os.strerror(code), str(one), None, str(other))
 
 
 def symlink(pointing_to: str, path: Where) -> None:

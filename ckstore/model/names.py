@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import decimal_of_int
@@ -29,8 +30,92 @@ DEFAULT_RUN = "main"
 COMPUTED = ("latest", "latest-valid")
 """Refs that are looked up at each use, so that no tag may have these names."""
 
-CheckpointKey = tuple[str, int]
-"""Run and step: what a store keeps one checkpoint under."""
+SHORT_DIGITS = 10
+"""How many hexadecimal digits of its id are in the name of a checkpoint's directory; more where two would be equal."""
+_DIRECTORY_PATTERN = re.compile(r"(0|[1-9][0-9]{0,15})(?:\.([0-9a-f]{10,64})(?:\.([1-9][0-9]{0,5}))?)?\Z")
+
+
+class DirectoryName(NamedTuple):
+    """The parts of the name of a checkpoint's directory."""
+
+    step: int
+    digits: str  # the first hexadecimal digits of the id; empty in a store of a draft
+    generation: int  # 0 at first; a compacted form, or one that replaces a damaged one, has the next number
+
+    def __str__(self) -> str:
+        digits = f".{self.digits}" if self.digits else ""
+        return f"{self.step}{digits}{f'.{self.generation}' if self.generation else ''}"
+
+
+class CheckpointKey(NamedTuple):
+    """Where a checkpoint is published: its run, its step and the name of its directory in the run."""
+
+    run: str
+    step: int
+    directory: str
+
+    @property
+    def name(self) -> str:
+        """``RUN@STEP``, which also names the other checkpoints of the step."""
+        return f"{self.run}@{self.step}"
+
+    @property
+    def run_step(self) -> tuple[str, int]:
+        """Run and step."""
+        return self.run, self.step
+
+    def fits(self, run: str, step: int, id: str) -> bool:
+        """Whether a directory of this name may hold the checkpoint with this id of a run and a step."""
+        name = parse_directory(self.directory)
+        return name is not None and self.run_step == (run, step) and id.rpartition("-")[2].startswith(name.digits)
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether the name gives the step alone, as stores of drafts have it."""
+        return "." not in self.directory
+
+    @property
+    def any_generation(self) -> CheckpointKey:
+        """The key of the first generation: the same for all forms of one checkpoint."""
+        # Two dots are in the name of a later generation only.
+        return self if self.directory.count(".") < 2 else self._replace(directory=self.directory.rpartition(".")[0])
+
+    @property
+    def next_generation(self) -> CheckpointKey:
+        """The key of the generation that follows."""
+        return self._replace(directory=f"{self.any_generation.directory}.{self.generation + 1}")
+
+    @property
+    def digit_count(self) -> int:
+        """How many digits of the id the name of the directory gives; 0: that of a draft, none."""
+        name = parse_directory(self.directory)
+        return 0 if name is None else len(name.digits)
+
+    @property
+    def generation(self) -> int:
+        """The generation that the name of the directory gives; that of a draft comes before all others."""
+        if self.is_draft:
+            return -1
+        return int(self.directory.rpartition(".")[2]) if self.directory.count(".") == 2 else 0
+
+
+def parse_directory(name: str) -> DirectoryName | None:
+    """Return the parts of the name of a checkpoint's directory; None if no checkpoint can have it."""
+    found = _DIRECTORY_PATTERN.match(name)
+    if found is None or (step := int(found[1])) > MAX_STEP:
+        return None
+    return DirectoryName(step, found[2] or "", int(found[3] or 0))
+
+
+def key_of(run: str, directory: str) -> CheckpointKey | None:
+    """Return the key of a directory of a run; None if its name is not that of a checkpoint."""
+    found = parse_directory(directory)
+    return None if found is None else CheckpointKey(run, found.step, directory)
+
+
+def directory_of(step: int, id: str, *, digit_count: int = SHORT_DIGITS, generation: int = 0) -> str:
+    """Return the name of the directory of a checkpoint with this id."""
+    return str(DirectoryName(step, id.rpartition("-")[2][:digit_count], generation))
 
 
 def join_key(path: str, key: str) -> str:

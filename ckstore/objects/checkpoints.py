@@ -18,6 +18,7 @@ from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.model.manifest.stored import Encoding, OldPiece
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.documents.elsewhere import may_lack
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
@@ -31,6 +32,8 @@ _HEAD = re.compile(
 )
 # The longest head, with two blake3 digests, has less than 200 bytes.
 _HEAD_BYTES = 256
+# Each loses only to a compaction or a drop of the same checkpoint between two calls.
+_LIST_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +47,17 @@ class Verdict:
     content: str = ""  # the content digest that its manifest gives; empty if that cannot be read
 
 
-def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | None = None) -> Verdict:
-    """Say what is at ``checkpoints/<run>/<step>``: every link of it is looked at, no data is read."""
+def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None = None) -> Verdict:
+    """Say what is in the directory of a checkpoint: every link of it is looked at, no data is read."""
     # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
-    path = layout.checkpoint(run, step)
+    path = layout.checkpoint(key)
     try:
         if lock is not None:
-            return _judge(CheckpointDirectory.locked(path, lock, layout.hash_prefix), run, step)
-        if layout.inode(run, step) is None:  # also where a file or a symlink has the name of the run
+            return _judge(CheckpointDirectory.locked(path, lock, layout.hash_prefix), key)
+        if layout.inode(key) is None:  # also where a file or a symlink has the name of the run
             return Verdict(None)
         with CheckpointDirectory.at(path, layout.hash_prefix) as directory:
-            return _judge(directory, run, step)
+            return _judge(directory, key)
     except (FileNotFoundError, NotADirectoryError):
         return Verdict(None)
     except PermissionError:
@@ -65,16 +68,16 @@ def look(layout: Layout, run: str, step: int, *, lock: locks.DirectoryLock | Non
         return Verdict(None, str(error))
 
 
-def _judge(directory: CheckpointDirectory, run: str, step: int) -> Verdict:
+def _judge(directory: CheckpointDirectory, key: CheckpointKey) -> Verdict:
     manifest = directory.manifest
-    if (manifest.run, manifest.step) != (run, step):
-        problem = f"{directory.path} holds the checkpoint {manifest.name}, not {run}@{step}"
+    if not key.fits(manifest.run, manifest.step, directory.manifest_id):
+        problem = f"{directory.path} holds the checkpoint {manifest.name} with id {directory.manifest_id}"
         return Verdict(None, problem, is_another=True)
     # By the descriptor of the lock: the path may lead to another checkpoint by now.
     judged = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
     if judged.problem:
         return Verdict(None, f"{directory.path}: {judged.problem}", content=manifest.content)
-    published = Published(manifest, directory.manifest_id, directory.stamp, judged.elsewhere)
+    published = Published(manifest, directory.manifest_id, key, directory.stamp, judged.elsewhere)
     return Verdict(published, content=manifest.content)
 
 
@@ -122,6 +125,32 @@ def _judge_blobs(folder: Held, fd: int, manifest: Manifest) -> Judgement:
             return Judgement(problem)
         touched.append(blob)
     return Judgement("", tuple(touched), frozenset(elsewhere))
+
+
+def published_of_step(layout: Layout, run: str, step: int) -> list[Published]:
+    """Return the complete checkpoints of a step, in the order of their commits; the last is the step's."""
+    looked = (look(layout, key).published for key in layout.of_step(run, step))
+    return sorted((found for found in looked if found is not None), key=lambda found: found.order)
+
+
+def key_with_id(layout: Layout, run: str, step: int, id: str) -> CheckpointKey | None:
+    """Return where a checkpoint is published, in its latest generation; None: it is not."""
+    for _ in range(_LIST_TRIES):
+        fitting = [key for key in layout.of_step(run, step) if key.fits(run, step, id)]
+        fitting.sort(key=lambda key: key.generation, reverse=True)
+        found = next((key for key in fitting if id_at(layout.checkpoint(key)) == id), None)
+        # One that went since it was listed may have a later generation, which was not listed yet.
+        if found is not None or all(layout.inode(key) is not None for key in fitting):
+            return found
+    return None
+
+
+def places_with_id(layout: Layout, run: str, step: int, id: str) -> Iterator[Inside]:
+    """Give the directory of a checkpoint; when the caller finds it gone, that to which it was compacted meanwhile."""
+    path: Inside | None = None
+    while (key := key_with_id(layout, run, step, id)) is not None and layout.checkpoint(key) != path:
+        path = layout.checkpoint(key)
+        yield path
 
 
 def id_at(path: Inside) -> str | None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ckstore.fs.inside import Inside
     from ckstore.objects.shared.grace import Grace
 
-EnterCandidates = Callable[[list[tuple[str, int]], tuple[str, int] | None], None]
+EnterCandidates = Callable[[list[tuple[str, int]], CheckpointKey | None], None]
 """Makes sure that gc will look at these blobs (digest, size), and that the catalog knows what is by now at the place
 (run, step) that they were taken from; raises if it cannot."""
 

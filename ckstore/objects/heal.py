@@ -45,8 +45,8 @@ def relink_everywhere(
     inode = peek.status(good).st_ino
     changed = 0
     held: dict[CheckpointKey, InUse] = {}
-    for run, step, _ in layout.published():
-        path = layout.checkpoint(run, step)
+    for key, _ in layout.published():
+        path = layout.checkpoint(key)
         name = path / BLOBS / digest
         try:
             present = _inode_of(name)
@@ -65,7 +65,7 @@ def relink_everywhere(
         except FileNotFoundError:  # it is gone
             continue
         except InUse as error:  # usually it is being taken apart, and needs nothing any more
-            held[run, step] = error
+            held[key] = error
             continue
         changed += 1
     return Given(changed, held)

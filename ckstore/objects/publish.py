@@ -1,83 +1,110 @@
-"""Publish a sealed staging directory: step 5 of the save protocol of the design. One rename is the commit."""
+"""Publish a sealed staging directory: step 5 of the save protocol of the design. One rename is the commit.
+
+A checkpoint is published under a name that its id gives, so the rename meets nothing but an earlier try at the same
+checkpoint, and nothing is ever replaced. Source: docs/format/v1.md, "The store"; docs/protocol.md, "save, commit".
+"""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ckstore.errors import SaveFailed, StepExists, UnknownOutcome
-from ckstore.fs import files, links, locks
+from ckstore.errors import InUse, SaveFailed, StepExists, UnknownOutcome
+from ckstore.fs import files, links, locks, peek, statx
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside, NotInStore
 from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
-from ckstore.objects import blobs, store_locks
-from ckstore.objects.checkpoints import look
+from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of
+from ckstore.objects import blobs, store_locks, trash
+from ckstore.objects.checkpoints import id_at, look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
-from ckstore.objects.shared import two_renames
 from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
-Rule = IfExists | Literal["taken"]
-"""As `IfExists`; ``taken``: any checkpoint that is there is another one, whatever it holds."""
-# Each try loses only if what was at the place is dropped in the same moment; twenty times in a row is no accident.
-_PUBLISH_TRIES = 20
+Rule = IfExists | Literal["taken", "beside"]
+"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds; ``beside``: none is."""
+# Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
+_NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
-# Replacing and completing a gap fsync a few directories under the lock, which a busy disk may take seconds for.
+# A busy disk may take seconds for one listing under the lock.
 _RUN_TIMEOUT_S = 30.0
+# Who has the hidden name waits for the lock, and needs a few calls of the server.
+_HIDDEN_S = _RUN_TIMEOUT_S + 15.0
+_HIDDEN_PAUSE_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class IfThere:
-    """What to do where a checkpoint is already."""
+class Overtaken(Exception):
+    """A checkpoint of the step comes later in the order of commits; `sequence` is its number."""
 
-    rule: Rule  # whether it is to be replaced
-    check_replaceable: Callable[[], None]  # raises if other bytes must not take its place: a tag or a pin names it
+    def __init__(self, sequence: int) -> None:
+        super().__init__(sequence)
+        self.sequence = sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a save."""
 
-    existing: Published | None = None  # the checkpoint that was there and stays, if the new one was not published
-    old: Inside | None = None  # where the replaced checkpoint lies now, to be moved to trash
-    other_bytes: bool = False  # whether it held other bytes, or may have
+    key: CheckpointKey  # where the checkpoint is: the new one, or `existing`
+    existing: Published | None = None  # the checkpoint that counts instead, if the new one was not published
+    older: tuple[CheckpointKey, ...] = ()  # the other directories of the step, which the new one supersedes
     change: RunChange | None = None  # the run, while others could only add to it; None: they could do more
 
 
-def publish(
+def publish(  # noqa: PLR0917
     layout: Layout,
     staging: Staging,
     manifest: Manifest,
-    if_there: IfThere,
+    manifest_id: str,
+    rule: Rule,
     synced_runs: dict[str, RunStamp | None] | None = None,
+    of_step: Callable[[str, int], Iterable[CheckpointKey]] | None = None,
+    *,
+    as_newest: bool = False,
 ) -> Outcome:
-    """Give the sealed `staging`, with this manifest, its place and make that durable."""
-    # A checkpoint with the same content is not replaced unless asked to and its description differs; an incomplete one,
-    # and one that is marked as damaged, always is. Before other bytes take a place, `if_there` may refuse it; nothing
-    # can tag or pin the old ones by then. Only after `UnknownOutcome` was it published: a directory is perhaps not
-    # durable.
-    # `synced_runs`: how each run was when this process itself had last made its name in ``checkpoints/`` durable; one
-    # that is still so is not synced again. It is kept up to date.
-    target = layout.checkpoint(manifest.run, manifest.step)
-    links.make_directory(target.parent)
+    """Give the sealed `staging`, with this manifest, its name and make that durable.
+
+    Only after `UnknownOutcome` was it published although this raises: a directory is perhaps not durable.
+
+    Args:
+        layout: The store.
+        staging: The sealed directory.
+        manifest: Its manifest.
+        manifest_id: The id of the manifest.
+        rule: Whether it may be published although there is another checkpoint of its step.
+        synced_runs: How each run was when this process itself had last made its name in ``checkpoints/`` durable; one
+            that is still so is not synced again. It is kept up to date.
+        of_step: Returns the directories of a step, for a caller that knows them; None: the run is listed.
+        as_newest: Whether it must come after all others of its step in the order of commits.
+
+    Raises:
+        Overtaken: It does not; nothing was published.
+        StepExists: The rule lets no other checkpoint be published at its step.
+        InUse: Another process has the run locked for too long, or is saving the same step.
+    """
+    run = layout.checkpoints / manifest.run
+    links.make_directory(run)
     # Opened before the rename: after it, only the sync itself may fail.
     with ExitStack() as opened:
         try:
-            parents = [opened.enter_context(Held(path)) for path in (target.parent, layout.checkpoints, layout.staging)]
+            parents = [opened.enter_context(Held(path)) for path in (run, layout.checkpoints, layout.staging)]
         except NotInStore as error:
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
-        # The one rename is the commit; all that may fail for want of descriptors was done before it.
         try:
-            outcome = _publish(layout, staging, manifest, if_there)
+            outcome = _publish(
+                layout, staging, manifest, manifest_id, rule, of_step or layout.of_step, as_newest=as_newest
+            )
         except OSError as error:
-            _raise_if_unknown(error, parents[0])
+            raise_if_unknown(error, parents[0])
             raise
         change = outcome.change
         known = {} if synced_runs is None else synced_runs
@@ -85,109 +112,216 @@ def publish(
         if change is not None and change.before is not None and known.pop(manifest.run, None) == change.before:
             parents.pop(1)
         # The run first, as the new parent (law N4), then checkpoints/ and staging/ (N2, N3).
-        _sync(parents)
+        sync_parents(parents)
         if change is not None:
             known[manifest.run] = change.after
         return outcome
 
 
-def _publish(layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere) -> Outcome:
-    """Rename into a free place; else judge what is there, and exchange or leave it under the lock of the run."""
-    # Without the lock another save could put its checkpoint there between the judgement and the exchange, and would be
-    # taken out although it was acknowledged; a kill then loses it.
-    target = layout.checkpoint(manifest.run, manifest.step)
-    key = manifest.run, manifest.step
-    # Shared: saves of other steps go on side by side; only a judgement with an exchange excludes them
-    # (docs/adr/0004).
-    with store_locks.lock_run(layout, manifest.run, exclusive=False, timeout_s=_RUN_TIMEOUT_S) as lock:
-        # Under the lock nothing is dropped or exchanged, so what differs afterwards are additions only.
-        before = layout.run_stamp(manifest.run)
-        # A place that is empty because a replacement died in the middle is not free.
-        is_gap = any(gap.key == key for gap in two_renames.gaps(layout))
-        lock.check()
-        if not is_gap and _renamed(staging, target):
-            return Outcome(change=RunChange(before, layout.run_stamp(manifest.run)))
-    # Not upgraded from the shared lock: two that upgrade at once would wait for each other.
-    with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
-        # First, so that a half-done replacement is judged as the checkpoint that it will be.
-        two_renames.complete_run(layout, key)
-        for _ in range(_PUBLISH_TRIES):
-            lock.check()
-            if _renamed(staging, target):
-                return Outcome()
-            try:
-                return _replace(layout, staging, manifest, if_there, lock)
-            except FileNotFoundError:  # what was there has gone
-                continue
-    raise SaveFailed(f"{target} was made and removed by other processes {_PUBLISH_TRIES} times during the publish")
-
-
-def _renamed(staging: Staging, target: Inside) -> bool:
-    """Rename `staging` to `target`; False if there is something already."""
+def _publish(  # noqa: PLR0917
+    layout: Layout,
+    staging: Staging,
+    manifest: Manifest,
+    manifest_id: str,
+    rule: Rule,
+    of_step: Callable[[str, int], Iterable[CheckpointKey]],
+    *,
+    as_newest: bool,
+) -> Outcome:
+    """Look for other checkpoints of the step and rename, as one step for all who look and rename under the lock."""
+    # The lock may not reach the other hosts of a shared filesystem: there a name does its work. It comes before the
+    # lock, whose mark would tell a host that has the name that its own lock was lost.
+    hides = layout.shared and rule not in ("replace", "beside")
+    source, published = hidden_at(layout, manifest.run, manifest.step) if hides else staging.path, False
     try:
-        two_renames.rename_opened(staging.lock, staging.path, target)
-    except OSError as error:
-        if error.errno not in links.ALREADY_THERE:
-            raise
-        return False
+        if hides:
+            _hide(layout, staging, source)
+        with store_locks.lock_run(layout, manifest.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:
+            # Under the lock nothing is dropped, so what differs afterwards are additions only.
+            before = layout.run_stamp(manifest.run)
+            others = tuple(of_step(manifest.run, manifest.step))
+            found = _sound_of_step(layout, rule, others)
+            existing = _existing(manifest, rule, found)
+            if existing is not None:
+                return Outcome(existing.key, existing=existing)
+            own = (manifest.sequence, manifest.created, manifest_id, 0)
+            if as_newest and any(one.order > own for one in found):
+                raise Overtaken(max(one.manifest.sequence for one in found))
+            lock.check()
+            key, existing = give_name(layout, source, staging.lock, manifest.run, manifest.step, manifest_id)
+            if existing is not None:
+                return Outcome(key, existing=existing)
+            if hides and not staging.lock.names(layout.checkpoint(key)):
+                # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
+                links.rename(layout.checkpoint(key), source)
+                msg = f"{staging.path} was moved away during the save"
+                raise SaveFailed(msg, hint="another process took this save for dead; save again")
+            published = True
+            return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
+    finally:
+        if hides and not published:
+            _withdraw(source, staging)
+
+
+def hidden_at(layout: Layout, run: str, step: int) -> Inside:
+    """Return the name that a save on a shared filesystem has before its own."""
+    return layout.checkpoints / run / f".{step}"
+
+
+def _hide(layout: Layout, staging: Staging, hidden: Inside) -> None:
+    """Rename a staging directory to the hidden name of its step, which only one process can have."""
+    # A save that has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
+    # published. No reader, tag or collector looks at it, so it can be withdrawn.
+    inode, deadline = 0, math.inf
+    while not rename_opened(staging.lock, staging.path, hidden):
+        found = peek.find(hidden)
+        if found is not None and found.st_ino != inode:  # each save that has it gets as long
+            inode, deadline = found.st_ino, time.monotonic() + _HIDDEN_S
+        if time.monotonic() > deadline and not _took_away(layout, hidden):
+            raise InUse(f"another process is saving the step: it has {hidden}", hint="save it again")
+        time.sleep(_HIDDEN_PAUSE_S)
+    statx.refresh(hidden.parent)
+
+
+def _took_away(layout: Layout, hidden: Inside) -> bool:
+    """Whether what has the hidden name, long after its save should have ended, was moved to trash."""
+    # The save died, or stands still on another host, whose lock is not seen: then it finds the name gone, and fails.
+    with suppress(FileNotFoundError):
+        lock = locks.try_exclusive(hidden)
+        if lock is None:
+            return not peek.exists(hidden)
+        with lock:
+            trash.move_to_trash(layout, hidden, lock)
     return True
 
 
-def _replace(
-    layout: Layout, staging: Staging, manifest: Manifest, if_there: IfThere, lock: locks.DirectoryLock
-) -> Outcome:
-    """Change places with the checkpoint that is there, unless that stays."""
-    stays, other_bytes = existing_to_keep(layout, manifest, if_there)
-    if stays is not None:
-        return Outcome(existing=stays)
-    # The last moment before the exchange: to judge the blobs may have taken minutes of a slow disk.
-    lock.check()
-    old = two_renames.exchange(layout, staging.path, (manifest.run, manifest.step), lock, staging.lock)
-    return Outcome(old=old, other_bytes=other_bytes)
+def _withdraw(hidden: Inside, staging: Staging) -> None:
+    """Give a staging directory that is not published its own name again, so that it is discarded like any other."""
+    with suppress(OSError):  # gc removes it: nothing was published, and the first error is the news
+        if staging.lock.names(hidden):  # else it was swept, and another save may have the name
+            links.rename(hidden, staging.path)
 
 
-def existing_to_keep(layout: Layout, manifest: Manifest, if_there: IfThere) -> tuple[Published | None, bool]:
-    """Return the checkpoint that is there if it is to stay; else None, and whether it may hold other bytes."""
-    # Judged again under the lock: the checkpoint of the beginning may have been replaced since.
-    found = look(layout, manifest.run, manifest.step)
-    if found.is_closed:
-        raise StepExists(
-            found.problem,
-            hint="choose another step=, or let root give that checkpoint to the owner of the store (chown -R)",
-        )
-    if found.is_another:
-        raise StepExists(found.problem, hint="it was moved there by hand: move it back, or out of the store")
-    present = found.published
-    if present is not None and not marks.is_marked(layout.checkpoint(manifest.run, manifest.step)):
-        folder = layout.checkpoint(manifest.run, manifest.step) / BLOBS
-        # What is elsewhere is whole where it is: an eviction compared it there.
-        whole = _stays(present.manifest, manifest, if_there.rule) and all(
-            blobs.is_sound(folder / blob.digest, blob.digest, blob.nbytes)
-            for blob in present.manifest.stored
-            if blob.digest not in present.elsewhere
-        )
-        if whole:
-            return present, False
-    other_bytes = found.content != manifest.content
-    if other_bytes and found.content:  # without a manifest it cannot be loaded, and this may be the same state again
-        if_there.check_replaceable()
-    return None, other_bytes
+def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Iterable[CheckpointKey]) -> Published | None:
+    """Return the checkpoint of the step that counts instead of a new one; `StepExists`: there must be no new one."""
+    return _existing(manifest, rule, _sound_of_step(layout, rule, keys))
 
 
-def _stays(present: Manifest, new: Manifest, if_exists: Rule) -> bool:
-    same = present.content == new.content
-    if if_exists == "replace":
-        return same and present.description == new.description
-    if (same and if_exists != "taken") or if_exists == "keep":
-        return True
-    raise StepExists(
-        f"run {new.run} has another checkpoint at step {new.step}, saved at {present.created}",
+def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) -> list[Published]:
+    """Return the checkpoints of a step that can be relied on, in order; the others count for no rule."""
+    found: list[Published] = []
+    for key in () if rule == "beside" else keys:
+        looked = look(layout, key)
+        if looked.is_closed and rule != "replace":
+            raise StepExists(
+                looked.problem,
+                hint="choose another step=, or let root give that checkpoint to the owner of the store (chown -R)",
+            )
+        if looked.published is not None and is_sound(layout, looked.published):
+            found.append(looked.published)
+    return sorted(found, key=lambda one: one.order)
+
+
+def _existing(manifest: Manifest, rule: Rule, found: Sequence[Published]) -> Published | None:
+    if not found:
+        return None
+    newest = found[-1]
+    same = newest.manifest.content == manifest.content
+    if rule == "replace":
+        return newest if same and newest.manifest.description == manifest.description else None
+    if (same and rule != "taken") or rule == "keep":
+        return newest
+    raise _exists(newest)
+
+
+def _exists(other: Published) -> StepExists:
+    return StepExists(
+        f"run {other.key.run} has another checkpoint at step {other.key.step}, saved at {other.manifest.created}",
         hint="choose another step=, or if_exists='replace' to put this one in its place; keep leaves the other, and "
         "saves nothing",
     )
 
 
-def _raise_if_unknown(error: OSError, parent: Held) -> None:
+def is_sound(layout: Layout, published: Published) -> bool:
+    """Whether a complete checkpoint can be relied on: it has no mark, and blobs that were written to are right."""
+    path = layout.checkpoint(published.key)
+    if marks.is_marked(path):
+        return False
+    # What is elsewhere is whole where it is: an eviction compared it there.
+    return all(
+        blobs.is_sound(path / BLOBS / blob.digest, blob.digest, blob.nbytes)
+        for blob in published.manifest.stored
+        if blob.digest not in published.elsewhere
+    )
+
+
+def give_name(  # noqa: PLR0917
+    layout: Layout,
+    source: Inside,
+    opened: locks.DirectoryLock,
+    run: str,
+    step: int,
+    id: str,
+    *,
+    generation: int = 0,
+    digit_count: int = 0,
+) -> tuple[CheckpointKey, Published | None]:
+    """Rename a whole directory, which is `opened`, to the name that the id of its checkpoint gives.
+
+    Args:
+        layout: The store.
+        source: The directory.
+        opened: The lock on it.
+        run: The run of the checkpoint.
+        step: Its step.
+        id: Its id.
+        generation: From 1 on it is another form of a published checkpoint, of this generation or a later one.
+        digit_count: How many digits of the id its other forms have in their names; 0: it has no other form.
+
+    Returns:
+        The key, and the checkpoint that has the name already, if it is this one, published before, and sound: then
+        nothing was renamed.
+    """
+    is_form, digit_count = generation > 0, digit_count or SHORT_DIGITS
+    for _ in range(_NAME_TRIES):
+        key = CheckpointKey(run, step, directory_of(step, id, digit_count=digit_count, generation=generation))
+        target = layout.checkpoint(key)
+        if rename_opened(opened, source, target):
+            return key, None
+        there = id_at(target)
+        if there == id:
+            found = look(layout, key).published
+            if found is not None and not is_form and is_sound(layout, found):
+                return key, found
+            generation += 1
+        elif there is not None:  # another checkpoint, whose id begins with the same digits
+            digit_count = len(id)
+        elif peek.exists(target):  # no manifest in it can be read
+            generation += 1
+    raise SaveFailed(f"{layout.checkpoints / run} has {_NAME_TRIES} directories of {run}@{step} with one id")
+
+
+def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -> bool:
+    """Rename a directory that is open; False if the name is taken. An error although it was done is ignored."""
+    # So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
+    # rename(2) replaces no directory that has something in it, and every checkpoint has its manifest.
+    try:
+        links.rename(source, target)
+    except OSError as error:
+        if error.errno in links.ALREADY_THERE:
+            return False
+        try:
+            statx.refresh(target.parent)  # this host may remember that nothing is there
+            if opened.names(target):
+                return True
+        except OSError as second:
+            msg = f"whether {target} was published cannot be told: {error}; {second}"
+            raise UnknownOutcome(msg, hint="the step may or may not be there; open the store again") from error
+        raise
+    return True
+
+
+def raise_if_unknown(error: OSError, parent: Held) -> None:
     """Raise `UnknownOutcome` for a rename that a filesystem refused while it went down."""
     # XFS that shuts down answers EIO to a rename whose log record may have reached the disk: the replay of the log does
     # it then (seen in a power cut). A filesystem that still syncs refused it for good.
@@ -200,7 +334,7 @@ def _raise_if_unknown(error: OSError, parent: Held) -> None:
         raise UnknownOutcome(msg, hint=_REOPEN) from error
 
 
-def _sync(parents: Sequence[Held]) -> None:
+def sync_parents(parents: Sequence[Held]) -> None:
     """Make every rename into and out of the directories durable; the new parent comes first."""
     # Also a rename that another process did: no process acknowledges what it has not made durable (rule F).
     # In this order, and none is left out after an error: a name without its fsync is not acknowledged.

@@ -1,10 +1,10 @@
 """Make files that hold the same blob names of one inode again, as they were before a copy without hardlinks.
 
 Only the file that all names will share has to be right, so only that one is read: the canonical one, or, if it is
-damaged or gone, the first that is right. Its name is put in the place of another by an exchange of names in one step,
-so a reader finds the old file or the new one and both have the same bytes; the old ones end up in a staging directory,
-go to trash with it, and are freed there once no process has them open (rules T and K of the design). Dying at any line
-leaves every name with one of its files: the process that sweeps the directory first makes all names durable
+damaged or gone, the first that is right. Another file gets a second name in a staging directory, then a rename puts the
+right file in its place: a reader finds the old file or the new one, and both have the same bytes. The old ones go to
+trash with the staging directory, and are freed there once no process has them open (rules T and K of the design). Dying
+at any line leaves every name with one of its files: the process that sweeps the directory first makes all names durable
 (`trash.sweep_staging`).
 """
 
@@ -15,10 +15,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ckstore.errors import DamagedBlob, InUse, UnsafePlace
+from ckstore.errors import DamagedBlob, InUse
 from ckstore.fs import files, links, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents import marks
@@ -34,13 +35,13 @@ class Relinked:
     """What was done so far."""
 
     checked_bytes: int = 0  # bytes that were read and compared
-    relinked_count: int = 0  # names in checkpoints that were exchanged
+    relinked_count: int = 0  # names in checkpoints that lead to another file now
     spare_bytes: int = 0  # sizes of the files that have no other name any more
     damaged: set[str] = field(default_factory=set)  # digests of blobs of which no right file was found yet
 
 
 class Relinker:
-    """Relinks one checkpoint after another; the exchanged files end up in `staging`, which the caller has locked."""
+    """Relinks one checkpoint after another; the old files end up in `staging`, which the caller has locked."""
 
     def __init__(self, layout: Layout, staging: Inside, report: Callable[[int], None]) -> None:
         self.done = Relinked()
@@ -56,9 +57,9 @@ class Relinker:
         """Whether a file was found that is not right, so that checkpoints before it should be looked at once more."""
         return bool(self._wrong)
 
-    def checkpoint(self, run: str, step: int) -> None:
+    def checkpoint(self, key: CheckpointKey) -> None:
         """Relink the blobs of one checkpoint; one that is gone or has no valid manifest is left alone."""
-        path = self._layout.checkpoint(run, step)
+        path = self._layout.checkpoint(key)
         try:
             directory = CheckpointDirectory.at(path, self._layout.hash_prefix)
         except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
@@ -94,7 +95,7 @@ class Relinker:
             self.done.damaged.add(blob.digest)
             return False
         self.done.damaged.discard(blob.digest)
-        return _inode(mine) != right and self._exchange(name, blob.digest, right)
+        return _inode(mine) != right and self._put_right(name, blob.digest, right)
 
     def _find_right(self, blob: BlobRecord, name: Inside) -> Inode | None:
         """Return the inode of a file with the right bytes, which has the canonical name now; None if there is none."""
@@ -136,9 +137,10 @@ class Relinker:
                 return links.try_link(fresh, canonical)
             except FileExistsError:
                 try:
-                    # Exchanged, not renamed over: the damaged file keeps a name in staging, and goes only when gc may
+                    # Not just renamed over: the damaged file keeps a name in staging, and goes only when gc may
                     # free it (rules T, K).
-                    self._swap(fresh, canonical)
+                    if self._swap(fresh, canonical) is None:
+                        return False
                 except FileNotFoundError:  # gc was faster
                     continue
                 files.sync_directory(canonical.parent)
@@ -147,31 +149,33 @@ class Relinker:
                 links.make_directory(canonical.parent)
         return False
 
-    def _exchange(self, name: Inside, digest: str, right: Inode) -> bool:
+    def _put_right(self, name: Inside, digest: str, right: Inode) -> bool:
         """Put the canonical file in the place of another one; False if that is not possible."""
         fresh = self._link_of(self._layout.blob(digest), right)
         if fresh is None:
             return False
         try:
-            old = peek.status(self._swap(fresh, name))
+            place = self._swap(fresh, name)
+            if place is None:
+                return False
+            old = peek.status(place)
         except FileNotFoundError:
             return False
         self.done.relinked_count += 1
         self.done.spare_bytes += old.st_size if old.st_nlink == 1 else 0
         return True
 
-    def _swap(self, fresh: Inside, name: Inside) -> Inside:
-        """Put a file in the place of another one, in one step; return the other's name, in the staging directory."""
-        try:
-            links.exchange(fresh, name)
-        except UnsafePlace:  # a rename over it does the same, if it has another name by then
-            old = self._staging / f"new-{next(self._serial)}"
-            # A second name first: a rename over the last one would free a file that a reader has open on another
-            # host.
-            links.link(name, old)
-            links.rename(fresh, name)
-            return old
-        return fresh
+    def _swap(self, fresh: Inside, name: Inside) -> Inside | None:
+        """Put a file in the place of another one, in one step; return the other's name, in the staging directory.
+
+        None: it stays, since it can have no second name.
+        """
+        old = self._staging / f"new-{next(self._serial)}"
+        # A second name first: a rename over the last one would free a file that a reader has open on another host.
+        if not links.try_link(name, old):
+            return None
+        links.rename(fresh, name)
+        return old
 
     def _link_of(self, path: Inside, right: Inode) -> Inside | None:
         """Return a new name in the staging directory for the right file; None if `path` is another or takes no more."""

@@ -59,8 +59,7 @@ class Staging:
     def create(cls, layout: Layout, run: str, step: int | None, *, read_back: bool = False) -> Staging:
         """Make a staging directory and lock it; with `read_back` what is written is read from the disk and compared."""
         for _ in range(_CREATE_TRIES):
-            # Run and step in the name are for people; the id makes it unique, and a replacement names it
-            # (docs/adr/0011).
+            # Run and step in the name are for people; the id makes it unique.
             path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
             links.make_directory(path)
             try:
@@ -114,8 +113,8 @@ class Staging:
         """Return the newest checkpoints that this user saved, of the last few of the run."""
         if self._saved is None:
             me = os.geteuid()
-            steps = sorted((step for _, step, _ in self.layout.published(self._run)), reverse=True)
-            paths = (self.layout.checkpoint(self._run, step) for step in steps[:_LOOKED_AT])
+            keys = sorted((key for key, _ in self.layout.published(self._run)), reverse=True)
+            paths = (self.layout.checkpoint(key) for key in keys[:_LOOKED_AT])
             self._saved = [path for path in paths if _owner(path) == me][:_TRIED]
         return self._saved
 

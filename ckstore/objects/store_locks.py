@@ -30,11 +30,6 @@ def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _D
     return _followed(layout, lock, f"run-{run}", exclusive=exclusive, timeout_s=timeout_s)
 
 
-def try_run(layout: Layout, run: str) -> locks.DirectoryLock | None:
-    """Lock a run against all others, without waiting; None if it is used, gone, or not ours to open."""
-    return _tried(layout, locks.try_exclusive(layout.checkpoints / run), f"run-{run}")
-
-
 def try_trash(layout: Layout) -> locks.DirectoryLock | None:
     """Lock the trash against other collectors, without waiting; None if there is one."""
     return _tried(layout, locks.try_exclusive(layout.trash), _TRASH)

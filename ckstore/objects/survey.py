@@ -14,6 +14,7 @@ from ckstore.fs import peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.doctor.contents import Leftover
+from ckstore.model.names import key_of
 from ckstore.objects import trash
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
@@ -95,8 +96,8 @@ def _own_bytes(path: Inside, status: os.stat_result) -> int:
 
 def marked(layout: Layout) -> list[str]:
     """Return the checkpoints, as ``RUN@STEP``, that are marked as damaged."""
-    found = [(path.parent.name, int(path.name)) for path in marks.marked(layout) if marks.is_marked(path)]
-    return [f"{run}@{step}" for run, step in sorted(found)]
+    keys = (key_of(path.parent.name, path.name) for path in marks.marked(layout) if marks.is_marked(path))
+    return [f"{run}@{step}" for run, step in sorted({key.run_step for key in keys if key is not None})]
 
 
 @cache

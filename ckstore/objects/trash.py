@@ -15,12 +15,11 @@ from ckstore.fs import files, links, locks, peek
 from ckstore.fs.held import through_parents
 from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
-from ckstore.model.names import CheckpointKey, is_run, step_of
+from ckstore.model.names import CheckpointKey, is_run, key_of, step_of
 from ckstore.objects.layout import BLOBS, MANIFEST
-from ckstore.objects.shared import two_renames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
 
 _UNDO = ".undo-"
 _UNDO_END = re.compile(r"\.undo-([0-9]{1,10})\Z")
+# A draft replaced a checkpoint by two renames where names could not be exchanged: the first left it under this name.
+_REPLACED = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.[0-9a-f]{12}\.old\Z")
 RELINKING = "relink"
-"""The run of the staging directory in which a relink puts the files that it exchanged."""
+"""The run of the staging directory in which a relink puts the files that it replaced."""
 
 
 def move_to_trash(
@@ -126,7 +127,7 @@ def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
         return []
     there = [layout.checkpoints / run for run in sorted(runs)]
     # The blobs of an evicted checkpoint were in its own directory, which stays.
-    there += [layout.checkpoint(*place) for name in names if (place := former_place(name)) is not None]
+    there += [layout.checkpoint(place) for name in names if (place := former_place(name)) is not None]
     return [*(path for path in there if peek.is_directory(path)), layout.staging]
 
 
@@ -136,11 +137,18 @@ def free_name(trash: Inside, name: str) -> Inside:
 
 
 def former_place(name: str) -> CheckpointKey | None:
-    """Return run and step of the checkpoint that was renamed to this name in ``trash/``; None: it was not one."""
+    """Return the key of the checkpoint that was renamed to this name in ``trash/``; None: it was not one."""
     # A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
     run, at, rest = name.partition("@")
-    step = step_of(rest.partition(".")[0])
-    return (run, step) if at and step is not None and is_run(run) else None
+    directory = _UNDO_END.sub("", rest).rpartition(".")[0]  # `free_name` put the last part there
+    return key_of(run, directory) if at and is_run(run) else None
+
+
+def draft_replaced(layout: Layout, name: str) -> CheckpointKey | None:
+    """Return which checkpoint a draft took from its place, by its name in ``staging/``, if nothing came there since."""
+    found = _REPLACED.match(name)
+    key = key_of(found["run"], found["step"]) if found is not None and is_run(found["run"]) else None
+    return None if key is None or layout.of_step(*key.run_step) else key
 
 
 def dead_stagings(layout: Layout) -> list[str]:
@@ -155,29 +163,42 @@ def dead_stagings(layout: Layout) -> list[str]:
 def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[str] | None = None) -> dict[str, str]:
     """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``."""
     # With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that
-    # lives fails by that, and nothing is published. The process that empties the trash first makes durable what
-    # replaced them (`former_parents`).
+    # lives fails by that, and nothing is published.
     swept: dict[str, str] = {}
     for path, lock in _locked_dead(layout, names):
         with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
             if grace is not None and not grace.is_over(path):
                 continue
-            # The old checkpoint may go only when the one that took its place is there after a power cut.
-            two_renames.make_successor_durable(layout, path.name)
             if path.name.startswith(f"{RELINKING}@") and not _blobs_are_durable(layout):
                 continue
             swept[path.name] = move_to_trash(layout, path, lock).name
     return swept
 
 
+def sweep_hidden(layout: Layout, names: Iterable[tuple[str, str]], grace: Grace | None = None) -> None:
+    """Move directories to trash that died under the hidden name of their step; `names`: runs, and names in them."""
+    # Only on a shared filesystem a save has it for a moment (`publish._hide`).
+    for run, name in names:
+        if not name.startswith(".") or step_of(name[1:]) is None:
+            continue
+        path = layout.checkpoints / run / name
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            lock = locks.try_exclusive(path)
+            if lock is None:
+                continue
+            with lock:
+                if grace is None or grace.is_over(path):
+                    move_to_trash(layout, path, lock)
+
+
 def _blobs_are_durable(layout: Layout) -> bool:
-    """Make the names of all blobs in checkpoints durable, before what a relink exchanged them with goes."""
+    """Make the names of all blobs in checkpoints durable, before the files that a relink replaced go."""
     # Where the disk refuses that, only the space of the old files is lost, and all else goes on: `verify` finds the
     # disk.
     try:
-        for run, step, _ in layout.published():
+        for key, _ in layout.published():
             with suppress(FileNotFoundError, NotADirectoryError):
-                files.sync_directory(layout.checkpoint(run, step) / BLOBS)
+                files.sync_directory(layout.checkpoint(key) / BLOBS)
     except OSError:
         return False
     return True
@@ -188,9 +209,8 @@ def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator
     names = names_in(layout.staging) if names is None else names
     if not names:
         return
-    # Both halves of a replacement by two renames are needed until it is completed: one of them is the checkpoint.
-    needed = two_renames.unswept(layout, names)
-    places = ((name, layout.staging / name) for name in names if name not in needed)
+    # The only copy of a checkpoint is not dead: a conversion publishes it.
+    places = ((name, layout.staging / name) for name in names if draft_replaced(layout, name) is None)
     for name, held in through_parents(places):
         lock = locks.try_exclusive(layout.staging / name) if peek.is_directory(held) else None
         if lock is not None:
@@ -233,7 +253,7 @@ def waits(layout: Layout, run: str, step: int | None = None) -> bool:
     """Whether a dropped checkpoint of a run, of this step if one is given, can be brought back."""
     of_run = ((name, former_place(name)) for name in names_in(layout.trash) if can_return(name))
     return any(
-        place is not None and place[0] == run and step in (None, place[1]) and left_s(layout.trash / name) > 0
+        place is not None and place.run == run and step in (None, place.step) and left_s(layout.trash / name) > 0
         for name, place in of_run
     )
 

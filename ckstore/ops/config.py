@@ -56,8 +56,8 @@ def _refuse_misspelt(context: Context, member: str, policy: RetentionPolicy) -> 
     # The catalog's rows may be old or wrong, so a refusal is decided by the manifests and annotations themselves.
     metrics = [
         annotated(context, info).metrics
-        for run, step, _ in context.layout.published()
-        if (info := read_info(context, run, step)) is not None
+        for key, _ in context.layout.published()
+        if (info := read_info(context, key)) is not None
     ]
     if lacking := _lacking(wanted, metrics):
         metric = min(lacking)

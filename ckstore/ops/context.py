@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.layout import Layout, RunStamp
-    from ckstore.objects.publish import IfThere
+    from ckstore.objects.publish import Rule
     from ckstore.objects.staging import Staging
 
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
@@ -64,7 +64,7 @@ class SaveWatch:
     def publishing(self, step: int) -> None:
         """The next rename may publish the save at this step; raises if it must not."""
 
-    def sealed(self, staging: Staging, manifest: Manifest, if_there: IfThere) -> None:
+    def sealed(self, staging: Staging, manifest: Manifest, rule: Rule) -> None:
         """All of it lies sealed in `staging`, and the rename is next; raises if it must not be."""
 
     def committed(self, info: CheckpointInfo) -> None:
@@ -189,16 +189,22 @@ class Context:
 
 
 def info_of(
-    context: Context, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] | None = None
+    context: Context,
+    manifest: Manifest,
+    manifest_id: str,
+    *,
+    tags: tuple[str, ...] | None = None,
+    key: CheckpointKey | None = None,
 ) -> CheckpointInfo:
     """Return everything that the store says about a checkpoint: its manifest, its tags, what was added to it."""
-    # `manifest`: of the checkpoint that is at its place. `tags`: None: they are looked up.
+    # `tags`: None: they are looked up. `key`: where it is; None: where its id says.
+    info = CheckpointInfo.of(manifest, manifest_id, directory="" if key is None else key.directory)
     if tags is None:
-        tags = tags_by_checkpoint(context.layout).get((manifest.run, manifest.step), ())
-    info = replace(CheckpointInfo.of(manifest, manifest_id, tags=tags), durable=context.durable)
+        tags = tags_by_checkpoint(context.layout).get(info.key.any_generation, ())
+    info = replace(info, tags=tags, durable=context.durable)
     try:
         with context.layout.open_runs() as runs:
-            there = runs.small_files(manifest.run, manifest.step)
+            there = runs.small_files(info.key)
     except (CkstoreError, OSError) as error:  # a save is acknowledged when this is asked
         context.notices.problems[f"mark of {info.name}"] = (
             f"whether {info.name} is marked as damaged, or is elsewhere, is not known: {error}"
@@ -207,23 +213,27 @@ def info_of(
     return with_small_files(context, info, there)
 
 
-def read_info(context: Context, run: str, step: int, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:
-    """Return what the manifest at a place says; None if there is no complete checkpoint of that run and step."""
+def read_info(context: Context, key: CheckpointKey, tags: tuple[str, ...] = ()) -> CheckpointInfo | None:
+    """Return what the manifest in a directory says; None if it holds no complete checkpoint."""
     from ckstore.objects.checkpoints import look
 
-    found = look(context.layout, run, step)
+    found = look(context.layout, key)
     if found.published is None:
         if found.problem and not found.is_closed:
-            context.notices.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
+            context.notices.problems[key.name] = f"incomplete checkpoint, left alone: {found.problem}"
         return None
-    return CheckpointInfo.of(found.published.manifest, found.published.manifest_id, tags=tags)
+    published = found.published
+    return CheckpointInfo.of(published.manifest, published.manifest_id, tags=tags, directory=key.directory)
 
 
 def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
-    """Return the sorted tags of every checkpoint that has some."""
+    """Return the sorted tags of every checkpoint that has some, by the key of its first generation."""
     by_checkpoint: dict[CheckpointKey, list[str]] = {}
     for tag, target in sorted(layout.tags().items()):
-        by_checkpoint.setdefault(target, []).append(tag)
+        # A tag of a draft names the step. Until it is rewritten it protects all checkpoints of that.
+        of_step = {key.any_generation for key in layout.of_step(*target.run_step)} if target.is_draft else ()
+        for key in of_step or (target,):
+            by_checkpoint.setdefault(key, []).append(tag)
     return {target: tuple(tags) for target, tags in by_checkpoint.items()}
 
 
@@ -243,7 +253,7 @@ def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     """Return `info` with the metrics and notes that were added to the checkpoint; what cannot be read is a problem."""
     key = annotation_problem(info)
     try:
-        found = read_annotations(context.layout.checkpoint(info.run, info.step))
+        found = read_annotations(context.layout.checkpoint(info.key))
     except (CkstoreError, OSError) as error:
         context.notices.problems[key] = f"ignored the annotations of {info.name}: {error}"
         return info

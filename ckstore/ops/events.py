@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files
-from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.event import Event, parse_line
 from ckstore.model.times import start_of, text_of_time, time_of_text
 from ckstore.objects.layout import Layout
@@ -28,7 +27,7 @@ _READ_BYTES = 4 * MOST_BYTES  # one that another program made larger is not read
 def note(
     context: Context,
     event: str,
-    key: tuple[str, int | None] | CheckpointKey = ("", None),
+    of: tuple[str, int | None] = ("", None),
     *,
     id: str = "",
     nbytes: int | None = None,
@@ -39,7 +38,7 @@ def note(
     if context.readonly:
         return
     now = text_of_time(datetime.now(UTC))
-    run, step = key
+    run, step = of
     _append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid(), seconds))
 
 

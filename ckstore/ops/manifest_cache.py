@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import CheckpointKey, step_of
+from ckstore.model.names import CheckpointKey, key_of
 from ckstore.objects.layout import MANIFEST
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ class RunSeen:
 
     stamp: RunStamp | None = None  # none: it is to be listed again
     names: dict[str, int] = field(default_factory=dict)  # everything in it with its inode number
-    published: dict[CheckpointKey, int] = field(default_factory=dict)  # run, step and inode number of each checkpoint
+    published: dict[CheckpointKey, int] = field(
+        default_factory=dict
+    )  # inode number of the directory of each checkpoint
     # Those of them whose place in the order of commits has not been looked at.
     unsure: frozenset[CheckpointKey] = frozenset()
 
@@ -130,16 +132,24 @@ class DirectoryCache:
 
     def look(self, layout: Layout) -> dict[str, RunSeen]:
         """Return what is there now, by run."""
-        runs = {}
-        for run in layout.runs():
-            seen = self._runs.get(run, RunSeen())
-            # One stat for each run instead of a list: with 10,000 checkpoints that is 12 ms a save.
-            if seen.stamp is None or seen.stamp != layout.run_stamp(run):
-                seen = _listed(layout, run, seen)
-            runs[run] = seen
+        runs = {run: self._look(layout, run) for run in layout.runs()}
         # Runs that are gone must go here too, so what was seen replaces what was known.
         self._runs = dict(runs)
         return runs
+
+    def of_step(self, layout: Layout, run: str, step: int) -> list[CheckpointKey]:
+        """Return the keys of the directories of one step that are there now."""
+        if layout.shared:  # all would be listed each time, and the names of one step take a quarter of that
+            return layout.of_step(run, step)
+        self._runs[run] = seen = self._look(layout, run)
+        return sorted(key for key in seen.published if key.step == step)
+
+    def _look(self, layout: Layout, run: str) -> RunSeen:
+        seen = self._runs.get(run, RunSeen())
+        # One stat for each run instead of a list: with 10,000 checkpoints that is 12 ms a save.
+        if seen.stamp is None or seen.stamp != layout.run_stamp(run):
+            return _listed(layout, run, seen)
+        return seen
 
     def judged(self, runs: Mapping[str, RunSeen], unsure: set[CheckpointKey]) -> None:
         """Take note that of what `look` returned all but these are known in the order of commits."""
@@ -151,16 +161,16 @@ class DirectoryCache:
     def changed(self, place: CheckpointKey, inode: int | None, change: RunChange | None) -> None:
         """Take note of the checkpoint with this inode number that was published here; None: that was dropped here.
 
-        `change` is the run before and after, while no other process could drop or replace anything in it, or unknown.
+        `change` is the run before and after, while no other process could drop anything in it, or unknown.
         """
         try:
-            self._runs[place[0]] = _after_change(self._runs.get(place[0], RunSeen()), place, inode, change)
+            self._runs[place.run] = _after_change(self._runs.get(place.run, RunSeen()), place, inode, change)
         except MemoryError:  # what was changed is durable, and no failure; all is listed the next time
             self._runs = {}
 
 
 def _after_change(seen: RunSeen, place: CheckpointKey, inode: int | None, change: RunChange | None) -> RunSeen:
-    names, published, name = dict(seen.names), dict(seen.published), str(place[1])
+    names, published, name = dict(seen.names), dict(seen.published), place.directory
     if inode is None:
         published.pop(place, None)
         names.pop(name, None)
@@ -186,15 +196,15 @@ def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
         return replace(before, stamp=_trusted(stamp, before.published))
     published, unsure = dict(before.published), set(before.unsure)
     for name, _ in before.names.items() - names.items():
-        if (step := step_of(name)) is not None:
-            published.pop((run, step), None)
-            unsure.discard((run, step))
+        if (key := key_of(run, name)) is not None:
+            published.pop(key, None)
+            unsure.discard(key)
     for name, inode, is_directory in listed:
-        if before.names.get(name) == inode or (step := step_of(name)) is None:
+        if before.names.get(name) == inode or (key := key_of(run, name)) is None:
             continue
         if is_directory:
-            published[run, step] = inode
-            unsure.add((run, step))
+            published[key] = inode
+            unsure.add(key)
         else:  # looked at again the next time
             del names[name]
             stamp = None

@@ -19,12 +19,12 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
 from ckstore.model.names import check_run
 from ckstore.objects import publish, trash
-from ckstore.objects.checkpoints import CheckpointDirectory, look
+from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
+from ckstore.objects.generations import take_annotations
 from ckstore.objects.layout import PLAIN
 from ckstore.objects.staging import Staging
-from ckstore.objects.swap import take_annotations
 from ckstore.ops import config_file, events
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
@@ -32,7 +32,7 @@ from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.listing import infos, no_such_run
-from ckstore.ops.refs.protection import check_tags, check_unprotected, gone, held
+from ckstore.ops.refs.protection import check_tags, gone, held
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 
 
@@ -72,22 +72,23 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
 def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     """Return what is to be renamed, the oldest first; raise where not all of it can be."""
     layout = context.layout
-    found = infos(context, old)
-    there = {step for _, step, _ in layout.published(old)}
+    found = infos(context, old, superseded=True)
+    there = {key for key, _ in layout.published(old)}
     if not there:
         raise no_such_run(layout, old)
     for name in trash.names_in(layout.staging):
         if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):
             raise InUse(f"a save to the run {old} is under way", hint="stop the training, then rename its run")
-    if torn := sorted(there - {info.step for info in found}):
-        raise _damaged(f"{old}@{torn[0]} is not whole")
+    whole = {info.key.any_generation for info in found}  # the others go with it
+    if torn := sorted(key for key in there if key.any_generation not in whole):
+        raise _damaged(f"{torn[0].name} is not whole")
     for info in found:
         if info.damaged:
             raise _damaged(f"{info.name} is marked as damaged")
         if info.elsewhere:
             raise BytesElsewhere(f"bytes of {info.name} are elsewhere", hint=f"ckstore pull {info.name} brings them")
         # Exclusive is what the drop needs: a reader is found out before anything is copied.
-        if trash.in_use(layout.checkpoint(*info.key)):
+        if trash.in_use(layout.checkpoint(info.key)):
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
     _check_free(context, found, new)
     if {old, new} <= config_file.policies_by_run(layout).keys():  # one of them would be lost, and what it keeps
@@ -109,26 +110,26 @@ def _damaged(message: str) -> DamagedBlob:
 
 def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) -> None:
     """Raise unless the new name is free, or what is there are copies that an earlier try made."""
-    there = {step for _, step, _ in context.layout.published(new)}
-    copied = {info.step for info in moving if info.step in there and _copied(context, info, new) is not None}
-    if (others := there - copied) and (moving[-1].step not in copied or others & {info.step for info in moving}):
+    there = {key for key, _ in context.layout.published(new)}
+    copies = {info.id: copy.key for info in moving if (copy := _copied(context, info, new)) is not None}
+    others = {key.step for key in there - {*copies.values()}}
+    if others and (moving[-1].id not in copies or others & {info.step for info in moving}):
         raise StepExists(f"there is a run {new} with checkpoints of its own", hint="choose another name for the run")
 
 
 def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo | None:
     """Return the copy that an earlier try made of a checkpoint; None: there is none."""
-    found = look(context.layout, new, info.step).published
-    if found is None:
-        return None
-    copy = info_of(context, found.manifest, found.manifest_id)
-    is_same = (copy.sequence, copy.created, copy.content) == (info.sequence, info.created, info.content)
-    return copy if is_same else None
+    for found in published_of_step(context.layout, new, info.step):
+        copy = info_of(context, found.manifest, found.manifest_id, key=found.key)
+        if (copy.sequence, copy.created, copy.content) == (info.sequence, info.created, info.content):
+            return copy
+    return None
 
 
 def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, str]) -> CheckpointInfo:
     """Publish a checkpoint once more under another run, durably, with links to its blobs."""
     layout = context.layout
-    with CheckpointDirectory.at(layout.checkpoint(*info.key), layout.hash_prefix) as directory:
+    with CheckpointDirectory.at(layout.checkpoint(info.key), layout.hash_prefix) as directory:
         if directory.manifest_id != info.id:
             raise gone(info)
         present = directory.manifest
@@ -150,34 +151,32 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
             else:
                 files.create_file(staging.lock.inside / PLAIN, data, mode=0o444)
                 staging.seal(encoding.render(replace(present.encoding, checkpoint=checkpoint_id), context.algorithm))
-            check = partial(check_unprotected, context, (run, info.step), replacing=True)
-            old = publish.publish(
-                layout, staging, manifest, publish.IfThere("taken", check), context.known.synced_runs
-            ).old
+            # "replace" publishes beside what is there: of a step that was saved again all checkpoints move.
+            synced = context.known.synced_runs
+            key = publish.publish(layout, staging, manifest, checkpoint_id, "replace", synced).key
         except BaseException as error:
             reclaim.abandon(context, staging, error, purge=False)
             raise
     staging.lock.release()
-    if old is not None:  # a torn one that was at the place
-        reclaim.discard_path(context, old)
-    reconcile_one(context, (run, info.step), timeout_s=CATALOG_TIMEOUT_S)
-    return info_of(context, manifest, checkpoint_id)
+    reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
+    return info_of(context, manifest, checkpoint_id, key=key)
 
 
 def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequence[CheckpointInfo]) -> None:
     """Have tags, pins and the rules of the run name the copies."""
     layout = context.layout
-    by_key = {info.key: (info, copy) for info, copy in zip(moving, copies, strict=True)}
+    by_key = {info.key.any_generation: (info, copy) for info, copy in zip(moving, copies, strict=True)}
+    by_id = {info.id: copy for info, copy in zip(moving, copies, strict=True)}
     for tag, key in layout.tags().items():
         if key in by_key:
             copy = by_key[key][1]
             with held(context, copy, is_durable=True):
-                write_tag(layout, tag, *copy.key)
+                write_tag(layout, tag, copy.key)
     for pin in read_pins(layout):
-        if (pin.run, pin.step) in by_key:
-            info, copy = by_key[pin.run, pin.step]
+        if pin.id in by_id:
+            copy = by_id[pin.id]
             with held(context, copy, is_durable=True):
-                write_pin(layout, replace(pin, run=copy.run, id=copy.id if pin.id == info.id else pin.id))
+                write_pin(layout, replace(pin, run=copy.run, id=copy.id))
     old, new = moving[0].run, copies[0].run
     if old in config_file.policies_by_run(layout):
         config_file.edit(

@@ -15,11 +15,12 @@ from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.settings.settings import ELSEWHERE
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
-from ckstore.objects.checkpoints import look
+from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.layout import MANIFEST
-from ckstore.objects.publish import IfThere
+from ckstore.objects.publish import Rule
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import MIRROR, setting_or_none
@@ -31,13 +32,13 @@ from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, open_directory, text_of
 from ckstore.ops.refs.labels import tag
+from ckstore.ops.requires import require
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, Request
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.who import Document
 from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
-from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
@@ -45,6 +46,7 @@ from ckstore.remote.pull import give_blobs, is_here
 from ckstore.remote.push import Manner, end_intents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import reach, source_of
+from ckstore.remote.source import Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def publish_apart(context: Context, request: Request, whole: Whole, work: RankWo
     # `sequence` is free in the stores of all nodes. After `UnknownOutcome` it may exist at the remote, else it does
     # not.
     remote, holder = common_remote(context)
-    require(context)
+    require(context, ELSEWHERE)
     if request.step is not None:
         list_step(context, remote, request.run, request.step)
     context.known.greatest_sequence.raise_to(sequence - 1)
@@ -118,11 +120,12 @@ class _ToRemote(WorkWatch):
         self.unknown: UnknownOutcome | None = None  # why it is not known whether it exists
         self._context, self._remote = context, remote
 
-    def sealed(self, staging: Staging, manifest: Manifest, if_there: IfThere) -> None:
+    def sealed(self, staging: Staging, manifest: Manifest, rule: Rule) -> None:
         """Push it, unless what is there stays; raises as the rename would."""
         layout = self._context.layout
         # By the same rules, and before anything is at the remote: afterwards they could refuse it in vain.
-        if publishing.existing_to_keep(layout, manifest, if_there)[0] is not None:
+        of_step = layout.of_step(manifest.run, manifest.step)
+        if publishing.existing_of_step(layout, manifest, rule, of_step) is not None:
             return
         data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=staging.lock.fd)
         manifest_id = parse_manifest(data, where=str(staging.path), hash_prefix=layout.hash_prefix)[1]
@@ -153,18 +156,21 @@ def _adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpo
     layout, info = context.layout, joined.info
     manifest, manifest_id = parse_manifest(joined.manifest, where=info.name, hash_prefix=layout.hash_prefix)
     new = False
-    found = look(layout, info.run, info.step).published
+    of_step = published_of_step(layout, info.run, info.step)
     # A rank that stood still may come when another start of the job has saved the step again: that one stays.
-    if found is None or CheckpointInfo.of(found.manifest, found.manifest_id).order < info.order:
+    if not of_step or of_step[-1].order < info.order:
         _, holder = common_remote(context)
-        require(context)
+        require(context, ELSEWHERE)
         document = elsewhere_at(holder)
-        new = publish_manifest(context, manifest, joined.manifest, None, document, if_exists="replace")
-    found = look(layout, info.run, info.step).published
-    reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
+        whole = Found(manifest, manifest_id, joined.manifest, None)
+        new = publish_manifest(context, whole, None, document, rule="replace", drops=True) is not None
+    of_step = published_of_step(layout, info.run, info.step)
+    found = of_step[-1] if of_step else None
+    if found is not None:
+        reconcile_one(context, found.key, timeout_s=CATALOG_TIMEOUT_S)
     # The same state may be there already, under the id of an earlier try.
     if found is not None and found.manifest.content == manifest.content:
-        there = info_of(context, found.manifest, found.manifest_id)
+        there = info_of(context, found.manifest, found.manifest_id, key=found.key)
         if staging is not None:
             give_blobs(context, there, manifest, staging)
         elif there.elsewhere:

@@ -10,7 +10,7 @@ from ckstore.fs import files
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.messages import info_from
 from ckstore.objects import trash
-from ckstore.objects.checkpoints import look
+from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
@@ -18,7 +18,7 @@ from ckstore.ops.save.save import Request
 from ckstore.ranks.by_files import FilesMeeting, Pace
 from ckstore.ranks.join import beside
 from ckstore.ranks.meeting import reason_of
-from ckstore.ranks.outcome import error_of, given_up, is_of_try, lost, published, stuck, with_news
+from ckstore.ranks.outcome import error_of, given_up, is_of_try, lost, now_at, published, stuck, take_hidden, with_news
 from ckstore.ranks.who import Document
 from ckstore.ranks.whole import Whole
 from ckstore.ranks.work import RankWork, WorkWatch
@@ -148,6 +148,7 @@ class Deciding:
             # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
             with suppress(FileNotFoundError):  # it has been renamed into its place, or given up
                 trash.move_to_trash(self.context.layout, self.context.layout.staging / document["staging"])
+        take_hidden(self.context.layout, meeting.who)
         info = self._published()
         if info is not None:
             return self._end(published(info))
@@ -156,13 +157,14 @@ class Deciding:
     def _published(self) -> CheckpointInfo | None:
         """Return the checkpoint, if it is that of this try; it is durable then."""
         who, layout = self.meeting.who, self.context.layout
-        found = look(layout, who.run, who.step).published
-        if found is None or not is_of_try(found.manifest, who):
+        of_step = published_of_step(layout, who.run, who.step)
+        found = next((one for one in of_step if is_of_try(one.manifest, who)), None)
+        if found is None:
             return None
         # The rank that renamed it may have died, or stand still, before its sync; this one acknowledges it (rule F).
         for folder in (layout.checkpoints / who.run, layout.checkpoints, layout.staging):
             files.sync_directory(folder)
-        return info_of(self.context, found.manifest, found.manifest_id)
+        return info_of(self.context, found.manifest, found.manifest_id, key=found.key)
 
     def _tell(self, error: BaseException) -> None:
         """Tell the others why this rank, which was to publish, did not."""
@@ -193,10 +195,10 @@ class Deciding:
             raise error
         info = info_from(dict(outcome["info"]))
         self.work.decided(info)
-        found = look(self.context.layout, info.run, info.step).published
+        found = now_at(self.context.layout, info)
         known = with_news(info, found)
         if known is info and found is not None:
-            return info_of(self.context, found.manifest, found.manifest_id)
+            return info_of(self.context, found.manifest, found.manifest_id, key=found.key)
         return known
 
     def _see_the_rest(self, outcome: Document) -> None:

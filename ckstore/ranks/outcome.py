@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from ckstore.errors import CkstoreError, DamagedBlob, MissingRanks, RankFailed, RankMismatch
@@ -11,8 +12,10 @@ from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.saver.messages import info_json
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects import trash
+from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.layout import Layout
+from ckstore.objects.publish import hidden_at
 from ckstore.ranks.by_files import FilesMeeting, elsewhere
 from ckstore.ranks.meeting import failed_on_all
 from ckstore.ranks.who import Document, Who, named
@@ -53,26 +56,45 @@ def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
     said = [
         f"{named(rank, document)} stopped while it published, and what it was to publish is gone, or was replaced since"
         for rank, document in sorted(meeting.hear("publishing").items())
-        if not _is_unpublished(layout, document["staging"], meeting.who)
+        if not _is_unpublished(layout, document["staging"])
     ]
     return {"lost": "; ".join(said)} if said else None
 
 
-def _is_unpublished(layout: Layout, staging: str, who: Who) -> bool:
+def _is_unpublished(layout: Layout, staging: str) -> bool:
     """Whether the whole of this try still lies in a staging directory, or is not complete there yet."""
     try:
-        with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix) as directory:
-            # Where a step is replaced the two change places, and the staging has what was there before.
-            return is_of_try(directory.manifest, who)
+        with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix):
+            return True
     except DamagedBlob:  # it is not sealed
         return True
     except (FileNotFoundError, NotADirectoryError):  # renamed into its place, or swept: it does not say which
         return False
 
 
+def take_hidden(layout: Layout, who: Who) -> None:
+    """Move to trash what a rank of this try, which stands still, has under the hidden name of a shared filesystem."""
+    path = hidden_at(layout, who.run, who.step)
+    with (
+        suppress(FileNotFoundError, NotADirectoryError, DamagedBlob),
+        CheckpointDirectory.at(path, layout.hash_prefix) as directory,
+    ):
+        if is_of_try(directory.manifest, who):
+            trash.move_to_trash(layout, path, directory.lock)
+
+
 def is_of_try(manifest: Manifest, who: Who) -> bool:
     """Whether this is what the ranks of a try made."""
     return manifest.ranks is not None and manifest.ranks.attempt == who.attempt
+
+
+def now_at(layout: Layout, info: CheckpointInfo) -> Published | None:
+    """Return a checkpoint that a try published, unless its step has other content by now: then that of the step."""
+    of_step = published_of_step(layout, info.run, info.step)
+    own = next((one for one in of_step if one.manifest_id == info.id), None)
+    # A rank of another host may have published the same under another id.
+    is_current = own is not None and own.manifest.content == of_step[-1].manifest.content
+    return own if is_current else next(reversed(of_step), None)
 
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:

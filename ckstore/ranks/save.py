@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckstore.errors import CkstoreError, RankFailed, RankMismatch
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.objects.checkpoints import look
+from ckstore.objects.checkpoints import published_of_step
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.notices import tell_not_durable
@@ -105,8 +105,7 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
 
 
 def _refuse_duplicate(context: Context, who: Who) -> None:
-    found = look(context.layout, who.run, who.step).published
-    if found is not None and is_of_try(found.manifest, who):
+    if any(is_of_try(found.manifest, who) for found in published_of_step(context.layout, who.run, who.step)):
         msg = f"{who.name} was saved by all ranks of this try already"
         came = f"{who} came a second time, or too late; a new try needs another"
         raise RankMismatch(msg, hint=f"{came} attempt=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
@@ -62,7 +63,7 @@ class Said(NamedTuple):
 
 def annotations_of(context: Context, info: CheckpointInfo) -> Iterator[Said]:
     """Give the annotations of a checkpoint, if it has any."""
-    own = read_annotations(context.layout.checkpoint(*info.key))
+    own = read_annotations(context.layout.checkpoint(info.key))
     if own is not None:
         key = keys.Place(info.run, info.step, info.id).annotations
         yield Said(key, info, own.render(), partial(_with_annotations, key, own), ANNOTATIONS_MAX_BYTES)
@@ -70,11 +71,11 @@ def annotations_of(context: Context, info: CheckpointInfo) -> Iterator[Said]:
 
 def tags_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Said]:
     """Give the tags of checkpoints."""
-    by_key = {info.key: info for info in infos}
+    by_key = {info.key.any_generation: info for info in infos}
     for name, target in sorted(context.layout.tags().items()):
-        info = by_key.get((target[0], target[1]))
+        info = by_key.get(target)
         if info is not None:
-            data = tag_bytes(keys.Place(*info.key, info.id))
+            data = tag_bytes(keys.Place(info.run, info.step, info.id))
             yield Said(keys.tag(name), info, data, partial(_only, data), TAG_MAX_BYTES)
 
 
@@ -122,6 +123,11 @@ class Beside:
             raise failure
 
 
+def _shown(key: CheckpointKey) -> str:
+    """Return the name of a checkpoint with the digits of its id: others may have its step."""
+    return f"{key.run}@{key.directory}"
+
+
 def _only(own: bytes, present: bytes | None) -> bytes:
     del present  # the newest push says what it is
     return own
@@ -130,6 +136,17 @@ def _only(own: bytes, present: bytes | None) -> bytes:
 def _with_annotations(key: str, own: Annotations, present: bytes | None) -> bytes:
     other = Annotations() if present is None else read_document(present, parse_annotations, key)
     return seal(merged(own, other).render())
+
+
+def named_at(source: Source) -> set[str]:
+    """Return the ids of the checkpoints that a tag or a pin names at a source."""
+    found = {place.id for place in source.tags().values()}
+    now = datetime.now(UTC)
+    for name, data in source.pins().items():
+        with suppress(CkstoreError):  # `take_names` says that it cannot be read
+            pin = read_pin(data, name, source.name)
+            found |= set() if pin.expired(now) else {pin.id}
+    return found
 
 
 def take_names(
@@ -158,14 +175,14 @@ def take_names(
     named: dict[str, list[str]] = {}
     for name, place in sorted(source.tags().items()):
         info = by_id.get(place.id)
-        if info is None or info.key != place.key:
+        if info is None or info.key.run_step != place.run_step:
             continue
         target = own.get(name)
-        if target is None or (moving and (target[0], target[1]) != info.key):
+        if target is None or (moving and target != info.key.any_generation):
             named.setdefault(info.id, []).append(name)
             taken.add(keys.tag(name))
-        elif (target[0], target[1]) != info.key:
-            warnings.append(f"the tag {name} names {target[0]}@{target[1]} here and {info.name} at {source.name}")
+        elif target != info.key.any_generation:
+            warnings.append(f"the tag {name} names {_shown(target)} here and {_shown(info.key)} at {source.name}")
     if named:
         tag_all(context, [(by_id[checkpoint], names) for checkpoint, names in named.items()])
     known = {pin.name: pin for pin in read_pins(context.layout)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.refs.find import AnyRef, find
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import current_or_named
 
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
@@ -26,8 +26,8 @@ class ChoiceOptions(TypedDict, total=False):
     """The options of `Store.push`, `Store.pull` and `Store.evict` that choose checkpoints by a rule; all are keywords.
 
     Attributes:
-        run: Every checkpoint of this run.
-        all: Every checkpoint; of the run that the handle is bound to, if it is.
+        run: Every checkpoint of this run; superseded ones only if a tag or a pin names them.
+        all: The same of every run, or of the run that the handle is bound to.
         tagged: Every checkpoint that has a tag (for a pull: there), of `run` if it is given.
     """
 
@@ -84,6 +84,6 @@ class Choice:
         """Return the checkpoints of a store, each once."""
         if self.by_rule():
             run = self.run if self.run is not None else context.run
-            return [info for info in infos(context, run) if info.tags or not self.tagged]
+            return [info for info in current_or_named(context, run) if info.tags or not self.tagged]
         found = [find(context, ref) for ref in self.several()]
         return [*{info.key: info for info in found}.values()]

@@ -11,6 +11,7 @@ from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
+from ckstore.remote.beside import named_at
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS
@@ -35,7 +36,7 @@ def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) 
         return next(place for place in there if place.id == best.id)
     places = source.places()
     named = resolve(ref, [_stub(place) for place in places], {})
-    same = [place for place in places if place.key == named.key]
+    same = [place for place in places if place.run_step == named.key.run_step]
     if ref.kind == "id" or len(same) == 1:
         return next(place for place in same if place.id == named.id)
     return _newest(source, same, ref, hash_prefix)
@@ -69,11 +70,14 @@ def _newest(source: Source, places: Sequence[Place], ref: Ref, hash_prefix: str)
 
 
 def newest_of_steps(source: Source, places: Sequence[Place], hash_prefix: str) -> list[Place]:
-    """Return of several checkpoints at one step the newest, which is meant by it; that needs their manifests."""
-    count = Counter(place.key for place in places)
-    facts = facts_of(source, [place for place in places if count[place.key] > 1], hash_prefix)
-    newest = {place.key: place for place in sorted(facts, key=lambda place: facts[place].order)}
-    return [place for place in places if newest.get(place.key, place) == place]
+    """Return of several checkpoints at one step the newest, then those that a tag or a pin names."""
+    count = Counter(place.run_step for place in places)
+    several = [place for place in places if count[place.run_step] > 1]
+    facts = facts_of(source, several, hash_prefix)  # which is the newest is in the manifests
+    newest = {place.run_step: place for place in sorted(facts, key=lambda place: facts[place].order)}
+    older = [place for place in several if newest.get(place.run_step, place) != place]
+    named = named_at(source) if older else set()
+    return [*(place for place in places if place not in {*older}), *(place for place in older if place.id in named)]
 
 
 def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[Place, CheckpointInfo]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ckstore.model.checkpoint.pins import file_name, pin_name
 from ckstore.model.digest import fan_out, is_digest
-from ckstore.model.names import CheckpointKey, is_run, is_tag, step_of
+from ckstore.model.names import is_run, is_tag, step_of
 
 BLOBS = "blobs/"
 CHECKPOINTS = "checkpoints/"
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     id: str
 
     @property
-    def key(self) -> CheckpointKey:
+    def run_step(self) -> tuple[str, int]:
         """Run and step."""
         return self.run, self.step
 

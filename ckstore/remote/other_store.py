@@ -5,15 +5,20 @@ What is pushed to it is pulled by it; what is pulled from it is read as from any
 
 from __future__ import annotations
 
+import errno
+import os
+from collections import Counter
 from collections.abc import Container
 from contextlib import suppress
 
 from ckstore.errors import DamagedBlob, InUse, RemoteError
 from ckstore.fs import files, locks, peek
+from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.stored import OldPiece
-from ckstore.objects.checkpoints import CheckpointDirectory, id_at
+from ckstore.model.names import CheckpointKey
+from ckstore.objects.checkpoints import CheckpointDirectory, id_at, look, places_with_id
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
@@ -47,17 +52,23 @@ class StoreSource:
     def places(self, under: str = "") -> list[Place]:
         """See `ckstore.remote.source.Source`."""
         run = under.partition("/")[0] if "/" in under else None
-        found = []
-        for name, step, _ in self._layout.published(run):
-            id = id_at(self._layout.checkpoint(name, step))
-            if id is not None and f"{name}/{step}/{id}/".startswith(under):
-                found.append(Place(name, step, id))
-        return sorted(found)
+        found: dict[Place, CheckpointKey] = {}
+        # Of one id the latest generation counts.
+        for key, _ in sorted(self._layout.published(run), key=lambda one: one[0].generation):
+            id = id_at(self._layout.checkpoint(key))
+            if id is not None and f"{key.run}/{key.step}/{id}/".startswith(under):
+                found[Place(*key.run_step, id)] = key
+        count = Counter(place.run_step for place in found)
+        # Of several at one step those that are not whole do not count, as in the store itself.
+        several = [place for place in found if count[place.run_step] > 1]
+        whole = {place for place in several if look(self._layout, found[place]).published is not None}
+        steps = {place.run_step for place in whole}
+        return sorted(place for place in found if place.run_step not in steps or place in whole)
 
     def manifest(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
         # Of a compacted checkpoint the manifest lies beside what says how it is stored.
-        return self._read(place, PLAIN, MANIFEST_MAX_BYTES) or self._read(place, MANIFEST, MANIFEST_MAX_BYTES)
+        return self._read(place, MANIFEST_MAX_BYTES, PLAIN, MANIFEST)
 
     def plain(self, place: Place) -> bytes:
         """See `ckstore.remote.source.Source`."""
@@ -65,32 +76,34 @@ class StoreSource:
 
     def annotations(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
-        return self._read(place, ANNOTATIONS, ANNOTATIONS_MAX_BYTES) if self._shows(place.annotations) else None
+        return self._read(place, ANNOTATIONS_MAX_BYTES, ANNOTATIONS) if self._shows(place.annotations) else None
 
     def _shows(self, key: str) -> bool:
         return self._said is None or key in self._said
 
-    def _read(self, place: Place, name: str, most_bytes: int) -> bytes | None:
-        path = self._layout.checkpoint(*place.key)
-        try:
-            if id_at(path) != place.id:
-                return None
-            return files.read_file(path / name, most_bytes=most_bytes)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except DamagedBlob as error:
-            raise RemoteError(error.message) from error
+    def _read(self, place: Place, most_bytes: int, *names: str) -> bytes | None:
+        """Return the first of these files that a checkpoint has; None: none of them."""
+        for path in places_with_id(self._layout, *place):
+            for name in names:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    try:
+                        return files.read_file(path / name, most_bytes=most_bytes)
+                    except DamagedBlob as error:
+                        raise RemoteError(error.message) from error
+        return None
 
     def tags(self) -> dict[str, Place]:
         """See `ckstore.remote.source.Source`."""
-        targets = self._targets()
+        targets = {name: key for name, key in self._layout.tags().items() if self._shows(keys.tag(name))}
         # Once for each checkpoint: one may have a hundred thousand tags.
-        ids = {target: id_at(self._layout.checkpoint(*target)) for target in {*targets.values()}}
-        return {name: Place(*target, id) for name, target in targets.items() if (id := ids[target]) is not None}
+        ids = {key: self._id_of(key) for key in {*targets.values()}}
+        return {name: Place(*key.run_step, id) for name, key in targets.items() if (id := ids[key]) is not None}
 
-    def _targets(self) -> dict[str, tuple[str, int]]:
-        found = self._layout.tags().items()
-        return {name: (target[0], target[1]) for name, target in found if self._shows(keys.tag(name))}
+    def _id_of(self, target: CheckpointKey) -> str | None:
+        """Return the id of the checkpoint whose first generation has this key."""
+        of_step = self._layout.of_step(*target.run_step)
+        ids = (id_at(self._layout.checkpoint(key)) for key in of_step if key.any_generation == target)
+        return next((id for id in ids if id is not None), None)
 
     def pins(self) -> dict[str, bytes]:
         """See `ckstore.remote.source.Source`."""
@@ -107,20 +120,23 @@ class StoreSource:
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""
-        path = self._layout.checkpoint(*place.key)
-        try:
-            # Locked for the time of the read, so that it is not taken apart meanwhile (rule L).
-            with locks.lock_shared(path) as lock:
-                if id_at(lock.inside) != place.id:
-                    return None
-                if peek.exists(lock.inside / PLAIN):
-                    directory = CheckpointDirectory.locked(path, lock, self._layout.hash_prefix)
-                    if decoded(directory, digest, offset, into, place.name):
-                        return len(into)
-                with files.opened_regular(lock.inside / BLOBS / digest) as fd:
-                    files.read_into(fd, offset, into, f"{path}: blob {digest}")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (DamagedBlob, InUse) as error:
-            raise RemoteError(error.message) from error
+        for path in places_with_id(self._layout, *place):
+            try:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    return self._read_blob(path, place, digest, offset, into)
+            except (DamagedBlob, InUse) as error:
+                raise RemoteError(error.message) from error
+        return None
+
+    def _read_blob(self, path: Inside, place: Place, digest: str, offset: int, into: memoryview) -> int:
+        # Locked for the time of the read, so that it is not taken apart meanwhile (rule L).
+        with locks.lock_shared(path) as lock:
+            if id_at(lock.inside) != place.id:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path.inner)
+            if peek.exists(lock.inside / PLAIN):
+                directory = CheckpointDirectory.locked(path, lock, self._layout.hash_prefix)
+                if decoded(directory, digest, offset, into, place.name):
+                    return len(into)
+            with files.opened_regular(lock.inside / BLOBS / digest) as fd:
+                files.read_into(fd, offset, into, f"{path}: blob {digest}")
         return len(into)

@@ -9,7 +9,7 @@ goes on from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from ckstore.fs import files, links, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.canonical import encode_metric
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
-from ckstore.model.digest import algorithm_of
+from ckstore.model.digest import algorithm_of, short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import Encoding
@@ -36,11 +36,11 @@ from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
 from ckstore.model.words import PUSH_AGAIN
 from ckstore.objects import publish as publishing
-from ckstore.objects.checkpoints import judge_blobs, look
+from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
 from ckstore.objects.layout import ANNOTATIONS, BLOBS
-from ckstore.objects.publish import IfExists, Outcome
+from ckstore.objects.publish import IfExists, Outcome, Rule
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import why_of
 from ckstore.ops.call_threads import for_each
@@ -48,10 +48,10 @@ from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free, purge
+from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.pace import RateLimiter
-from ckstore.ops.refs.labels import pin_again
-from ckstore.ops.refs.protection import check_unprotected, held
+from ckstore.ops.refs.protection import held
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 from ckstore.remote.beside import merged, take_names
 from ckstore.remote.budget import MemoryBudget
@@ -74,8 +74,9 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
     facts = facts_of(source, places, context.layout.hash_prefix)
     new = []
     for place in facts:
-        here = look(context.layout, place.run, place.step).published
-        lacking = None if here is None or here.manifest_id != place.id else here.elsewhere
+        key = key_with_id(context.layout, *place)
+        here = None if key is None else look(context.layout, key).published
+        lacking = None if here is None else here.elsewhere
         new += [place] if lacking is None else []
         found = read_manifest(source, place, context.layout.hash_prefix)
         for blob in () if found is None else found.manifest.blobs:
@@ -91,8 +92,14 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
 
 def is_here(context: Context, place: Place) -> bool:
     """Whether the store has this very checkpoint, whole."""
-    published = look(context.layout, place.run, place.step).published
-    return published is not None and published.manifest_id == place.id
+    return _key_here(context, place) is not None
+
+
+def _key_here(context: Context, place: Place) -> CheckpointKey | None:
+    key = key_with_id(context.layout, *place)
+    found = None if key is None else look(context.layout, key).published
+    # Beside one that is damaged another form of it comes.
+    return key if found is not None and publishing.is_sound(context.layout, found) else None
 
 
 @dataclass
@@ -105,7 +112,7 @@ class Pull:
         manner: How fast.
         if_exists: What to do where another checkpoint has the run and step.
         is_push: The source brings them, and its tags and pins move those that are here.
-        own: Ids of checkpoints here that it brought before: what it has at their steps now takes their places.
+        own: Ids of checkpoints here that it brought before: what it has at their steps now supersedes them.
         warnings: What the user should know.
     """
 
@@ -116,6 +123,7 @@ class Pull:
     is_push: bool = False
     own: Container[str] = ()
     warnings: list[str] = field(default_factory=list)
+    _wanted: frozenset[str] = frozenset()  # ids of the checkpoints that are brought together
     _moved_bytes: int = 0
     _moved_count: int = 0
     _all_bytes: int = 0
@@ -132,12 +140,15 @@ class Pull:
     def bring(self, places: Sequence[Place]) -> TransferReport:
         """Bring checkpoints, one after another; one that cannot be brought is said when all others are here.
 
+        Of several of one step the newest comes first, and supersedes the others here as it does there.
+
         Raises:
             RemoteError: A checkpoint is missing or damaged there, or the source does not answer.
             StepExists, Protected: Another one is at its step.
         """
         self.context.check_writable()
         begun_s = time.monotonic()
+        self._wanted = frozenset(place.id for place in places)
         infos = []
         new: set[CheckpointKey] = set()
         failure: CkstoreError | None = None
@@ -160,7 +171,7 @@ class Pull:
         return TransferReport(
             "pull",
             self.source.name,
-            tuple(replace(info, tags=tags.get(info.key, ())) for info in infos),
+            tuple(replace(info, tags=tags.get(info.key.any_generation, ())) for info in infos),
             len(new),
             self._moved_count,
             self._moved_bytes,
@@ -183,15 +194,18 @@ class Pull:
         manifest, manifest_id = found.manifest, found.id
         self._all_bytes += sum(blob.nbytes for blob in manifest.blobs)
         annotations = self.annotations_of(place)
-        if is_here(self.context, place):
-            info = info_of(self.context, manifest, manifest_id, tags=())
+        key = _key_here(self.context, place)
+        if key is not None:
+            info = info_of(self.context, manifest, manifest_id, tags=(), key=key)
             if info.elsewhere:
                 with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
                     self._bring_back(place, manifest, found.encoding, info)
             self._annotate(info, annotations)
-            return info_of(self.context, manifest, manifest_id, tags=()), False
+            if self.if_exists == "replace":
+                self._drop_others(info, self.context.layout.of_step(*place.run_step))
+            return info_of(self.context, manifest, manifest_id, tags=(), key=key), False
         with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
-            return self._publish(place, found, annotations), True
+            return self._publish(place, found, annotations)
 
     def annotations_of(self, place: Place) -> Annotations | None:
         """Return what was said of a checkpoint at the source; None: nothing, or nothing that can be read."""
@@ -223,7 +237,7 @@ class Pull:
             if notes or new:
                 add_annotations(self.context.layout, lock, Annotations(new, notes))
 
-    def _publish(self, place: Place, found: Found, annotations: Annotations | None) -> CheckpointInfo:
+    def _publish(self, place: Place, found: Found, annotations: Annotations | None) -> tuple[CheckpointInfo, bool]:
         context, manifest = self.context, found.manifest
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
@@ -234,9 +248,8 @@ class Pull:
                 path = staging.lock.inside / ANNOTATIONS
                 files.create_file(path, seal(annotations.render()), mode=0o600)
             staging.seal(found.data)
-            if_exists = "replace" if self._is_own(place) else self.if_exists
-            if_there = publishing.IfThere(if_exists, partial(self._check_replaceable, place, if_exists))
-            outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
+            synced = context.known.synced_runs
+            outcome = publishing.publish(context.layout, staging, manifest, found.id, self._rule(place), synced)
         except BaseException as error:
             # What was fetched stays under its digest until the next gc, for the next try; not where the disk is full.
             if not reclaim.is_full(error):
@@ -245,16 +258,11 @@ class Pull:
             raise
         return self._follow_up(staging, manifest, place, outcome)
 
-    def _is_own(self, place: Place) -> bool:
-        there = look(self.context.layout, *place.key).published
-        return there is not None and there.manifest_id in self.own
-
-    def _check_replaceable(self, place: Place, if_exists: IfExists) -> None:
-        # A tag that goes along names the same step afterwards.
-        moving = [name for name, one in self.source.tags().items() if one == place] if self.is_push else ()
-        check_unprotected(self.context, place.key, moving=moving, replacing=True)
-        if if_exists != self.if_exists and not self._is_own(place):
-            raise StepExists(f"{place.name} of this store was replaced meanwhile")
+    def _rule(self, place: Place) -> Rule:
+        of_step = published_of_step(self.context.layout, *place.run_step)
+        # One that the source brought before, or has beside this one, is no other checkpoint that must stay alone.
+        is_known = bool(of_step) and (of_step[-1].manifest_id in self.own or of_step[-1].manifest_id in self._wanted)
+        return "beside" if is_known else self.if_exists
 
     def _bring_back(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
         """Give an evicted checkpoint its blobs again; it stays listed and readable meanwhile."""
@@ -271,28 +279,57 @@ class Pull:
             raise
         reclaim.discard(context, staging)
 
-    def _follow_up(self, staging: Staging, manifest: Manifest, place: Place, outcome: Outcome) -> CheckpointInfo:
-        """Do what comes after the commit; what fails becomes a warning."""
+    def _follow_up(
+        self, staging: Staging, manifest: Manifest, place: Place, outcome: Outcome
+    ) -> tuple[CheckpointInfo, bool]:
+        """Do what comes after the commit; what fails becomes a warning. Return also whether it is new here."""
         context = self.context
         if outcome.existing is not None:
             reclaim.discard(context, staging)
             kept = outcome.existing
             if kept.manifest.content != manifest.content:
                 self.warnings.append(f"{place.name} of this store holds something else, and was kept")
-            return info_of(context, kept.manifest, kept.manifest_id, tags=())
+            return info_of(context, kept.manifest, kept.manifest_id, tags=(), key=kept.key), False
+        info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
         try:
-            if outcome.old is not None:
-                pin_again(context, place.key, place.id)
+            self._drop_others(info, outcome.older)
             # The number of its place in the order of commits came from elsewhere: it is looked at with the run, and is
             # not taken as one that this process gave.
-            reconcile_one(context, place.key, timeout_s=CATALOG_TIMEOUT_S)
-        except (CkstoreError, OSError) as error:
-            self.warnings.append(f"{place.name} is here, and not in the catalog yet: {why_of(error)}")
+            self._catalogue(info.key)
         finally:
             staging.lock.release()
-        if outcome.old is not None:
-            reclaim.discard_path(context, outcome.old)
-        return info_of(context, manifest, place.id, tags=())
+        return info, True
+
+    def _drop_others(self, info: CheckpointInfo, keys: Iterable[CheckpointKey]) -> None:
+        """Drop the others of the step of a checkpoint that is here now, as far as the caller wants them replaced."""
+        going = [key for key in keys if key != info.key and not self._stays(key, info)]
+        if not going:
+            return
+        # A pull that replaces is asked for by name: what it brings counts, though what is here may be newer.
+        self.warnings += drop_older(self.context, info, going, newer=self.if_exists == "replace")
+        for key in going:
+            self._catalogue(key)
+        reclaim.give_back(self.context)
+        newest = published_of_step(self.context.layout, info.run, info.step)[-1:]
+        if self.if_exists == "replace" and newest and newest[0].manifest_id not in self._wanted:
+            said = f"{info.name} still names {short_id(newest[0].manifest_id)}, which is newer than {short_id(info.id)}"
+            self.warnings.append(f"{said}; give what was pulled a tag, or gc drops it")
+
+    def _stays(self, key: CheckpointKey, info: CheckpointInfo) -> bool:
+        """Whether another directory of the step of `info` stays: it supersedes the other, or is superseded."""
+        id = id_at(self.context.layout.checkpoint(key))
+        if id != info.id and id in self._wanted:  # the source has it at this step as well
+            return True
+        if id != info.id and (self.if_exists == "replace" or id in self.own):
+            return False
+        found = look(self.context.layout, key).published
+        return found is not None and publishing.is_sound(self.context.layout, found)
+
+    def _catalogue(self, key: CheckpointKey) -> None:
+        try:
+            reconcile_one(self.context, key, timeout_s=CATALOG_TIMEOUT_S)
+        except (CkstoreError, OSError) as error:
+            self.warnings.append(f"{key.name} is not as it is here in the catalog yet: {why_of(error)}")
 
     def _fill(self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging) -> None:
         # Claimed before the rest is fetched: what the store has must not be freed meanwhile.

@@ -13,7 +13,8 @@ from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context
-from ckstore.ops.open.opening import open_context, read_settings
+from ckstore.ops.open.opening import open_context
+from ckstore.ops.settings_file import read_settings
 from ckstore.remote import keys
 from ckstore.remote.decode import Near, nothing_near
 from ckstore.remote.documents.info import check_uuid_is, read_info

@@ -116,7 +116,11 @@ class Remotes:
             return {other: value for other, value in (found or {}).items() if other != entry.name} or None
 
         config_file.edit(self._context.layout, MEMBER, without)
-        places = (self._context.layout.checkpoint(*info.key) for info in infos(self._context) if info.elsewhere)
+        places = (
+            self._context.layout.checkpoint(info.key)
+            for info in infos(self._context, superseded=True)
+            if info.elsewhere
+        )
         if count := sum(entry.name in holders_at(place) for place in places):
             have = f"{counted(count, 'checkpoint')} of {self._context.layout.path}"
             warn(f"{have} cannot be loaded until {entry.target} is added again as {entry.name}: it alone has the bytes")

@@ -91,7 +91,7 @@ def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> Non
     ids = {one.info.id for one in said}
     source = StoreSource(str(context.layout.path), context, {one.key for one in said})
     Pull(there.context, source, Manner(), is_push=True).bring_said(
-        [info for info in listing.infos(there.context) if info.id in ids]
+        [info for info in listing.infos(there.context, superseded=True) if info.id in ids]
     )
 
 
@@ -130,9 +130,10 @@ def _places(context: Context, source: Source, choice: Choice) -> list[Place]:
     if choice.by_rule():
         run = choice.run if choice.run is not None else context.run
         places = source.places("" if run is None else f"{run}/")
-        tagged = {*source.tags().values()} if choice.tagged else set()
-        wanted = [place for place in places if not choice.tagged or place in tagged]
-        return newest_of_steps(source, wanted, context.layout.hash_prefix)
+        if choice.tagged:
+            tagged = {*source.tags().values()}
+            return [place for place in places if place in tagged]
+        return newest_of_steps(source, places, context.layout.hash_prefix)
     found = [ref.id if isinstance(ref, CheckpointInfo) else text_of(ref) for ref in choice.several()]
     prefix = context.layout.hash_prefix
     return [*dict.fromkeys(find_there(source, ref, run=context.run, hash_prefix=prefix) for ref in found)]

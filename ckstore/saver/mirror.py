@@ -17,7 +17,7 @@ from ckstore.fs.peek import open_descriptor
 from ckstore.ops.config_file import MIRROR, setting_of, setting_or_none
 from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER, behind, note_problem
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import current_or_named
 from ckstore.saver.client.process import children, reap, start
 from ckstore.saver.client.savers import savers_seen, started_at, status_at
 
@@ -57,7 +57,7 @@ def wake(context: Context, catalog_path: Path | None, why: Why = "saved") -> Non
     # If the store was only ``opened`` it is needed only if the mirror lacks checkpoints.
     remote = setting_or_none(context.layout, MIRROR)
     try:
-        if remote is None or (why == "opened" and not behind(context.layout, remote, infos(context))):
+        if remote is None or (why == "opened" and not behind(context.layout, remote, current_or_named(context))):
             return
         last = _starts.get(str(context.layout.path))
         if last is None or last.is_over(why):

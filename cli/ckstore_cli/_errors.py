@@ -43,10 +43,10 @@ EXIT_STATUSES = {
 
 
 _ARGUMENT = re.compile(
-    r"\b(add|allow_incomplete|attempt|file|force|format|if_exists|link|max_shard_bytes|only|rank|run|select|step"
+    r"\b(add|allow_incomplete|attempt|file|format|if_exists|link|max_shard_bytes|only|rank|run|select|step"
     r"|strip_prefix|timeout|timeout_s)=(?:'([^']*)'|True\b)?"
 )
-"""An argument of Python that an option stands for: ``step=``, ``format='torch'``, ``force=True``."""
+"""An argument of Python that an option stands for: ``step=``, ``format='torch'``, ``allow_incomplete=True``."""
 _OPTIONS = {"max_shard_bytes": "max-shard", "timeout_s": "timeout"}
 """The options that have another name than the argument."""
 _COMMANDS = {

@@ -22,7 +22,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import short_id
-from ckstore.model.names import COMPUTED, DEFAULT_RUN, RUN_PATTERN, STEP_PATTERN
+from ckstore.model.names import COMPUTED, DEFAULT_RUN, RUN_PATTERN, CheckpointKey, key_of
 from ckstore_cli._frame import Frame
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ckstore.errors import NoSuchRef
 
 _SOME_DIGITS = "[0-9a-f]{4,}"
-# The id is the first member of a manifest, so that its first bytes are enough.
-_LONGEST_HEAD_BYTES = 128
-_HEAD = rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":'
+# The id is the first member of a manifest, or of what a compacted checkpoint has instead: its first bytes are enough.
+_LONGEST_HEAD_BYTES = 256
+_HEAD = rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":(?:\{"checkpoint":"([a-z0-9]+-[0-9a-f]+)")?'
 
 
 def tags(store: Path) -> list[str]:
@@ -57,8 +57,17 @@ def no_such_run(store: Path, run: str) -> NoSuchRef:
 
 def steps(store: Path, run: str) -> list[int]:
     """Return the steps of a run, newest step first."""
-    names = _names(store, "checkpoints", run)
-    return sorted((int(name) for name in names if STEP_PATTERN.match(name)), reverse=True)
+    return sorted({key.step for key in _keys(store, run)}, reverse=True)
+
+
+def checkpoints(store: Path, run: str) -> set[CheckpointKey]:
+    """Return the checkpoints of a run, superseded ones too, each by the key of its first generation."""
+    return {key.any_generation for key in _keys(store, run)}
+
+
+def _keys(store: Path, run: str) -> list[CheckpointKey]:
+    found = (key_of(run, name) for name in _names(store, "checkpoints", run))
+    return sorted((key for key in found if key is not None), key=lambda key: -key.step)
 
 
 def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
@@ -75,7 +84,7 @@ def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
     yield from ((str(step), plain) for step in steps(store, plain))
     yield from ((name, "run") for name in _of_several(store, known, incomplete))
     if re.fullmatch(_SOME_DIGITS, incomplete):
-        yield from _ids(store, known, incomplete)
+        yield from dict(_ids(store, known, incomplete)).items()  # once, whatever its generations
 
 
 def _of_several(store: Path, known: list[str], incomplete: str) -> Iterator[str]:
@@ -94,10 +103,13 @@ def _refs_of(store: Path, run: str) -> list[str]:
 
 def _ids(store: Path, known: list[str], incomplete: str) -> Iterator[tuple[str, str]]:
     for run in known:
-        for step in steps(store, run):
-            digest = _id_in(store, "checkpoints", run, str(step), "manifest.json")
-            if digest.partition("-")[2].startswith(incomplete):
-                yield short_id(digest, max(10, len(incomplete))), f"{run}@{step}"
+        for key in _keys(store, run):
+            digits = key.any_generation.directory.partition(".")[2]  # none in a store of a draft
+            if len(digits) < len(incomplete) and incomplete.startswith(digits):
+                digest = _id_in(store, "checkpoints", run, key.directory, "manifest.json")
+                digits = short_id(digest, max(10, len(incomplete)))
+            if digits.startswith(incomplete):
+                yield digits[: max(10, len(incomplete))], key.name
 
 
 def _id_in(store: Path, *manifest: str) -> str:
@@ -105,7 +117,7 @@ def _id_in(store: Path, *manifest: str) -> str:
     with suppress(OSError, CkstoreError), files.opened_regular(_place(store, manifest)) as fd:
         found = re.match(_HEAD, os.read(fd, _LONGEST_HEAD_BYTES))
         if found:
-            return found[1].decode("ascii")
+            return (found[2] or found[1]).decode("ascii")
     return ""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ckstore_migrations.m0006_tables import m0006_tables
+from ckstore_migrations.m0007_tables import m0007_tables
 from ckstore_migrations.schema import FIRST
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ __all__ = ["APPLICATION_ID", "STEPS", "VERSION", "apply", "migrations"]
 APPLICATION_ID = 0x636B7374
 """``ckst`` in ASCII; `PRAGMA application_id` of every catalog."""
 
-STEPS: tuple[Callable[[Database], None], ...] = (m0006_tables,)
+STEPS: tuple[Callable[[Database], None], ...] = (m0007_tables,)
 VERSION = FIRST + len(STEPS) - 1
 
 # As sqlite-utils makes them; here, so that the schema is the same with every version of it.

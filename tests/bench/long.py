@@ -30,6 +30,7 @@ from ckstore.fs.files import BLOB_MTIME_NS
 from ckstore.model.digest import algorithm_named, fan_out
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StateTexts, content_digest, render
 from ckstore.model.manifest.parse import parse_manifest
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.memory import memory_folder
 
 Taken = tuple[float, float]
@@ -69,7 +70,9 @@ class _Writer:
 
     def __init__(self, store: Path, run: str) -> None:
         self._store, self._run = store, store / "checkpoints" / run
-        first = self._run / "0" / "manifest.json"
+        directory = checkpoint_dir(store, run, 0)
+        self._has_ids = directory.name != "0"
+        first = directory / "manifest.json"
         self._first, self._parent = parse_manifest(first.read_bytes(), where=str(first))
         self._texts = StateTexts.of(self._first.leaves, self._first.state)
 
@@ -88,7 +91,7 @@ class _Writer:
             content=content_digest(self._texts, storages, _ALGORITHM),
         )
         self._parent, text = render(manifest, _ALGORITHM, self._texts)
-        folder = self._run / str(step)
+        folder = self._run / (f"{step}.{self._parent.partition('-')[2][:10]}" if self._has_ids else str(step))
         folder.mkdir(0o700)
         blob = folder / "blobs" / digest
         blob.parent.mkdir(0o700)

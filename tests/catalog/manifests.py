@@ -16,8 +16,9 @@ from ckstore.model.manifest.manifest import (
     Manifest,
     StorageRecord,
 )
+from ckstore.model.names import CheckpointKey
 
-Key = tuple[str, int]
+Key = CheckpointKey
 SOON_S = 10.0
 PIECE_BYTES = 128
 PIECES_A_PACK = 4
@@ -41,9 +42,15 @@ def chunk_of(number: int) -> str:
     return digest_of(f"chunk {number}")
 
 
+def at(run: str, step: int, digit: str = "0") -> Key:
+    """Return the key of a checkpoint of a step; another hexadecimal digit stands for another id."""
+    return CheckpointKey(run, step, f"{step}.{digit * 10}")
+
+
 def published(
     run: str,
     step: int,
+    directory: str = "",
     *,
     sequence: int = 1,
     pieces: Sequence[tuple[int, int]] = (),
@@ -53,7 +60,10 @@ def published(
     inode: int = 1,
     name_prefix: str = "w",
 ) -> Published:
-    """Return a checkpoint with a tensor for each piece (pack, index) and each chunk, and texts of given sizes."""
+    """Return a checkpoint with a tensor for each piece (pack, index) and each chunk, and texts of given sizes.
+
+    Without a name of its directory it is that of `at`.
+    """
     blobs: dict[str, int] = {}
     storages: list[StorageRecord] = []
     leaves: list[LeafRecord] = []
@@ -90,7 +100,8 @@ def published(
         leaves=tuple(leaves),
         state=None,
     )
-    return Published(manifest, digest_of(repr(manifest)), stamp_of(inode))
+    key = CheckpointKey(run, step, directory) if directory else at(run, step)
+    return Published(manifest, digest_of(repr(manifest)), key, stamp_of(inode))
 
 
 def stamp_of(inode: int) -> Stamp:
@@ -100,19 +111,19 @@ def stamp_of(inode: int) -> Stamp:
 
 @dataclass
 class Directories:
-    """What the directories of a store would say: (run, step) -> checkpoint, and the tags."""
+    """What the directories of a store would say: key -> checkpoint, and the tags."""
 
     there: dict[Key, Published] = field(default_factory=dict)
     tags: dict[str, Key] = field(default_factory=dict)
     looks: list[Key] = field(default_factory=list)
 
-    def look(self, run: str, step: int) -> Published | None:
-        self.looks.append((run, step))
-        return self.there.get((run, step))
+    def look(self, key: Key) -> Published | None:
+        self.looks.append(key)
+        return self.there.get(key)
 
     def put(self, *checkpoints: Published) -> None:
         for checkpoint in checkpoints:
-            self.there[checkpoint.manifest.run, checkpoint.manifest.step] = checkpoint
+            self.there[checkpoint.key] = checkpoint
 
     def catalogue(self, catalog: Catalog) -> None:
         """Reconcile everything that either side knows."""

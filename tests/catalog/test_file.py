@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from ckstore.fs import links
 from ckstore.fs.locks import lock_exclusive
 from ckstore.model.manifest.info import Published
 from ckstore_migrations import APPLICATION_ID, VERSION
-from tests.catalog.manifests import SOON_S, Directories, chunk_of, new_catalog, published
+from tests.catalog.manifests import SOON_S, Directories, Key, at, chunk_of, new_catalog, published
 from tests.faults.migrating import become_next
 from tests.support.meanwhile import elsewhere
 from tests.support.requirements import require_root
@@ -84,7 +83,7 @@ def _make(root: Path, barrier: Barrier, step: int) -> None:
     barrier.wait(60)
     made = Catalog(root)
     made.create_or_migrate(timeout_s=30)
-    made.reconcile([("main", step)], lambda run, at: published(run, at, chunks=[at]), timeout_s=30)
+    made.reconcile([at("main", step)], lambda key: published(*key, chunks=[key.step]), timeout_s=30)
 
 
 def test_two_processes_that_make_it_at_once_both_succeed(tmp_path: Path) -> None:
@@ -99,7 +98,7 @@ def test_two_processes_that_make_it_at_once_both_succeed(tmp_path: Path) -> None
             maker.join(60)
 
         assert [maker.exitcode for maker in makers] == [0, 0]
-        assert Catalog(root).listing().keys() == {("main", 0), ("main", 1)}
+        assert Catalog(root).listing().keys() == {at("main", 0), at("main", 1)}
         assert Catalog(root).check() == []
 
 
@@ -165,11 +164,11 @@ def test_a_damaged_file_that_gives_a_checkpoint_twice_is_told_to_be_damaged(tmp_
         (index,) = opened.execute(f"SELECT * FROM sqlite_schema WHERE {unique}").fetchall()
         opened.execute("PRAGMA writable_schema=ON")
         opened.execute(f"DELETE FROM sqlite_schema WHERE {unique}")
-        loose = sql.replace("UNIQUE (run, step)", "CHECK (id > 0)")
+        loose = sql.replace("UNIQUE (run, directory)", "CHECK (id > 0)")
         opened.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'checkpoints'", (loose,))
     with closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
         forms.install(opened)
-        opened.execute("UPDATE checkpoints SET step = 1 WHERE step = 2")
+        opened.execute("UPDATE checkpoints SET directory = '1.0000000000', step = 1 WHERE step = 2")
         opened.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM}")
         opened.execute("PRAGMA writable_schema=ON")
         opened.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", index)
@@ -207,7 +206,7 @@ def test_a_commit_is_synchronous_and_leaves_no_log_behind(catalog: Catalog) -> N
             name: opened.execute(f"PRAGMA {name}").fetchall()[0][0]
             for name in ("journal_mode", "synchronous", "foreign_keys", "trusted_schema", "wal_autocheckpoint")
         }
-        opened.execute("INSERT INTO tags (name, run, step) VALUES ('best', 'main', 1)")
+        opened.execute("INSERT INTO tags (name, run, step, directory) VALUES ('best', 'main', 1, '1')")
 
     assert settings == {
         "journal_mode": "wal",
@@ -276,8 +275,8 @@ def _garbage(path: Path) -> None:
 
 def _torn(path: Path) -> None:
     pages = bytearray(path.read_bytes())
-    for at in range(4096, len(pages), 4096):
-        pages[at : at + 64] = os.urandom(64)
+    for start in range(4096, len(pages), 4096):
+        pages[start : start + 64] = os.urandom(64)
     path.write_bytes(pages)
 
 
@@ -305,7 +304,7 @@ def test_a_damaged_catalog_is_left_aside_and_rebuilt(tmp_path: Path, harm: Calla
     assert why(catalog) == "damaged"
     assert catalog.check() != []
     with pytest.raises(CatalogUnavailable):
-        catalog.reconcile([("main", 3)], lambda *_: None, timeout_s=SOON_S)
+        catalog.reconcile([at("main", 3)], lambda *_: None, timeout_s=SOON_S)
     aside = catalog.set_aside(timeout_s=SOON_S)
     catalog.create_or_migrate(timeout_s=SOON_S)
 
@@ -569,8 +568,8 @@ def test_a_user_who_may_not_read_it_leaves_it_aside(tmp_path: Path) -> None:
 
 def test_a_write_against_a_held_lock_gives_up_in_time(catalog: Catalog) -> None:
     writes: list[Callable[[], object]] = [
-        lambda: catalog.reconcile([("main", 1)], lambda *_: None, timeout_s=0.05),
-        lambda: catalog.replace_tags({"a": ("main", 1)}, timeout_s=0.05),
+        lambda: catalog.reconcile([at("main", 1)], lambda *_: None, timeout_s=0.05),
+        lambda: catalog.replace_tags({"a": at("main", 1)}, timeout_s=0.05),
         lambda: catalog.forget([chunk_of(1)], timeout_s=0.05),
         lambda: catalog.add_candidates([(chunk_of(1), 1)], timeout_s=0.05),
         lambda: catalog.note_blobs_listed("test", timeout_s=0.05),
@@ -598,8 +597,8 @@ def test_a_foreign_writer_is_waited_for_and_then_named(catalog: Catalog) -> None
 def test_a_commit_that_need_not_be_durable_stays_in_the_log_until_that_is_long(catalog: Catalog) -> None:
     def save(step: int) -> None:
         catalog.reconcile(
-            [("main", step)],
-            lambda run, at: published(run, at, sequence=at + 1, chunks=range(100 * at, 100 * at + 100)),
+            [at("main", step)],
+            lambda key: published(*key, sequence=key.step + 1, chunks=range(100 * key.step, 100 * key.step + 100)),
             timeout_s=SOON_S,
             durable=False,
         )
@@ -618,15 +617,14 @@ def test_a_commit_that_need_not_be_durable_stays_in_the_log_until_that_is_long(c
 
 
 def test_what_is_left_in_the_log_is_made_durable_with_the_next_durable_commit(catalog: Catalog) -> None:
-    look = partial(published, chunks=[1])
-    catalog.reconcile([("main", 1)], look, timeout_s=SOON_S, durable=False)
+    catalog.reconcile([at("main", 1)], lambda key: published(*key, chunks=[1]), timeout_s=SOON_S, durable=False)
     log = Path(f"{catalog.path}-wal")
     assert log.stat().st_size > 0
 
     catalog.note_blobs_listed("test", timeout_s=SOON_S)
 
     assert not log.exists()
-    assert catalog.listing().keys() == {("main", 1)}
+    assert catalog.listing().keys() == {at("main", 1)}
 
 
 def test_a_reader_who_stays_neither_stops_writers_nor_delays_them(catalog: Catalog) -> None:
@@ -635,7 +633,7 @@ def test_a_reader_who_stays_neither_stops_writers_nor_delays_them(catalog: Catal
         before = reader.execute("SELECT count(*) FROM checkpoints").fetchall()
         for step in range(5):
             # A process that waited for the reader would wait so long that the test does not end in time.
-            catalog.reconcile([("main", step)], lambda run, at: published(run, at, chunks=[at]), timeout_s=200)
+            catalog.reconcile([at("main", step)], lambda key: published(*key, chunks=[key.step]), timeout_s=200)
 
         assert reader.execute("SELECT count(*) FROM checkpoints").fetchall() == before
         assert len(catalog.listing()) == 5
@@ -651,21 +649,21 @@ def test_the_log_is_truncated_also_while_others_have_the_catalog_open(catalog: C
 
 
 def test_look_is_called_while_no_other_process_can_write(catalog: Catalog) -> None:
-    def look(run: str, step: int) -> None:
+    def look(_: Key) -> None:
         with pytest.raises(InUse):
             catalog.note_blobs_listed("test", timeout_s=0)
 
-    catalog.reconcile([("main", 1)], look, timeout_s=SOON_S)
+    catalog.reconcile([at("main", 1)], look, timeout_s=SOON_S)
 
     assert catalog.outline().blobs_listed == ""
 
 
 def _write_steps(root: Path, first: int) -> None:
-    def look_at(run: str, step: int) -> Published:
-        return published(run, step, sequence=step + 1, chunks=[step, 99])
+    def look_at(key: Key) -> Published:
+        return published(*key, sequence=key.step + 1, chunks=[key.step, 99])
 
     for step in range(first, first + 20):
-        Catalog(root).reconcile([("main", step)], look_at, timeout_s=60)
+        Catalog(root).reconcile([at("main", step)], look_at, timeout_s=60)
 
 
 def test_writers_and_readers_in_several_processes_do_not_harm_each_other(catalog: Catalog) -> None:
@@ -680,8 +678,8 @@ def test_writers_and_readers_in_several_processes_do_not_harm_each_other(catalog
 
     assert [writer.exitcode for writer in writers] == [0, 0]
     assert seen == sorted(seen)
-    assert catalog.listing().keys() == {("main", step) for step in range(40)}
-    assert all((chunk_of(99), 1099) in catalog.blobs_of("main", step) for step in range(40))
+    assert catalog.listing().keys() == {at("main", step) for step in range(40)}
+    assert all((chunk_of(99), 1099) in catalog.blobs_of(at("main", step)) for step in range(40))
     assert catalog.check() == []
 
 
@@ -717,11 +715,11 @@ def test_a_child_uses_the_catalog_as_its_parent_does(catalog: Catalog) -> None:
 def test_a_child_forked_while_the_catalog_is_open_leaves_it_aside(catalog: Catalog) -> None:
     inside, done = threading.Event(), threading.Event()
 
-    def look(run: str, step: int) -> None:
+    def look(_: Key) -> None:
         inside.set()
         done.wait(60)
 
-    writer = threading.Thread(target=catalog.reconcile, args=([("main", 1)], look), kwargs={"timeout_s": SOON_S})
+    writer = threading.Thread(target=catalog.reconcile, args=([at("main", 1)], look), kwargs={"timeout_s": SOON_S})
     writer.start()
     inside.wait(60)
     reading = _exit_status_of_child(catalog.listing)

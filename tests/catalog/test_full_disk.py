@@ -142,7 +142,7 @@ def test_where_a_mapped_page_may_lose_its_room_nothing_is_mapped(
         catalog = Catalog(mount / "store")
         seen: list[list[str]] = []
         with connection.writing(catalog.path, timeout_s=SOON_S) as opened:
-            opened.execute("INSERT INTO tags (name, run, step) VALUES ('test', 'main', 1)")
+            opened.execute("INSERT INTO tags (name, run, step, directory) VALUES ('test', 'main', 1, '1')")
             seen.append(mapped_below(mount))
             modes = [opened.execute(f"PRAGMA {name}").fetchall() for name in ("journal_mode", "synchronous")]
         with connection.reading(catalog.path) as opened:
@@ -174,7 +174,7 @@ def test_a_catalog_that_was_made_where_logs_are_good_is_not_mapped_and_changed_w
         catalog = Catalog(mount / "store")
         with contextlib.closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
             opened.execute("PRAGMA journal_mode=WAL").fetchall()
-            opened.execute("INSERT INTO tags (name, run, step) VALUES ('before', 'main', 1)")
+            opened.execute("INSERT INTO tags (name, run, step, directory) VALUES ('before', 'main', 1, '1')")
             for name in ("catalog.db", "catalog.db-wal"):
                 (mount / f"{name}.copy").write_bytes((mount / "store" / name).read_bytes())
         for name in ("catalog.db", "catalog.db-wal"):  # as copied from a process that was killed

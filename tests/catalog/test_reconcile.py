@@ -24,6 +24,7 @@ from tests.catalog.manifests import (
     SOON_S,
     Directories,
     Key,
+    at,
     chunk_of,
     new_catalog,
     pack_of,
@@ -32,7 +33,7 @@ from tests.catalog.manifests import (
     stamp_of,
 )
 
-KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
+KEYS = st.builds(at, st.sampled_from(["a", "b"]), st.integers(0, 2), st.sampled_from("de"))
 PIECES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, PIECES_A_PACK - 1)), max_size=6)
 CHUNKS = st.lists(st.integers(0, 3), max_size=3)
 TEXTS = st.dictionaries(st.sampled_from(["note", "code"]), st.integers(1, 3), max_size=2)
@@ -47,8 +48,8 @@ def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
 def everything(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Return what the rows say, without the numbers that depend on the order in which they were made."""
     queries = {
-        "checkpoints": "SELECT run, step, manifest_id, content, sequence, created, writer, parent, message, metrics,"
-        " metadata, logical_bytes, new_bytes, reused_bytes, leaf_count, dir_inode, manifest_inode,"
+        "checkpoints": "SELECT run, step, directory, manifest_id, content, sequence, created, writer, parent, message,"
+        " metrics, metadata, logical_bytes, new_bytes, reused_bytes, leaf_count, dir_inode, manifest_inode,"
         " manifest_mtime_ns, manifest_ctime_ns FROM checkpoints",
         "blobs": "SELECT digest, nbytes, is_pack, reference_count FROM blob_references WHERE reference_count > 0",
         "uses": "SELECT * FROM checkpoint_blobs",
@@ -128,15 +129,15 @@ class Histories(RuleBasedStateMachine):
                 for key, found in self.directories.there.items()
                 if digest in {blob.digest for blob in found.manifest.blobs}
             }
-            query = f"SELECT run, step FROM checkpoint_blobs WHERE digest = '{digest}'"
+            query = f"SELECT run, step, directory FROM checkpoint_blobs WHERE digest = '{digest}'"
             assert set(rows(self.catalog.path, query)) == users
 
     @invariant()
     @precondition(lambda self: not self.behind)
     def used_bytes_equal_the_manifests(self) -> None:
-        used = rows(self.catalog.path, "SELECT run, step, digest, used_bytes FROM checkpoint_blobs")
+        used = rows(self.catalog.path, "SELECT run, step, directory, digest, used_bytes FROM checkpoint_blobs")
         expected = self.directories.used_bytes()
-        assert {((run, step), digest): nbytes for run, step, digest, nbytes in used} == expected
+        assert {(Key(*place), digest): nbytes for *place, digest, nbytes in used} == expected
         digests = {digest for _, digest in expected}
         best = {d: max(n for (_, other), n in expected.items() if other == d) for d in digests}
         assert self.catalog.best_shares([*digests, chunk_of(99)]) == {**best, chunk_of(99): 0}
@@ -162,7 +163,7 @@ class Histories(RuleBasedStateMachine):
         assert self.catalog.listing() == {key: found.stamp for key, found in there.items()}
         newest = max((f.manifest.sequence for f in there.values()), default=0)
         assert self.catalog.count_and_sequence() == (len(there), newest)
-        assert self.catalog.counts() == Counter(run for run, _ in there)
+        assert self.catalog.counts() == Counter(key.run for key in there)
 
     @rule()
     def a_catalog_made_from_nothing_says_the_same(self) -> None:
@@ -200,15 +201,41 @@ def test_what_is_known_about_a_checkpoint_comes_from_rows_alone(catalog: Catalog
         message="first \N{SNOWMAN}",
         parent=chunk_of(1),
     )
-    directories = Directories(tags={"good": ("main", 3), "best": ("main", 3), "other": ("main", 4)})
+    directories = Directories(tags={"good": at("main", 3), "best": at("main", 3), "other": at("main", 4)})
     directories.put(published("main", 3, pieces=[(0, 0), (0, 1)], chunks=[1], description=description))
 
     directories.catalogue(catalog)
 
-    found = directories.there["main", 3]
-    expected = CheckpointInfo.of(found.manifest, found.manifest_id, tags=("best", "good"))
+    found = directories.there[at("main", 3)]
+    expected = CheckpointInfo.of(
+        found.manifest, found.manifest_id, directory=found.key.directory, tags=("best", "good")
+    )
     assert catalog.infos() == [expected]
     assert [type(value) for value in catalog.infos()[0].metrics.values()] == [float, float, int, float]
+
+
+def test_two_checkpoints_of_a_step_and_two_forms_of_one_have_rows_of_their_own(catalog: Catalog) -> None:
+    one, form, other = (Key("main", 3, f"3.{name}") for name in ("d" * 10, "d" * 10 + ".1", "e" * 10))
+    directories = Directories(tags={"best": one})
+    directories.put(
+        published(*one, sequence=1, chunks=[1], inode=1),
+        published(*form, sequence=1, chunks=[1, 2], inode=2),
+        published(*other, sequence=2, chunks=[1], inode=3),
+    )
+
+    directories.catalogue(catalog)
+
+    assert {info.key: info.tags for info in catalog.infos()} == {one: ("best",), form: ("best",), other: ()}
+    assert catalog.listing(places=[form]) == {form: stamp_of(2)}
+    assert dict(rows(catalog.path, "SELECT directory, tags FROM checkpoint_log")) == {
+        one.directory: "best",
+        form.directory: "best",
+        other.directory: None,
+    }
+    del directories.there[one]
+    directories.catalogue(catalog)
+    assert catalog.listing() == {form: stamp_of(2), other: stamp_of(3)}
+    assert catalog.unused() == []
 
 
 def test_a_metric_that_is_not_a_number_stays_one(catalog: Catalog) -> None:
@@ -231,7 +258,7 @@ def test_names_and_messages_may_have_lone_surrogates_and_null_characters(catalog
     directories.catalogue(catalog)
 
     assert catalog.infos()[0].message == odd
-    assert catalog.blobs_of("main", 1) == {(blob.digest, blob.nbytes) for blob in there.manifest.blobs}
+    assert catalog.blobs_of(at("main", 1)) == {(blob.digest, blob.nbytes) for blob in there.manifest.blobs}
 
 
 def test_checkpoints_come_in_the_order_of_commits_whatever_their_steps(catalog: Catalog) -> None:
@@ -242,7 +269,7 @@ def test_checkpoints_come_in_the_order_of_commits_whatever_their_steps(catalog: 
 
     directories.catalogue(catalog)
 
-    assert [(info.run, info.step) for info in catalog.infos()] == [("main", 9), ("side", 5), ("main", 1)]
+    assert [info.key for info in catalog.infos()] == [at("main", 9), at("side", 5), at("main", 1)]
     assert [info.step for info in catalog.infos("main")] == [9, 1]
     assert catalog.infos("none") == []
 
@@ -253,8 +280,8 @@ def test_current_are_those_whose_directory_is_the_one_that_the_catalog_saw(catal
     directories.put(*(published("main", step, sequence=10 - step, inode=100 + step) for step in range(1, 6)))
     directories.put(published("side", 1, sequence=20, inode=7))
     directories.catalogue(catalog)
-    replaced, unknown = ("main", 2), ("main", 8)
-    numbers = {("main", 1): 101, replaced: 999, ("main", 3): 103, ("main", 4): 104, unknown: 108}
+    replaced, unknown = at("main", 2), at("main", 8)
+    numbers = {at("main", 1): 101, replaced: 999, at("main", 3): 103, at("main", 4): 104, unknown: 108}
     there = {place: stamp_of(number) for place, number in numbers.items()}
 
     all_of_them, others, _ = catalog.current(there, "main", seek=seek)
@@ -265,7 +292,7 @@ def test_current_are_those_whose_directory_is_the_one_that_the_catalog_saw(catal
         assert sorted(info.step for info in newest) == [1, 3]
         assert others == {replaced, unknown}
     assert catalog.current({}, "main", seek=seek) == ([], set(), 0)
-    assert catalog.current({("side", 2): stamp_of(7)}, seek=seek) == ([], {("side", 2)}, 0)
+    assert catalog.current({at("side", 2): stamp_of(7)}, seek=seek) == ([], {at("side", 2)}, 0)
 
 
 def test_a_piece_is_found_in_the_newest_pack_even_when_an_older_checkpoint_is_told_late(catalog: Catalog) -> None:
@@ -274,11 +301,13 @@ def test_a_piece_is_found_in_the_newest_pack_even_when_an_older_checkpoint_is_to
     # The same piece, once in pack 0 and once in pack 1.
     (storage,) = new.manifest.storages
     moved = type(storage)(storage.nbytes, (type(storage.extents[0])(piece_of(0, 0), 0, 1 * PIECE_BYTES, PIECE_BYTES),))
-    new = type(new)(type(new.manifest)(**{**fields(new.manifest), "storages": (moved,)}), new.manifest_id, stamp_of(1))
+    new = type(new)(
+        type(new.manifest)(**{**fields(new.manifest), "storages": (moved,)}), new.manifest_id, new.key, stamp_of(1)
+    )
     directories = Directories()
     directories.put(old, new)
 
-    for key in [("main", 2), ("main", 1)]:
+    for key in [at("main", 2), at("main", 1)]:
         catalog.reconcile([key], directories.look, timeout_s=SOON_S)
 
     assert catalog.find_pieces([piece_of(0, 0)])[0][piece_of(0, 0)].blob == pack_of(1)
@@ -332,7 +361,7 @@ def test_the_same_checkpoint_in_another_directory_changes_only_the_inode(catalog
     directories.catalogue(catalog)
 
     assert rows(catalog.path, "SELECT id, manifest_id FROM checkpoints") == before
-    assert catalog.listing() == {("main", 1): stamp_of(7)}
+    assert catalog.listing() == {at("main", 1): stamp_of(7)}
 
 
 def test_a_look_that_fails_changes_nothing(catalog: Catalog) -> None:
@@ -341,29 +370,29 @@ def test_a_look_that_fails_changes_nothing(catalog: Catalog) -> None:
     directories.catalogue(catalog)
     directories.put(published("main", 1, chunks=[2]))
 
-    def fails_at_the_second(run: str, step: int) -> Any:
-        if step == 2:
+    def fails_at_the_second(key: Key) -> Any:
+        if key.step == 2:
             raise OSError("no such disk")
-        return directories.look(run, step)
+        return directories.look(key)
 
     before = everything(catalog.path)
     with pytest.raises(OSError, match="no such disk"):
-        catalog.reconcile([("main", 1), ("main", 2)], fails_at_the_second, timeout_s=SOON_S)
+        catalog.reconcile([at("main", 1), at("main", 2)], fails_at_the_second, timeout_s=SOON_S)
 
     assert everything(catalog.path) == before
 
 
 def test_a_manifest_of_another_checkpoint_is_refused(catalog: Catalog) -> None:
-    with pytest.raises(BadInput, match="directory of main@1 says that it is main@2"):
-        catalog.reconcile([("main", 1)], lambda *_: published("main", 2), timeout_s=SOON_S)
+    with pytest.raises(BadInput, match=r"manifest in main/1\.0000000000 says that it is main@2"):
+        catalog.reconcile([at("main", 1)], lambda *_: published("main", 2), timeout_s=SOON_S)
 
     assert catalog.listing() == {}
 
 
 def test_tags_are_made_equal(catalog: Catalog) -> None:
-    first = {"a": ("main", 1), "b": ("main", 2)}
-    second = {"b": ("main", 3), "c": ("side", 2**53)}
-    stored = "SELECT name, run, step FROM tags ORDER BY name"
+    first = {"a": at("main", 1), "b": at("main", 2)}
+    second = {"b": at("main", 3), "c": at("side", 2**53)}
+    stored = "SELECT name, run, step, directory FROM tags ORDER BY name"
 
     catalog.replace_tags(first, timeout_s=SOON_S)
     catalog.replace_tags(first, timeout_s=SOON_S)
@@ -378,7 +407,7 @@ def test_unused_blobs_are_forgotten_with_their_pieces_and_used_ones_stay(catalog
     directories = Directories()
     directories.put(published("main", 1, pieces=[(0, 0)]), published("main", 2, pieces=[(1, 0)]))
     directories.catalogue(catalog)
-    del directories.there["main", 1]
+    del directories.there[at("main", 1)]
     directories.catalogue(catalog)
 
     unused = catalog.unused()
@@ -394,7 +423,7 @@ def test_only_blobs_that_lose_their_last_use_become_candidates(catalog: Catalog)
     for step in range(3):
         directories.put(published("main", step, chunks=[*range(100), 1000 + step]))
     directories.catalogue(catalog)
-    del directories.there["main", 1]
+    del directories.there[at("main", 1)]
     directories.catalogue(catalog)
     removed = rows(catalog.path, "SELECT b.digest FROM candidates c JOIN blobs b ON b.id = c.blob_id")
     directories.put(published("main", 7, chunks=[1001]))

@@ -21,6 +21,7 @@ from click.testing import CliRunner
 
 from ckstore import Store
 from ckstore_cli.app import COMMANDS, app
+from tests.support.checkpoint_dirs import blobs_dir
 
 PAGE = Path(__file__).with_name("messages.txt")
 COLUMNS = 100
@@ -141,6 +142,7 @@ TYPICAL = (
 )
 
 _SAME = (
+    (r"(checkpoints/[^/\s]+/\d+)\.[0-9a-f]{10,}(\.\d+)?", r"\1"),
     (r"(xxh3|blake3)-[0-9a-f]{32}", r"\1-DIGEST"),
     (r"\b[0-9a-f]{10,32}\b", "ID"),
     (r"pin-\w{10}", "pin-NAME"),
@@ -216,7 +218,7 @@ def _said(line: str, folder: str) -> str:
 
 
 def _damage(store: Path) -> None:
-    blob = max((store / "checkpoints" / "main" / "200" / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    blob = max(blobs_dir(store, "main", 200).iterdir(), key=lambda path: path.stat().st_size)
     before = blob.stat()
     blob.chmod(0o600)
     data = bytearray(blob.read_bytes())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import environment
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.requirements import require_program
 
 
@@ -64,7 +65,7 @@ def test_refs_complete(command: str, typed: str, offered: list[str]) -> None:
 
 
 def test_an_id_completes_after_four_digits(saved: Path) -> None:
-    manifest = (saved / "checkpoints" / "main" / "150" / "manifest.json").read_text()
+    manifest = (checkpoint_dir(saved, "main", 150) / "manifest.json").read_text()
     digits = manifest.split('"')[3].partition("-")[2]
 
     assert completed(["ckstore", "show", digits[:4]]) == [digits[:10]]

@@ -14,6 +14,7 @@ from ckstore import Store
 from ckstore.ops.open import reindex as reindexing
 from tests.cli.conftest import Run
 from tests.cli.test_command_line_page import keys, section
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.damage import blobs_by_size, flip
 
 
@@ -52,8 +53,8 @@ def test_it_says_what_is_there_and_log_is_as_before(run: Run, path: Path) -> Non
 
 
 def test_an_incomplete_directory_is_named_and_the_exit_status_says_so(run: Run, path: Path) -> None:
-    (path / "checkpoints" / "main" / "2" / "manifest.json").unlink()
-    for blob in (path / "checkpoints" / "main" / "1" / "blobs").iterdir():
+    (checkpoint_dir(path, "main", 2) / "manifest.json").unlink()
+    for blob in blobs_dir(path, "main", 1).iterdir():
         (path / "blobs" / blob.name[5:7] / blob.name).unlink()
 
     shown = run("reindex", "--store", path)

@@ -10,6 +10,7 @@ import pytest
 from ckstore import Store
 from ckstore.model.times import time_of_text
 from tests.cli.conftest import Run
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.look import directory_of
 
 
@@ -59,7 +60,7 @@ def test_json_has_the_keys_of_log_and_more(run: Run, saved: Path) -> None:
     assert (shown.pop("notes"), shown.pop("remotes")) == ([], [])
     assert (shown.pop("kept_bytes") > 0, shown.pop("saved_bytes")) == (True, 0)
     assert shown == logged
-    assert directory == saved / "checkpoints" / "main" / "200"
+    assert directory == checkpoint_dir(saved, "main", 200)
 
 
 def test_a_compacted_checkpoint_says_what_is_kept_and_saved(run: Run, tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_compacted_checkpoint_says_what_is_kept_and_saved(run: Run, tmp_path: 
     assert shown["kept_bytes"] + shown["saved_bytes"] == 400_000
     lines = run("log", "--store", tmp_path / "s").stdout.splitlines()[1:]
     assert ["compacted" in line for line in lines] == [False, True, True]
-    (file,) = [path for path in (tmp_path / "s/checkpoints/main/0/blobs").iterdir() if path.stat().st_size < 400_000]
+    (file,) = [path for path in blobs_dir(tmp_path / "s", "main", 0).iterdir() if path.stat().st_size < 400_000]
     assert "encoded, " in run("why", file.name, "--store", tmp_path / "s").stdout
     assert "saved by compaction" in run("du", "--store", tmp_path / "s").stdout
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.errors import InUse, UnsafePlace
-from ckstore.fs import files, links, locks
+from ckstore.errors import InUse
+from ckstore.fs import files, locks
 from ckstore.fs.lock_files import LockFile
 from ckstore.objects import publish
-from ckstore.objects.shared import two_renames
 from tests.support.stores import check_blobs, check_links
 
 
@@ -43,21 +42,16 @@ class Lost(NamedTuple):
         act: What is done.
         where: The module of the call after which the lock is lost, and its name there.
         lock: The name of the lock.
-        exchange: Whether two names can be exchanged.
     """
 
     act: Callable[[Store], object]
     where: tuple[Any, str]
     lock: str = "run-main"
-    exchange: bool = True
 
 
 _ACTS = {
-    "publish": Lost(lambda store: store.save(state(2), step=2), (two_renames, "gaps")),
-    "replace": Lost(lambda store: store.save(state(2), step=1, if_exists="replace"), (publish, "existing_to_keep")),
-    "replace-by-renames": Lost(
-        lambda store: store.save(state(2), step=1, if_exists="replace"), (two_renames, "_forget_begun"), exchange=False
-    ),
+    "publish": Lost(lambda store: store.save(state(2), step=2), (publish, "_sound_of_step")),
+    "replace": Lost(lambda store: store.save(state(2), step=1, if_exists="replace"), (publish, "_sound_of_step")),
     "config": Lost(lambda store: setattr(store.config, "grace_s", 8), (files, "create_file"), "store"),
     "annotate": Lost(lambda store: store.annotate(1, {"loss": 0.25}), (files, "create_file"), "store"),
     "tag": Lost(lambda store: store.tag("best", 1), (files, "sync_directory")),
@@ -84,11 +78,6 @@ def test_what_loses_its_lock_in_the_middle_changes_nothing(
                 losses += 1
         return found
 
-    def cannot(*_: object) -> NoReturn:
-        raise UnsafePlace("this filesystem cannot exchange two names")
-
-    if not lost.exchange:
-        monkeypatch.setattr(links, "exchange", cannot)
     before = seen(store)
     monkeypatch.setattr(module, name, losing)
     with pytest.raises(InUse, match="was lost"):
@@ -98,6 +87,7 @@ def test_what_loses_its_lock_in_the_middle_changes_nothing(
     assert losses == 1
     assert seen(store) == before
     assert not list(store.path.rglob(".new-*"))
+    assert not list(store.path.glob("checkpoints/*/.*"))
     lost.act(store)
     assert seen(store) != before
     check_links(store.path)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import MissingRanks, RankFailed, Ranks, Store
+from ckstore import MissingRanks, RankFailed, Ranks, Store, UnknownOutcome
+from ckstore.fs.locks import DirectoryLock
+from ckstore.objects import publish
 from ckstore.ranks import save as save_of_ranks
+from ckstore.ranks import work
 from ckstore.ranks.by_files import FilesMeeting
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
@@ -36,7 +40,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path
     (tmp_path / "real").mkdir()
     with ExitStack() as mounted:
         places = [
-            mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / name, lacks="exchange")) / "store"
+            mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / name)) / "store"
             for name in ("one", "two")
         ]
         with Store.init(places[0]) as store:
@@ -120,6 +124,37 @@ def test_a_rank_of_another_host_that_does_not_come_is_named_on_both(hosts: list[
     again = together(hosts, save("b", PATIENT_S), list(range(RANKS)))
     with Store.open(hosts[0]) as store:
         assert again == dict.fromkeys(range(RANKS), store.info(1).id)
+
+
+def test_a_rank_that_is_given_up_under_the_hidden_name_of_its_step_publishes_nothing_later(
+    hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "GRACE_LEAST_S", 1.0)
+    monkeypatch.setattr(DirectoryLock, "check", lambda _: None)
+    real, thread = publish._sound_of_step, list[int]()
+    given_up = threading.Event()
+
+    def listed(*given: Any) -> Any:
+        if not thread:
+            thread.append(threading.get_ident())
+            assert given_up.wait(PATIENT_S)
+        return real(*given)
+
+    def save(store: Store, rank: int) -> str:
+        try:
+            return store.save(state(rank, 1), 1, ranks=Ranks(rank, RANKS, "a", timeout_s=2.0)).id
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(publish, "_sound_of_step", listed)
+    answers = together(hosts, save, list(range(RANKS)))
+
+    assert all(isinstance(answer, RankFailed | UnknownOutcome) for answer in answers.values()), answers
+    assert any(isinstance(answer, RankFailed) for answer in answers.values())
+    time.sleep(1.0)  # the thread of the rank whose caller has given up
+    with Store.open(hosts[1]) as store:
+        assert store.checkpoints(superseded=True) == []
+        assert not list(store.path.glob("checkpoints/*/.*"))
 
 
 @pytest.mark.parametrize("moment", ["while it stages", "when its part is staged"])

@@ -1,8 +1,8 @@
 """Each call of each act on a shared filesystem fails once: the act is done, or fails and the next one does it.
 
 The server says so before it did what it was asked, or after that, as when its answer is lost. A save, replace and
-commit that failed changed nothing, or say that they may have. The filesystem cannot exchange names, and its locks are
-those of the host; where the exchange or locks of the cluster are what an act uses, it has these too.
+commit that failed changed nothing, or say that they may have. The locks of the filesystem are
+those of the host; where locks of the cluster are what an act uses, it has these too.
 ``CKSTORE_CRASH=full`` tries every call, of those that only look 40 of each act; else two of four acts. The counts are
 printed.
 """
@@ -84,20 +84,18 @@ CERTAIN = ("save", "replace", "commit")
 class Kind:
     """A kind of filesystem, with the acts and the ways to fail that are tried there."""
 
-    lacks: str
     locks: bool
     ways: tuple[str, ...] = tuple(way for way in WAYS if way != "locking")
     names: tuple[str, ...] = NAMES
 
 
 KINDS = {
-    "no exchange, host": Kind("exchange", locks=False),
-    "no exchange, locks of the cluster": Kind("exchange", locks=True, ways=("locking",)),
-    "no exchange, cluster": Kind("exchange", locks=True, names=("save", "replace", "delete")),
-    "exchange, cluster": Kind("", locks=True, names=("replace",)),
+    "host": Kind(locks=False),
+    "locks of the cluster": Kind(locks=True, ways=("locking",)),
+    "cluster": Kind(locks=True, names=("save", "replace", "delete")),
 }
 _EVERY = [(kind, name) for kind, there in KINDS.items() for name in there.names]
-_ALWAYS = [("no exchange, cluster", "replace")]
+_ALWAYS = [("cluster", "replace")]
 _DRAWN = random.Random(_SEED).sample([one for one in _EVERY if one not in _ALWAYS], _ACTS_SAMPLED)
 
 
@@ -119,9 +117,7 @@ def mount(request: pytest.FixtureRequest) -> Iterator[Mount]:
     try:
         for folder in ("real", "switches"):
             (place / folder).mkdir()
-        with shared_folder(
-            place / "real", place / "shown", lacks=kind.lacks, locks=kind.locks, switches=place / "switches"
-        ):
+        with shared_folder(place / "real", place / "shown", locks=kind.locks, switches=place / "switches"):
             yield Mount(kind, place, count(1))
     finally:
         shutil.rmtree(place)

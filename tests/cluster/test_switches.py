@@ -1,9 +1,9 @@
 """Each act on a shared filesystem, in combinations of what such filesystems do: it works, or fails and changes nothing.
 
-What is tried together: whether names can be exchanged, whether locks reach other hosts, caches of names and attributes,
-and one thing that fails: an error that comes late, at fsync or close, and ESTALE, for a moment and for as long as the
-act takes. A reader has a checkpoint mapped meanwhile, so what is removed gets a silly name. ``CKSTORE_CRASH=full``
-tries every combination; else a few that are drawn.
+What is tried together: whether locks reach other hosts, caches of names and attributes, and one thing that fails: an
+error that comes late, at fsync or close, and ESTALE, for a moment and for as long as the act takes. A reader has a
+checkpoint mapped meanwhile, so what is removed gets a silly name. ``CKSTORE_CRASH=full`` tries every combination; else
+a few that are drawn.
 """
 
 from __future__ import annotations
@@ -38,14 +38,12 @@ pytestmark = [
 class Switches(NamedTuple):
     """What the filesystem does."""
 
-    lacks: str
     locks: bool
     cache_s: float
     fails: str
 
     def __str__(self) -> str:
         words = (
-            "no exchange" if self.lacks else "exchange",
             "cluster" if self.locks else "host",
             f"{self.cache_s:g} s",
         )
@@ -53,7 +51,7 @@ class Switches(NamedTuple):
 
 
 def combinations() -> list[Switches]:
-    every = [Switches(*one) for one in itertools.product(("", "exchange"), (False, True), (0.0, 1.0), _FAILS)]
+    every = [Switches(*one) for one in itertools.product((False, True), (0.0, 1.0), _FAILS)]
     if CRASH_FULL:
         return every
     drawing = random.Random(_SEED)
@@ -80,7 +78,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path
     with shared_folder(
         tmp_path / "real",
         tmp_path / "shown",
-        lacks=switches.lacks,
         cache_s=switches.cache_s,
         locks=switches.locks,
         switches=tmp_path / "switches",

@@ -151,8 +151,8 @@ def history(seed: int) -> Scenario:
             if kind == "save" or len(steps) < 3:
                 save(store, journal, 100 + number, name)
             elif kind == "replace":
-                if not _pinned(store, step) and not _annotated(store, step):
-                    save(store, journal, step, name, if_exists="replace", force=True)  # it may have a tag
+                if not _kept(store, step):
+                    save(store, journal, step, name, if_exists="replace")
             elif kind == "delete":
                 if not _kept(store, step):
                     _delete(store, journal, step)

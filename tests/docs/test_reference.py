@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PUBLIC = [name for name in ckstore.__all__ if name != "__version__"]
 # Methods of values that only the library calls; the site leaves them out as well (`filters` in docs/site/mkdocs.yml).
-INSIDE = ("algorithm", "from_json", "of", "of_plan", "render", "to_json", "with_annotations")
+INSIDE = ("algorithm", "from_json", "key", "of", "of_plan", "render", "to_json", "with_annotations")
 
 
 @pytest.fixture(scope="module")

@@ -20,23 +20,28 @@ from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention_plan import RetentionPlan
-from ckstore.objects.shared import two_renames
 from ckstore.ops.acts import act
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.retain import carry_out
+from ckstore.ops.open import convert
 from ckstore.training import import_history
 from tests.faults.journal import Journal
-from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen, without_exchange
+from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen
 from tests.faults.states import CHUNK_BYTES, state
 from tests.faults.straced import mark
+from tests.support.checkpoint_dirs import checkpoint_dir, name_in_store
 from tests.support.look import leaves_of
 
-_ONE = f"store/checkpoints/{RUN}/1"
 _SAVED = SCENARIOS["deduplicated_save"].prepare
 
 
 def _open(path: Path, journal: Journal) -> Store:
     return Store.open(path)
+
+
+def _name(store: Store, step: int) -> str:
+    """Return the name of a checkpoint for `mark`."""
+    return f"store/{name_in_store(unseen(store.path), RUN, step)}"
 
 
 def _nothing_more(store: Store, journal: Journal) -> None:
@@ -58,16 +63,16 @@ def _saving_with_tags(step: int, name: str) -> Callable[[Store, Journal], None]:
 
 def _tagging(store: Store, journal: Journal) -> None:
     store.tag("best", f"{RUN}@1")
-    mark(durable=["store/refs/best", _ONE])
+    mark(durable=["store/refs/best", _name(store, 1)])
     store.tag("best", f"{RUN}@2")
-    mark(durable=["store/refs/best", f"store/checkpoints/{RUN}/2"])
+    mark(durable=["store/refs/best", _name(store, 2)])
     store.untag("best")
     mark(gone=["store/refs/best"])
 
 
 def _pinning(store: Store, journal: Journal) -> None:
     name = store.pin(f"{RUN}@1", "figure 3").name
-    mark(durable=[f"store/pins/{name}.json", _ONE])
+    mark(durable=[f"store/pins/{name}.json", _name(store, 1)])
     store.unpin(name)
     mark(gone=[f"store/pins/{name}.json"])
 
@@ -75,7 +80,7 @@ def _pinning(store: Store, journal: Journal) -> None:
 def _annotating(store: Store, journal: Journal) -> None:
     for bleu in (27.0, 28.0):
         store.annotate(f"{RUN}@1", metrics={"bleu": bleu})
-        mark(durable=[f"{_ONE}/annotations.json", _ONE])
+        mark(durable=[f"{_name(store, 1)}/annotations.json", _name(store, 1)])
 
 
 def _setting_retention(store: Store, journal: Journal) -> None:
@@ -91,10 +96,11 @@ def _rotated(path: Path, journal: Journal) -> None:
 
 
 def _rotating(store: Store, journal: Journal) -> None:
+    one = _name(store, 1)
     info = store.save(state("second"), step=2, run=RUN)
     journal.done((RUN, 2), "second")
     if not info.warnings:
-        mark(gone=[_ONE])
+        mark(gone=[one])
 
 
 class _KilledError(BaseException):
@@ -138,17 +144,34 @@ def _replacing(store: Store, journal: Journal) -> None:
     save(store, journal, 1, "second", if_exists="replace")
 
 
-def _in_a_gap(path: Path, journal: Journal) -> None:
-    """A store in which a replacement by two renames was killed when the old checkpoint had just left its place."""
-    two_renames._go_back = lambda *_: None  # a dead process goes nowhere; this one does nothing else
-    _killed_at(4, files, "sync_directory", without_exchange(_replacing))(path, journal)
+def _torn(path: Path, journal: Journal) -> None:
+    """A store whose step 1 lost its manifest."""
+    _SAVED(path, journal)
+    (checkpoint_dir(path, RUN, 1) / "manifest.json").unlink()
 
 
-def _in_a_gap_without_the_new(path: Path, journal: Journal) -> None:
-    """As `_in_a_gap`, and the new checkpoint is not whole."""
-    _in_a_gap(path, journal)
-    (old,) = (path / "staging").glob("*.old")
-    (old.with_suffix("") / "manifest.json").unlink()
+def _half_converted(path: Path, journal: Journal) -> None:
+    """A store of a draft in which a conversion was killed before its last step, and before its fsyncs of names."""
+
+    def killed(*_: Any) -> None:
+        raise _KilledError
+
+    SCENARIOS["convert"].prepare(path, journal)
+    with (
+        patch.object(files, "sync_directory", lambda _: None),
+        patch.object(convert, "require", killed),
+        suppress(_KilledError),
+    ):
+        Store.open(path)
+
+
+def _converted(store: Store, journal: Journal) -> None:
+    mark(durable=["store/store.json", "store/refs/kept", _name(store, 2)])
+    mark(gone=[f"store/checkpoints/{RUN}/{step}" for step in (1, 2, 3)])
+
+
+def _collecting_superseded(store: Store, journal: Journal) -> None:
+    store.gc(now=True)
 
 
 def _deleting(store: Store, journal: Journal) -> None:
@@ -201,8 +224,9 @@ def _drop(store: Store, plan: RetentionPlan) -> RetentionReport:
 
 def _pruning(store: Store, journal: Journal) -> None:
     # The drop alone: gc, which follows it in `prune`, would make it durable once more, and another gc may keep it away.
+    names = {info.key: _name(store, info.step) for info in store.checkpoints()}
     report = _drop(store, store.plan_retention(RetentionPolicy(keep_last=1)))
-    mark(gone=[f"store/checkpoints/{info.run}/{info.step}" for info in report.dropped])
+    mark(gone=[names[info.key] for info in report.dropped])
 
 
 def _saving_more(store: Store, journal: Journal) -> None:
@@ -325,20 +349,14 @@ ACTS = SCENARIOS | {
         Scenario("prune", SCENARIOS["replace"].prepare, _open, _pruning),
         Scenario("rotate", _rotated, _open, _rotating),
         Scenario("open_after_half_a_save", _killed_at(1, files, "sync_directory", _replacing), _open, _nothing_more),
+        Scenario("save_beside_torn", _torn, _open, _saving_again),
+        Scenario("open_draft", SCENARIOS["convert"].prepare, _open, _converted),
+        Scenario("open_half_converted", _half_converted, _open, _converted),
         Scenario(
-            "open_after_an_exchange", _killed_at(1, files, "sync_open_directory", _replacing), _open, _nothing_more
-        ),
-        Scenario(
-            "open_in_a_gap",
-            _in_a_gap,
-            _open,
-            _nothing_more,
-        ),
-        Scenario(
-            "open_in_a_gap_without_the_new",
-            _in_a_gap_without_the_new,
-            _open,
-            _nothing_more,
+            "gc_after_half_a_replacement",
+            _killed_at(1, files, "sync_open_directory", _replacing),
+            _open_as_found,
+            _collecting_superseded,
         ),
         Scenario(
             "gc_after_half_a_delete", _killed_at(4, files, "sync_directory", _deleting), _open_as_found, _collecting

@@ -14,29 +14,30 @@ import stat
 import tempfile
 from collections import Counter, defaultdict
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import CkstoreError, InUse, StoreNotFound
+from ckstore.errors import CkstoreError, StoreNotFound
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.info import CheckpointInfo
 from tests.faults.facts import broken_facts, facts_of
 from tests.faults.journal import Fact, Place, Promised
 from tests.faults.states import CHUNK_BYTES, NAMES, expected, fingerprint, read_files, state
+from tests.support.checkpoint_dirs import step_of_name
 from tests.support.descriptors import open_below
 from tests.support.look import files_of
 
 _DIGEST = r"xxh3-[0-9a-f]{32}"
 _RUN = r"[A-Za-z0-9._-]+"
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"  # what is being written has a dot in front
+_STEP = r"\d+(\.[0-9a-f]{10,}(\.\d+)?)?"
 _FILE_NAMES = re.compile(
     rf"""
       store\.json | config\.json | catalog\.db(\.old-\d+)?(-wal|-shm|-journal)?
     | blobs/[0-9a-f]{{2}}/{_DIGEST}
-    | checkpoints/{_RUN}/\d+/(manifest\.json | plain\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
+    | checkpoints/{_RUN}/{_STEP}/(manifest\.json | plain\.json | annotations\.json | damaged\.json | blobs/{_DIGEST})
     # What a process was writing when it died; ignored by all, and the next to write there removes it (a tag's stays).
-    | (checkpoints/{_RUN}/\d+/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
+    | (checkpoints/{_RUN}/{_STEP}/ | pins/ )?\.new | refs/\.{_NAME}\.[0-9a-f]{{12}}
     | refs/{_NAME} | pins/{_NAME}\.json | reserve/.* | verified\.json | events\.jsonl(\.1)? | quarantine/{_DIGEST}\.\d+
     | locks/(run-{_RUN} | trash | store)  # made where settings that cannot be read may say that other hosts are there
     """,
@@ -45,7 +46,7 @@ _FILE_NAMES = re.compile(
 _SET_ASIDE = re.compile(r"catalog\.db\.damaged-\d+(-wal|-shm|-journal)?")
 _DIRECTORY_NAMES = re.compile(
     rf"""
-      blobs(/[0-9a-f]{{2}})? | checkpoints(/{_RUN}(/\d+(/blobs)?)?)?
+      blobs(/[0-9a-f]{{2}})? | checkpoints(/{_RUN}(/{_STEP}(/blobs)?)?)?
     | refs | pins | staging | trash | quarantine | reserve | locks
     """,
     re.VERBOSE,
@@ -83,30 +84,11 @@ def check_store(path: Path, promised: Promised, *, catalog_was_unreadable: bool 
     return wrong
 
 
-def check_contents(store: Store, promised: Promised, *, outcome_is_unknown: bool = False) -> list[str]:
-    """Return which promises an open store does not keep: everything that it shows is loaded.
-
-    Where the outcome of a save is unknown, the process that met the error may lack what it replaced, if it says so.
-    """
+def check_contents(store: Store, promised: Promised) -> list[str]:
+    """Return which promises an open store does not keep: everything that it shows is loaded."""
     wrong: list[str] = []
     seen = _contents(store, wrong)
-    if outcome_is_unknown:
-        lacking = _half_replaced(store)
-        promised = replace(promised, options={k: v for k, v in promised.options.items() if k not in lacking})
     return wrong + _broken_promises(promised, seen) + broken_facts(promised.facts, facts_of(store))
-
-
-def _half_replaced(store: Store) -> set[Place]:
-    """Return the steps whose replacement by two renames stopped between them, and of which `store` says that."""
-    found = set()
-    for old in store.path.glob("staging/*.old"):
-        run, _, step = old.name.partition(".")[0].partition("@")
-        try:
-            store.load(f"{run}@{step}")
-        except InUse as error:
-            if "has not finished" in str(error):
-                found.add((run, int(step)))
-    return found
 
 
 def _there_or_made_again(path: Path, promised: Promised, wrong: list[str]) -> Store | None:
@@ -121,15 +103,20 @@ def _there_or_made_again(path: Path, promised: Promised, wrong: list[str]) -> St
 
 
 def _contents(store: Store, wrong: list[str]) -> Contents:
-    """Load everything that can be seen."""
+    """Load everything that can be seen, also what is superseded."""
     seen: Contents = {}
-    for info in store.checkpoints():
-        if (info.run, info.step) in seen:
+    for info in store.checkpoints(superseded=True):
+        if (info.run, info.step) in seen and not info.superseded:
             wrong.append(f"{info.name} is listed twice")
         try:
-            seen[info.run, info.step] = fingerprint(_content(store, info))
+            content = fingerprint(_content(store, info))
         except CkstoreError as error:
             wrong.append(f"{info.name} is listed, not loaded: {type(error).__name__}: {error}")
+            continue
+        if not info.superseded:
+            seen[info.run, info.step] = content
+        elif content not in map(expected, NAMES):
+            wrong.append(f"{info.name} is superseded, and a state that was never saved")
     on_disk = _published(store.path)
     if seen.keys() != on_disk:
         wrong.append(f"directories {sorted(on_disk)}, but listed and loaded {sorted(seen)}")
@@ -151,8 +138,8 @@ def _listed(store: Store) -> list[tuple[str, str]]:
 
 def _published(path: Path) -> set[Place]:
     """Every directory that is a checkpoint by its name."""
-    found = path.glob("checkpoints/*/*")
-    return {(step.parent.name, int(step.name)) for step in found if step.name.isdigit()}
+    found = ((place.parent.name, step_of_name(place.name)) for place in path.glob("checkpoints/*/*"))
+    return {(run, step) for run, step in found if step is not None}
 
 
 def _broken_promises(promised: Promised, seen: Contents) -> list[str]:
@@ -235,15 +222,15 @@ def _check_inode(root: Path, names: list[Path]) -> list[str]:
 
 def check_counts(path: Path) -> list[str]:
     """Return where the catalog's uses and reference counts differ from the manifests."""
-    uses: set[tuple[str, int, str, int]] = set()
-    checkpoints: set[tuple[str, int, str]] = set()
+    uses: set[tuple[str, str, str, int]] = set()
+    checkpoints: set[tuple[str, str, str]] = set()
     wrong = []
-    for place in _published(path):
-        file = path / "checkpoints" / place[0] / str(place[1]) / "manifest.json"
+    for folder in (place for place in path.glob("checkpoints/*/*") if step_of_name(place.name) is not None):
+        file, place, where = folder / "manifest.json", (folder.parent.name, folder.name), folder.relative_to(path)
         try:
             document = json.loads(file.read_text())
         except FileNotFoundError:
-            wrong.append(f"{place[0]}@{place[1]} has no manifest")
+            wrong.append(f"{where} has no manifest")
             continue
         members = document["manifest"]
         # A compacted checkpoint uses the files that are there, not the plain blobs.
@@ -252,11 +239,11 @@ def check_counts(path: Path) -> list[str]:
         uses |= {(*place, digest, nbytes) for digest, nbytes in files}
         named = {digest for digest, _ in files} | ({"plain.json"} if "encoded" in members else set())
         there = {path.name for path in (*file.parent.glob("blobs/*"), *file.parent.glob("plain.json"))}
-        wrong += [f"{place[0]}@{place[1]} does not need {name}" for name in sorted(there - named)]
+        wrong += [f"{where} does not need {name}" for name in sorted(there - named)]
     counts = Counter(digest for _, _, digest, _ in uses)
     with closing(sqlite3.connect(f"file:{path}/catalog.db?mode=ro", uri=True)) as catalog:
-        listed = set(catalog.execute("SELECT run, step, manifest_id FROM checkpoint_log"))
-        used = set(catalog.execute("SELECT run, step, digest, nbytes FROM checkpoint_blobs"))
+        listed = set(catalog.execute("SELECT run, directory, manifest_id FROM checkpoint_log"))
+        used = set(catalog.execute("SELECT run, directory, digest, nbytes FROM checkpoint_blobs"))
         counted = dict(catalog.execute("SELECT digest, reference_count FROM blob_references"))
     if listed != checkpoints:
         wrong.append(f"the catalog lists other checkpoints: {sorted(listed ^ checkpoints)}")

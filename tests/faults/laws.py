@@ -29,10 +29,6 @@ LAWS = {
         "staging, and what is named"
     ),
     "T2": "trash is made durable before anything below it is unlinked",
-    "G1": (
-        "a checkpoint leaves its place for another one with the run locked, when that is durable in staging; that "
-        "takes the place when both parents are durable"
-    ),
     "H1": "a mark of damage goes only when the names in the checkpoint are durable",
     "K1": "a last link in trash goes only after the kernel granted a lease on it there",
     "L1": "who moves a directory to trash has it locked, and who empties trash has both locked",
@@ -51,7 +47,7 @@ _IN_OWN_STAGING = re.compile(r"new-\d+|blobs/[a-z0-9]+-[0-9a-f]{32,}")
 _TRIAL = re.compile(r"try-[0-9a-f]{12}")
 _SMALL = {"config.json", "annotations.json"}
 _NAMED_EXCEPTIONS = re.compile(
-    r"refs/[^/]+ | pins/[^/]+\.json | reserve/space-\d | catalog\.db.* | checkpoints/[^/]+/\d+/damaged\.json",
+    r"refs/[^/]+ | pins/[^/]+\.json | reserve/space-\d | catalog\.db.* | checkpoints/[^/]+/[0-9a-f.]+/damaged\.json",
     re.VERBOSE,
 )
 
@@ -71,7 +67,6 @@ class Laws:
         self._told: set[tuple[str, str]] = set()
         self._dropped: set[str] = set()
         self._moved: list[Directory] = []
-        self._out: dict[Path, Path] = {}
         self._failed = False
 
     def _tell(self, law: str, what: str, call: Call | None) -> None:
@@ -97,11 +92,6 @@ class Laws:
 
     def before(self, change: Change, call: Call) -> None:
         """Look at what is about to happen."""
-        if change.what == "rename" and change.source and change.target:
-            source = (*self._tree.path_of(change.source[0]), change.source[1])
-            target = (*self._tree.path_of(change.target[0]), change.target[1])
-            if source[:2] == PUBLISHED and target[:2] == ("store", "staging"):
-                self._out[target] = source
         if self._tree.act != ACT:
             return
         if change.what == "unlink" and change.source:
@@ -157,8 +147,8 @@ class Laws:
                 self._tell("D1", f"{where} names bytes that are not durable", call)
         if node.kind == "file" and target[:2] == ("store", "blobs") and node.described and node.act == self._tree.act:
             self._tell("D3", f"{where} was given its mode or time after its fsync", call)
-        if isinstance(node, Directory) and change.what in ("rename", "exchange"):
-            self._move(change, node, source, target, call)
+        if isinstance(node, Directory) and change.what == "rename":
+            self._move(node, source, target, call)
         if target[:2] == ("store", "refs") and len(target) > 2 and not target[-1].startswith("."):
             named = posixpath.normpath(node.text).split("/")[1:]  # its text goes there and back, and there again
             self._locked(self._tree.lookup("store", *named), f"what {where} names", "L2", call)
@@ -168,11 +158,11 @@ class Laws:
             if target[-1] in ("annotations.json", "damaged.json") and change.target:
                 self._locked(change.target[0], where, "L2", call)
 
-    def _move(self, change: Change, node: Directory, source: Path, target: Path, call: Call) -> None:
+    def _move(self, node: Directory, source: Path, target: Path, call: Call) -> None:
         if target[0] == "place":
             for problem in survivors.uncertain(node, "/".join(source)):
                 self._tell("N1", problem, call)
-        if change.what == "rename" and PUBLISHED in (source[:2], target[:2]):
+        if PUBLISHED in (source[:2], target[:2]):
             self._moved.append(node)
         if target[:2] == ("store", "trash"):
             own = source[:2] == ("store", "staging") and node.act == self._tree.act
@@ -180,31 +170,8 @@ class Laws:
             self._locked(node, "/".join(source), "L1", call, kinds=kinds)
             if source[:2] == PUBLISHED:
                 self._drop(source, call)
-        if change.what == "rename":
-            self._gap(change, source, target, call)
         if target[:2] == PUBLISHED:
             self._locked(node, "/".join(source), "L2", call)
-            there = change.target[0].now(change.target[1]) if change.target else None
-            if change.what == "exchange" and isinstance(there, Directory):
-                there.replaced = True
-
-    def _gap(self, change: Change, source: Path, target: Path, call: Call) -> None:
-        """G1: the old one goes out, or another one comes in where it went out."""
-        if change.source is None or change.target is None:
-            return
-        if source[:2] == PUBLISHED and target[:2] == ("store", "staging"):
-            self._locked(change.source[0], "/".join(source[:-1]), "G1", call, kinds={"LOCK_EX"})
-            staging, name = change.target[0], target[-1].removesuffix(".old")
-            new = staging.now(name)
-            if not isinstance(new, Directory) or not staging.is_certain(name) or list(survivors.lacking(new)):
-                self._tell("G1", f"{'/'.join(source)} leaves its place, and {name} may not be whole in staging", call)
-        elif target[:2] == PUBLISHED and source[:2] == ("store", "staging"):
-            for old, place in self._out.items():
-                if place != target or old == source:
-                    continue
-                gone, kept = change.target[0].is_certain(target[-1]), change.source[0].is_certain(old[-1])
-                if not (gone and kept):
-                    self._tell("G1", f"{'/'.join(source)} takes the place of {'/'.join(old)} too early", call)
 
     def _drop(self, source: Path, call: Call) -> None:
         """R1: the checkpoints that stay are durable by an fsync of the process itself."""

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckstore.fs.links import exchange  # bound here: some acts take it away from the store
 from tests.faults.states import CHUNK_BYTES
+from tests.support.exchange import exchange
 
 HERE = "here"
 """The directory of the call that is hit."""

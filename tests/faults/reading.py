@@ -26,6 +26,7 @@ import ckstore
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError
 from tests.faults.shim import Family, Fault, Preloaded
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.descriptors import open_below
 from tests.support.in_full import in_full
 from tests.support.look import files_of, leaves_of
@@ -76,7 +77,7 @@ def _read_file(store: Store) -> bytes:
 
 
 def _digest(store: Store) -> str:
-    return next(path.name for path in sorted(store.path.glob("checkpoints/main/1/blobs/*")))
+    return next(path.name for path in sorted(blobs_dir(store.path, "main", 1).iterdir()))
 
 
 ACTS: dict[str, Callable[[Store], object]] = {
@@ -89,7 +90,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "load mapped": lambda store: store.load(2, mmap=True),
     "load_into": lambda store: store.load_into({"w": np.zeros(600_000, np.float32)}, 2, strict=False),
     "open_checkpoint": _inside(lambda checkpoint: checkpoint["w"]),
-    "open_checkpoint of a path": lambda store: ckstore.open_checkpoint(store.path / "checkpoints/main/2").close(),
+    "open_checkpoint of a path": lambda store: ckstore.open_checkpoint(checkpoint_dir(store.path, "main", 2)).close(),
     "slice": _inside(lambda checkpoint: checkpoint.slice("w")[10:500_000]),
     "slice by an index": _inside(lambda checkpoint: checkpoint.slice("w")[10]),
     "open_file": _read_file,

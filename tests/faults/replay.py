@@ -22,7 +22,7 @@ class Change:
         target: Where it will be; None if the name is taken away.
     """
 
-    what: Literal["make", "link", "rename", "exchange", "unlink"]
+    what: Literal["make", "link", "rename", "unlink"]
     node: Node
     source: Place | None
     target: Place | None
@@ -213,10 +213,12 @@ class Replay:
         if found is None:
             return
         source, target, node = found
-        exchange = call.name == "renameat2" and "RENAME_EXCHANGE" in call.arguments[4]
+        if call.name == "renameat2" and "RENAME_EXCHANGE" in call.arguments[4]:
+            msg = f"{call}: no step of the protocol exchanges two names"
+            raise NotUnderstoodError(msg)
         if target[0].now(target[1]) is node:  # two names of one file: nothing happens
             return
-        self._change(Change("exchange" if exchange else "rename", node, source, target), call)
+        self._change(Change("rename", node, source, target), call)
 
     def _link(self, call: Call) -> None:
         found = self._two(call)
@@ -235,9 +237,8 @@ class Replay:
 
     def _change(self, change: Change, call: Call) -> None:
         self._watcher.before(change, call)
-        there = change.target[0].now(change.target[1]) if change.target else None
         if change.source is not None:
-            change.source[0].put(change.source[1], there if change.what == "exchange" else None)
+            change.source[0].put(change.source[1], None)
         if change.target is not None:
             change.target[0].put(change.target[1], change.node)
         self._watcher.after(call)

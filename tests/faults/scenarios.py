@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckstore import Budget, RetentionPolicy, Store
-from ckstore.errors import DamagedBlob, InUse, UnsafePlace
-from ckstore.fs import links
-from ckstore.fs.inside import Where
+from ckstore import Budget, CheckpointInfo, RetentionPolicy, Store
+from ckstore.errors import DamagedBlob, InUse
 from ckstore.ops.free import reclaim
 from ckstore.ops.index import reconcile
+from ckstore.ops.save import save as saving
 from tests.faults.journal import Journal
 from tests.faults.migrating import become_next, wrong_in_catalog
 from tests.faults.states import CHUNK_BYTES, expected, fingerprint, read_files, state, write_files
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir, checkpoint_dirs, step_names
 from tests.support.damage import flip
+from tests.support.draft_stores import draft_names, is_converted, make_draft
 
 RUN = "main"
 _DAY_S = 86400.0
@@ -130,23 +131,10 @@ def _saving(step: int, *names: str, **options: Any) -> Callable[[Store, Journal]
     return act
 
 
-def without_exchange(act: Callable[[Store, Journal], None]) -> Callable[[Store, Journal], None]:
-    """Return the act on a filesystem that cannot exchange two names; this process does nothing else."""
-
-    def cannot(one: Where, other: Where) -> None:
-        raise UnsafePlace("this filesystem cannot exchange two names")
-
-    def acting(store: Store, journal: Journal) -> None:
-        links.exchange = cannot
-        act(store, journal)
-
-    return acting
-
-
 def _deleting(step: int) -> Callable[[Store, Journal], None]:
     def act(store: Store, journal: Journal) -> None:
         journal.begin((RUN, step), None)
-        if not _is_gone(unseen(store.path) / "checkpoints" / RUN / str(step)):  # an attempt may have failed after that
+        if not _is_gone(checkpoint_dir(unseen(store.path), RUN, step)):  # an attempt may have failed after that
             store.delete(f"{RUN}@{step}")
         journal.done((RUN, step), None)
 
@@ -200,10 +188,111 @@ def _with_a_tag(path: Path, journal: Journal) -> None:
 def _pruning(store: Store, journal: Journal) -> None:
     """Drop all but the newest by a rule, and so the one without a tag."""
     journal.begin((RUN, 2), None)
-    if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
+    if not _is_gone(checkpoint_dir(unseen(store.path), RUN, 2)):  # an attempt may have failed after that
         for skipped in store.prune(RetentionPolicy(keep_last=1)).skipped:
             raise InUse(skipped.reason)
     journal.done((RUN, 2), None)
+
+
+def inspect_steps(path: Path, done: bool) -> list[str]:
+    """A gc that waits for nothing leaves one checkpoint of each step, in one form: nothing protects the others."""
+    with Store.open(path) as store:
+        store.gc(now=True)
+    found = {step: checkpoint_dirs(path, RUN, step) for step in step_names(path, RUN)}
+    return [f"gc left {[place.name for place in places]}" for places in found.values() if len(places) > 1]
+
+
+def _replacing(store: Store, journal: Journal) -> None:
+    save(store, journal, 1, "second", if_exists="replace")
+
+
+def _keeping_what_is_replaced(path: Path, journal: Journal) -> None:
+    _saved("first", "other")(path, journal)
+    with _open(path, journal) as store:
+        store.config.undo_by_rule_s = _DAY_S
+
+
+def _with_a_replaced_one(path: Path, journal: Journal) -> None:
+    """A store in which a replaced checkpoint waits to be brought back."""
+    _keeping_what_is_replaced(path, journal)
+    with _open(path, journal) as store:
+        _replacing(store, journal)
+
+
+def _with_a_superseded_one(path: Path, journal: Journal) -> None:
+    """A store in which a save that replaced died before it dropped the older checkpoint."""
+    _saved("first", "other")(path, journal)
+    saving.drop_older = lambda *_, **__: []  # type: ignore[attr-defined]  # this process does nothing else
+    with _open(path, journal) as store:
+        _replacing(store, journal)
+
+
+def _bringing_the_replaced_one_back(store: Store, journal: Journal) -> None:
+    if waiting := store.dropped():  # else an attempt failed after that
+        store.undelete(waiting[0].id)
+
+
+def _settle_replacement(path: Path, done: bool) -> list[str]:
+    """What was replaced is in the store or can be brought back, bit by bit, until it is purged."""
+    with Store.open(path) as store:
+        older = _older_of_step_1(store)
+        if older is None:
+            waiting = [one for one in store.dropped() if not one.problem and (one.run, one.step) == (RUN, 1)]
+            older = store.undelete(waiting[0].id) if waiting else None
+        if older is None:
+            return [f"what was replaced at {RUN}@1 is lost"]
+        wrong = [] if fingerprint(store.load(older)) == expected("first") else ["something else was replaced"]
+        store.gc()
+        if _older_of_step_1(store) is None:
+            wrong.append("gc dropped what was brought back a moment ago")
+        return wrong
+
+
+def _older_of_step_1(store: Store) -> CheckpointInfo | None:
+    of_step = [info for info in store.checkpoints(RUN, superseded=True) if info.step == 1]
+    return next((info for info in of_step if fingerprint(store.load(info)) == expected("first")), None)
+
+
+def _settle_return(path: Path, done: bool) -> list[str]:
+    wrong = []
+    with Store.open(path) as store:
+        if done and (_older_of_step_1(store) is None or store.dropped()):
+            wrong.append("it was acknowledged, and what was replaced is not back")
+    return [*wrong, *_settle_replacement(path, done)]
+
+
+def _beside_damage(path: Path, journal: Journal) -> None:
+    """A store whose step 1 lacks a blob."""
+    _saved("first", "other")(path, journal)
+    journal.begin((RUN, 1), None)
+    journal.done((RUN, 1), None)
+    largest = max(blobs_dir(path, RUN, 1).iterdir(), key=lambda blob: blob.stat().st_size)
+    for name in path.rglob(largest.name):
+        name.unlink()
+    journal.begin((RUN, 1), "first")  # by the act, or by `_settle_damage`
+
+
+def _settle_damage(path: Path, done: bool) -> list[str]:
+    """What a save that died has not published the next one does, beside the damaged checkpoint."""
+    with Store.open(path) as store:
+        if not done:
+            store.save(state("first"), run=RUN, step=1)
+        return [f"{found.name}: {found.what}" for found in store.verify().damage]
+
+
+def _draft(path: Path, journal: Journal) -> None:
+    """A store of a draft: a checkpoint with a tag, and one that a dead process was replacing."""
+    _with_a_tag(path, journal)
+    make_draft(path)
+    (path / "checkpoints" / RUN / "2").rename(path / "staging" / f"{RUN}@2.0123456789ab.old")
+
+
+def _inspect_conversion(path: Path, done: bool) -> list[str]:
+    wrong = [f"{name} still has the name of a draft" for name in draft_names(path)]
+    if not is_converted(path):
+        wrong.append("store.json does not say that checkpoints are named after their ids")
+    text = os.readlink(path / "refs" / "kept")
+    return wrong if text.endswith(checkpoint_dir(path, RUN, 1).name) else [*wrong, f"the tag says {text}"]
 
 
 def _budgeted(path: Path, journal: Journal) -> None:
@@ -224,7 +313,7 @@ def _saving_within_a_budget(store: Store, journal: Journal) -> None:
     journal.done((RUN, 4), "small-0")
     if info.warnings:  # what had to go may be there yet, or come back after a power cut: nothing is said to be gone
         return
-    if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):
+    if not _is_gone(checkpoint_dir(unseen(store.path), RUN, 2)):
         raise Unkept("the save was acknowledged without a warning, and the store is above its budget")
     journal.done((RUN, 2), None)
 
@@ -244,7 +333,7 @@ def _settle_budget(path: Path, done: bool) -> list[str]:
 
 def _bringing_back(store: Store, journal: Journal) -> None:
     journal.begin((RUN, 2), "second")
-    if _is_there(unseen(store.path) / "checkpoints" / RUN / "2"):  # by an attempt that failed after that
+    if _is_there(checkpoint_dir(unseen(store.path), RUN, 2)):  # by an attempt that failed after that
         return
     store.undelete(f"{RUN}@2")
     journal.done((RUN, 2), "second")
@@ -266,7 +355,7 @@ def _settle_undo(is_kept: bool) -> Callable[[Path, bool], list[str]]:
     def settle(path: Path, done: bool) -> list[str]:
         wrong = []
         with Store.open(path) as store:
-            is_there = any(info.key == (RUN, 2) for info in store.checkpoints())
+            is_there = any(info.key.run_step == (RUN, 2) for info in store.checkpoints())
             waiting = [one.ref for one in store.dropped() if not one.problem]
             if is_there == bool(waiting) and (is_kept or is_there):
                 wrong.append(f"{RUN}@2 is {'in two places' if is_there else 'lost'}: {waiting} can be brought back")
@@ -289,7 +378,7 @@ def _renaming(store: Store, journal: Journal) -> None:
     for step, name in enumerate(("first", "second"), 1):
         journal.begin((RUN, step), None)
         journal.begin((_RENAMED, step), name)
-    if not _is_gone(unseen(store.path) / "checkpoints" / RUN / "2"):  # an attempt may have failed after that
+    if not _is_gone(checkpoint_dir(unseen(store.path), RUN, 2)):  # an attempt may have failed after that
         store.rename_run(RUN, _RENAMED)
     for step, name in enumerate(("first", "second"), 1):
         journal.done((RUN, step), None)
@@ -489,13 +578,13 @@ def _damaged(path: Path, journal: Journal) -> None:
         for step, name in enumerate(("first", "second", "small-0"), 1):
             save(store, journal, step, name)
         for step in (1, 2, 3):
-            shutil.copytree(path / "checkpoints" / RUN / str(step), _backup(path) / str(step))
-        chunks = sorted((path / "checkpoints" / RUN / "1" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+            shutil.copytree(checkpoint_dir(path, RUN, step), _backup(path) / str(step))
+        chunks = sorted(blobs_dir(path, RUN, 1).iterdir(), key=lambda blob: blob.stat().st_size)
         flip(chunks[-1], keep_time=True)  # another checkpoint may share it
         flip(chunks[0])
-        (pack,) = (path / "checkpoints" / RUN / "3" / "blobs").iterdir()
+        (pack,) = blobs_dir(path, RUN, 3).iterdir()
         os.truncate(pack, 1000)
-        largest = max((path / "checkpoints" / RUN / "2" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+        largest = max(blobs_dir(path, RUN, 2).iterdir(), key=lambda blob: blob.stat().st_size)
         largest.unlink()
         for blob in (chunks[-2], chunks[-1]):  # lost canonical names: of a good and of a damaged blob
             (path / "blobs" / blob.name.partition("-")[2][:2] / blob.name).unlink(missing_ok=True)
@@ -538,13 +627,13 @@ def _damaged_compacted(path: Path, journal: Journal) -> None:
     for file in path.rglob(chunks[0].name):
         file.unlink()
     flip(pack, keep_time=True)
-    (plain,) = (path / "checkpoints" / RUN / "3" / "blobs").iterdir()
+    (plain,) = blobs_dir(path, RUN, 3).iterdir()
     flip(plain, 0)
 
 
 def _encoded_files(path: Path, step: int) -> list[Path]:
     """Return the encoded files of a checkpoint without those that they are decoded with, the smallest first."""
-    folder = path / "checkpoints" / RUN / str(step)
+    folder = checkpoint_dir(path, RUN, step)
     document = json.loads((folder / "manifest.json").read_bytes())["manifest"]
     files = (folder / "blobs" / document["files"][form[2]][0] for form in document["encoded"])
     return sorted(files, key=lambda file: file.stat().st_size)
@@ -555,7 +644,7 @@ def _rotten(path: Path, journal: Journal) -> None:
     _saved("first", "first")(path, journal)
     with Store.open(path) as store:
         store.config.recheck_share = 1
-    blobs = sorted((path / "checkpoints" / RUN / "1" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+    blobs = sorted(blobs_dir(path, RUN, 1).iterdir(), key=lambda blob: blob.stat().st_size)
     for blob in (blobs[0], blobs[-1]):
         flip(blob, keep_time=True)
 
@@ -575,13 +664,34 @@ SCENARIOS = {
         Scenario("first_save", _saved(), _open, _saving(1, "first")),
         Scenario("deduplicated_save", _saved("first"), _open, _saving(2, "second")),
         Scenario("small_tensor_save", _saved("small-0"), _open, _saving(2, "small-1", "small-sparse")),
-        Scenario("replace", _saved("first", "other"), _open, _saving(1, "second", if_exists="replace")),
+        Scenario("replace", _saved("first", "other"), _open, _replacing, inspect=inspect_steps),
         Scenario(
-            "replace_by_renames",
-            _saved("first", "other"),
+            "replace_with_undo",
+            _keeping_what_is_replaced,
             _open,
-            without_exchange(_saving(1, "second", if_exists="replace")),
+            _replacing,
+            settle=_settle_replacement,
+            inspect=inspect_steps,
         ),
+        Scenario(
+            "save_beside_damage",
+            _beside_damage,
+            _open,
+            _saving(1, "first"),
+            begins_damaged=True,
+            settle=_settle_damage,
+            inspect=inspect_steps,
+        ),
+        Scenario("gc_superseded", _with_a_superseded_one, _open_as_found, _purging, inspect=inspect_steps),
+        Scenario(
+            "undelete_replaced",
+            _with_a_replaced_one,
+            _open,
+            _bringing_the_replaced_one_back,
+            settle=_settle_return,
+            inspect=inspect_steps,
+        ),
+        Scenario("convert", _draft, _open, _nothing_more, inspect=_inspect_conversion),
         Scenario("gc", _dropped, _open_as_found, _collecting),
         Scenario("gc_held", _dropped, _open_as_found, _collecting_beside_a_reader),
         Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),
@@ -616,7 +726,7 @@ SCENARIOS = {
             settle=_settle_as_next,
             inspect=_inspect_migration,
         ),
-        Scenario("compact", _saved("first", "second", "small-0"), _open, _compacting),
+        Scenario("compact", _saved("first", "second", "small-0"), _open, _compacting, inspect=inspect_steps),
         Scenario("reindex", _to_reindex, _open_to_reindex, _reindexing, inspect=_inspect_reindex),
         Scenario("relink", _copied, _open_unrecovered, _relinking, inspect=_inspect_relink),
     )

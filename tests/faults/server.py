@@ -301,11 +301,10 @@ class Act:
         if not isinstance(error, CkstoreError):
             wrong.append("not a CkstoreError: " + "".join(traceback.format_exception(error)))
         said = str(error)
-        unknown = "may or may not" in said
-        self.journal.failed(unknown=self._scenario.uncertain or unknown)
+        self.journal.failed(unknown=self._scenario.uncertain or "may or may not" in said)
         error.__traceback__ = None
         if self.store is not None and not self._scenario.begins_damaged:
-            wrong += check_contents(self.store, read_journal(self.files.journal), outcome_is_unknown=unknown)
+            wrong += check_contents(self.store, read_journal(self.files.journal))
         again = self.attempt()
         if again is not None and "open the store again" in said + str(again):
             self.store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.faults.weakfs import Directory, Tree
+from tests.support.checkpoint_dirs import step_of_name
 
 Path = tuple[str, ...]
 PUBLISHED: Path = ("store", "checkpoints")
@@ -21,7 +22,7 @@ def checkpoints(tree: Tree) -> Iterator[tuple[Path, Directory]]:
                 continue
             for step in list(folder.past):
                 for node in folder.survivors(step):
-                    if isinstance(node, Directory) and step.isdigit():
+                    if isinstance(node, Directory) and step_of_name(step) is not None:
                         yield (*PUBLISHED, run, step), node
 
 

@@ -14,11 +14,12 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.fs import files
 from ckstore.model.digest import algorithm_named
-from ckstore.ops.refs import listing
-from tests.faults.checker import check_contents, check_store
+from tests.faults.checker import check_store
 from tests.faults.harness import evenly, sample
 from tests.faults.journal import Journal, Place, Promised, read_journal
 from tests.faults.scenarios import SCENARIOS
+from tests.faults.states import state
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir, checkpoint_dirs
 
 pytestmark = pytest.mark.crash
 
@@ -39,24 +40,24 @@ def promise(*states: str | None) -> Promised:
 
 
 def a_blob(store: Path) -> Path:
-    return max(store.glob("checkpoints/main/1/blobs/*"), key=lambda path: path.stat().st_size)
+    return max(blobs_dir(store, "main", 1).iterdir(), key=lambda path: path.stat().st_size)
 
 
 def test_a_whole_store_passes(store: Path, tmp_path: Path) -> None:
     assert check_store(store, read_journal(tmp_path / "journal")) == []
 
 
-@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-def test_only_after_an_unknown_outcome_may_a_process_lack_what_it_was_replacing(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (store / "checkpoints/main/1").rename(store / "staging/main@1.0123456789ab.old")
-    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
-    with Store.open(store, readonly=True) as reader:
-        assert check_contents(reader, promise("first"), outcome_is_unknown=True) == []
-        assert check_contents(reader, promise("first")) == ["main@1 must be one of ['first'], found None"]
-        (store / "staging/main@1.0123456789ab.old").rename(store / "staging/main@1.0123456789ab")
-        assert len(check_contents(reader, promise("first"), outcome_is_unknown=True)) == 1
+def test_every_directory_of_a_step_is_looked_at(store: Path) -> None:
+    with Store.open(store) as opened:
+        opened.tag("older", "main@1")  # it protects the checkpoint that is replaced
+        opened.save(state("second"), step=1, if_exists="replace")
+    promised = promise("second")
+    promised.facts = {("tag", "older"): {"main@1"}}
+    older, _ = checkpoint_dirs(store, "main", 1)
+
+    assert check_store(store, promised) == []
+    (older / "blobs" / "more").touch()
+    assert f"{older.relative_to(store)} does not need more" in check_store(store, promised)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def lose_the_store(store: Path) -> None:
 
 
 def lose_a_checkpoint(store: Path) -> None:
-    shutil.rmtree(store / "checkpoints" / "main" / "1")
+    shutil.rmtree(checkpoint_dir(store, "main", 1))
 
 
 def lose_a_blob_of_a_checkpoint(store: Path) -> None:

@@ -84,7 +84,7 @@ def test_only_a_swap_of_checkpoints_excuses_an_act(tmp_path: Path) -> None:
     excused = {}
     for kind in ("checkpoints/run/step", "trash/x", "staging", "refs", "blobs/ab"):
         store = tmp_path / kind.replace("/", "-") / "store"
-        for name in ("checkpoints/main/1", "trash/main@1", "staging", "refs", "blobs/ab"):
+        for name in ("checkpoints/main/1.0123456789", "trash/main@1.0123456789.0", "staging", "refs", "blobs/ab"):
             (store / name).mkdir(parents=True)
         neighbour = Neighbour(store, kind, back=False)
         assert not neighbour.hid_a_checkpoint()

@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 _CATCHING = {mutant.act for mutant in MUTANTS.values() if mutant.act and not mutant.failing_sync}
-_GOING_BACK = (Request("replace_by_renames", 8), Request("replace_by_renames", 11), Request("checkout_links", 4))
-"""The old checkpoint goes back to its place; what was checked out is there already."""
+_GOING_BACK = (Request("checkout_links", 4),)
+"""What was checked out is there already."""
 _FAILING = (*_GOING_BACK, *{Request(m.act, m.failing_sync) for m in MUTANTS.values() if m.failing_sync})
 
 

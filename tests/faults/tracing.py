@@ -24,9 +24,10 @@ from tests.faults.changed import change_module
 from tests.faults.journal import Fact, Journal, Place
 from tests.faults.laws import Laws
 from tests.faults.replay import Replay
-from tests.faults.scenarios import Scenario
+from tests.faults.scenarios import Scenario, unseen
 from tests.faults.straced import Moment, mark, moments, record
 from tests.faults.weakfs import NotUnderstoodError, Tree
+from tests.support.checkpoint_dirs import checkpoint_dir, checkpoint_dirs
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 1500.0
@@ -67,6 +68,16 @@ class _Marking(Journal):
 
     has_failed = False
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._store = unseen(path.parent / "store")
+        self._before: dict[Place | Fact, list[Path]] = {}
+
+    def begin(self, place: Place | Fact, state: str | None) -> None:
+        super().begin(place, state)
+        if isinstance(place[1], int):
+            self._before[place] = checkpoint_dirs(self._store, place[0], place[1])
+
     def store_made(self) -> None:
         super().store_made()
         mark(durable=["store/store.json"])
@@ -75,11 +86,13 @@ class _Marking(Journal):
         super().done(place, state)
         if isinstance(place[1], str):  # a tag, a pin or a note: their own laws look at them
             return
-        path = f"store/checkpoints/{place[0]}/{place[1]}"
         if state is not None:
-            mark(durable=[path])
+            mark(durable=[self._name(checkpoint_dir(self._store, *place))])
         elif not self.has_failed:  # an act that is tried again finds it gone, and is told nothing
-            mark(gone=[path])
+            mark(gone=[self._name(path) for path in self._before[place]])
+
+    def _name(self, path: Path) -> str:
+        return f"store/{path.relative_to(self._store)}"
 
 
 class _Syncs:

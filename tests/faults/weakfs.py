@@ -66,7 +66,6 @@ class Directory(Node):
             checkpoint.
         document: Its document when that was last looked at.
         rewritten: A repair gave it another document after it was published.
-        replaced: It was exchanged for another one.
     """
 
     past: dict[str, list[Node | None]] = field(default_factory=dict)
@@ -74,7 +73,6 @@ class Directory(Node):
     required: frozenset[str] | None = None
     document: Node | None = None
     rewritten: bool = False
-    replaced: bool = False
 
     def now(self, name: str) -> Node | None:
         """Return what the name gives."""

@@ -21,12 +21,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
 RUN = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
-STEP = re.compile(r"(?:0|[1-9][0-9]*)\Z")
+NAME = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9a-f]{10,})(?:\.([1-9][0-9]{0,5}))?)?\Z")
 HEX = re.compile(r"[0-9a-fA-F]{6,}\Z")
 DIGEST = re.compile(r"xxh3-[0-9a-f]{32}\Z|blake3-[0-9a-f]{64}\Z")
 MIB = 2**20
@@ -340,6 +340,10 @@ class Checkpoint:
                 return False
         return True
 
+    def is_whole(self) -> bool:
+        """Whether it is complete and has no mark (section "Names of checkpoints")."""
+        return self.is_complete() and not os.path.lexists(self.directory / "damaged.json")
+
     def check_blobs(self) -> None:
         """Check that every blob has the digest that it is named by (section "Blobs")."""
         for digest, size in self.stored():
@@ -590,9 +594,20 @@ def is_run(name: str) -> bool:
     return RUN.match(name) is not None and name not in (".", "..")
 
 
-def is_step(name: str) -> bool:
-    """Whether `name` matches <step>."""
-    return STEP.match(name) is not None and int(name) <= 2**53
+class Name(NamedTuple):
+    """The name of the directory of a checkpoint (section "Names of checkpoints")."""
+
+    step: int
+    short: str  # empty in a draft name
+    generation: int  # -1 for a draft name, which is below all others
+
+
+def parse_name(text: str) -> Name | None:
+    """Return what a name says; None if no checkpoint has it."""
+    match = NAME.match(text)
+    if match is None or int(match[1]) > 2**53:
+        return None
+    return Name(int(match[1]), match[2] or "", int(match[3] or 0) if match[2] else -1)
 
 
 def is_tag(name: str) -> bool:
@@ -615,36 +630,78 @@ class Store:
         self.settings: dict[str, Any] = parse_json((path / "store.json").read_bytes())
         check(self.settings["format"] == "ckstore-store", "no ckstore store")
         check(self.settings["version"] <= 1, "a newer store")
-        check(not self.settings.get("requires", []), "asks for what this reader does not know")
+        check(set(self.settings.get("requires", [])) <= {"checkpoint-ids"}, "asks for what this reader does not know")
         check(self.settings["hash"] in ("xxh3_128", "blake3"), "an unknown hash")
         check(self.settings["chunk_bytes"] >= MIB and self.settings["chunk_bytes"] % MIB == 0, "a wrong chunk_bytes")
 
-    def checkpoints(self) -> dict[tuple[str, int], Checkpoint]:
-        """Return all complete checkpoints by run and step."""
-        found = {}
+    def directories(self) -> list[tuple[str, Name, Checkpoint]]:
+        """Return run, name and checkpoint of each directory that holds what its name says."""
+        prefix = {"xxh3_128": "xxh3-", "blake3": "blake3-"}[self.settings["hash"]]
+        found = []
         for run in filter(is_run, _names(self.path / "checkpoints")):
-            for step in filter(is_step, _names(self.path / "checkpoints" / run)):
-                checkpoint = Checkpoint(self.path / "checkpoints" / run / step)
-                check((checkpoint.manifest["run"], checkpoint.manifest["step"]) == (run, int(step)), "another identity")
-                if checkpoint.is_complete():
-                    found[run, int(step)] = checkpoint
+            for text in _names(self.path / "checkpoints" / run):
+                name = parse_name(text)
+                if name is None:
+                    continue
+                try:
+                    checkpoint = Checkpoint(self.path / "checkpoints" / run / text)
+                except (FormatError, OSError, ValueError):  # damaged: another one of the step may be whole
+                    continue
+                says = checkpoint.manifest["run"], checkpoint.manifest["step"]
+                if says == (run, name.step) and checkpoint.id.startswith(prefix + name.short):
+                    found.append((run, name, checkpoint))
         return found
+
+    def by_id(self) -> dict[tuple[str, int, str], Checkpoint]:
+        """Return the directory of each id, by run, step and id: its highest whole generation, else the highest."""
+        found: dict[tuple[str, int, str], Checkpoint] = {}
+        for run, name, checkpoint in sorted(self.directories(), key=lambda one: one[1].generation):
+            before = found.get((run, name.step, checkpoint.id))
+            if before is None or checkpoint.is_whole() or not before.is_whole():
+                found[run, name.step, checkpoint.id] = checkpoint
+        return found
+
+    def of_steps(self) -> dict[tuple[str, int], Checkpoint]:
+        """Return the checkpoint of each step: the newest whole one, else the newest."""
+        found: dict[tuple[str, int], Checkpoint] = {}
+        for (run, step, _), checkpoint in self.by_id().items():
+            before = found.get((run, step))
+            if before is None or (checkpoint.is_whole(), checkpoint.order) > (before.is_whole(), before.order):
+                found[run, step] = checkpoint
+        return found
+
+    def checkpoints(self) -> dict[tuple[str, int], Checkpoint]:
+        """Return all complete checkpoints that none of their step supersedes, by run and step."""
+        return {place: checkpoint for place, checkpoint in self.of_steps().items() if checkpoint.is_complete()}
 
     def latest(self) -> Checkpoint:
         """Return the checkpoint with the greatest (sequence, created, id)."""
         return max(self.checkpoints().values(), key=lambda checkpoint: checkpoint.order)
 
-    def tags(self) -> dict[str, tuple[str, int]]:
-        """Return tag -> (run, step)."""
+    def tags(self) -> dict[str, tuple[str, int, str]]:
+        """Return tag -> run, step and short id; of a tag of a draft that is empty (section "Tags")."""
         found = {}
         for tag in filter(is_tag, _names(self.path / "refs")):
             text = os.readlink(self.path / "refs" / tag)
             once, twice = r"\.\./checkpoints/([^/]+)/([^/]+)", r"\.\./checkpoints/([^/]+)/\.\./\1/([^/]+)/\.\./\2"
             match = re.fullmatch(twice, text) or re.fullmatch(once, text)
-            check(match and is_run(match[1]) and is_step(match[2]), f"the tag {tag} leads elsewhere")
-            if match:
-                found[tag] = (match[1], int(match[2]))
+            name = parse_name(match[2]) if match else None
+            check(match and is_run(match[1]) and name, f"the tag {tag} leads elsewhere")
+            if match and name:
+                found[tag] = (match[1], name.step, name.short)
         return found
+
+    def tagged(self, tag: str) -> Checkpoint | None:
+        """Return the checkpoint that a tag names, superseded or not, in the directory that counts; None: it dangles."""
+        run, step, short = self.tags()[tag]
+        if not short:
+            place = run, step, -1
+            ids = {one.id for other, name, one in self.directories() if (other, name.step, name.generation) == place}
+            return self.by_id()[run, step, ids.pop()] if ids else self.of_steps().get((run, step))
+        ids = {
+            one.id for other, name, one in self.directories() if (other, name.step, name.short) == (run, step, short)
+        }
+        return self.by_id()[run, step, ids.pop()] if ids else None
 
 
 def _names(directory: Path) -> list[str]:

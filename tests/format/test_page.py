@@ -5,6 +5,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from ckstore.errors import NewerFormat
+from ckstore.model.checkpoint.tag import TagTarget, parse_tag, tag_text
 from ckstore.model.digest import ALGORITHMS, is_digest
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
@@ -20,7 +24,8 @@ from ckstore.model.manifest.manifest import (
     leaf_text,
     render,
 )
-from ckstore.model.settings.settings import parse_settings
+from ckstore.model.names import CheckpointKey
+from ckstore.model.settings.settings import CHECKPOINT_IDS, ELSEWHERE, parse_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format" / "v1.md").read_text("utf-8")
 
@@ -73,6 +78,32 @@ def test_the_example_of_store_json_is_one_with_all_its_members() -> None:
     settings = parse_settings(match[1].encode("ascii"), "the page")
 
     assert json.loads(settings.render()) == json.loads(match[1])
+
+
+def test_the_table_of_requires_names_exactly_what_this_ckstore_knows() -> None:
+    match = re.search(r"^```json\n(.*?)^```", section("store.json"), re.MULTILINE | re.DOTALL)
+    assert match is not None
+    known = [name.strip('"') for name in first_column(section("store.json"))]
+    document = {**json.loads(match[1]), "requires": known}
+
+    assert set(known) == {CHECKPOINT_IDS, ELSEWHERE}
+    assert parse_settings(json.dumps(document).encode(), "the page").requires == tuple(known)
+    with pytest.raises(NewerFormat):
+        parse_settings(json.dumps({**document, "requires": [*known, "later"]}).encode(), "the page")
+
+
+def test_the_forms_of_a_tag_on_the_page_are_those_that_are_read() -> None:
+    texts = re.findall(r"(\.\./checkpoints/<run>[^\s`]*)", section("Tags"))
+    keys = [CheckpointKey("main", 7, name) for name in ("7.0123456789", "7.0123456789.2", "7")]
+
+    assert len(texts) == 2
+    for key in keys:
+        forms = [
+            text.replace("<run>", key.run).replace("<directory>", key.directory).replace("<step>", key.directory)
+            for text in texts
+        ]
+        assert forms[0] == tag_text(key)
+        assert [parse_tag(form) for form in forms] == [TagTarget(key, True), TagTarget(key, False)]
 
 
 def test_the_table_of_the_manifest_names_exactly_what_is_written() -> None:

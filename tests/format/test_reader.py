@@ -19,6 +19,7 @@ import stat
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from safetensors.torch import save_file
 
 import ckstore
 from tests.format import reader
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.look import directory_of
 
@@ -315,7 +317,7 @@ states: st.SearchStrategy[Any] = st.recursive(
 def test_the_reader_gets_any_state(store: ckstore.Store, state: Any) -> None:
     info = store.save(state)
 
-    checkpoint = reader.Checkpoint(store.path / "checkpoints" / "main" / str(info.step))
+    checkpoint = reader.Checkpoint(checkpoint_dir(store.path, "main", info.step))
     assert checkpoint.id == info.id
     assert found(checkpoint.state()) == saved(state)
     assert checkpoint.content() == info.content
@@ -406,11 +408,119 @@ def test_checkpoints_tags_and_the_latest_are_found(store: ckstore.Store) -> None
     seen = reader.Store(store.path)
 
     assert set(seen.checkpoints()) == {("main", 1), ("main", 2), ("main", 10), ("other.run-2", 2)}
-    assert seen.tags() == {"best": ("other.run-2", 2), "t1": ("other.run-2", 2), "t2": ("main", 2), "t10": ("main", 10)}
+    named = {"best": "other.run-2@2", "t1": "other.run-2@2", "t2": "main@2", "t10": "main@10"}
+    infos = {tag: store.info(ref) for tag, ref in named.items()}
+    assert seen.tags() == {tag: (info.run, info.step, info.id[5:15]) for tag, info in infos.items()}
+    assert {tag: ids_of(seen.tagged(tag)) for tag in named} == {tag: [info.id] for tag, info in infos.items()}
     assert seen.latest().id == last.id
     for (run, step), checkpoint in seen.checkpoints().items():
         info = store.info(f"{run}@{step}")
         assert (checkpoint.id, checkpoint.content()) == (info.id, info.content)
+
+
+def ids_of(*checkpoints: reader.Checkpoint | None) -> list[str]:
+    return [checkpoint.id for checkpoint in checkpoints if checkpoint is not None]
+
+
+def test_what_supersedes_a_tagged_checkpoint_is_that_of_its_step(store: ckstore.Store) -> None:
+    old = store.save({"w": torch.zeros(1)}, step=1, tags=["kept"])
+    new = store.save({"w": torch.ones(1)}, step=1, if_exists="replace")
+
+    seen = reader.Store(store.path)
+
+    assert ids_of(seen.checkpoints()["main", 1], seen.latest(), seen.tagged("kept")) == [new.id, new.id, old.id]
+    assert {id for _, _, id in seen.by_id()} == {old.id, new.id}
+
+
+def forms_of_one(root: Path) -> list[Path]:
+    """Return the directories of three generations of a checkpoint with the tag ``kept`` in a new store."""
+    with ckstore.Store.init(root) as store:
+        store.save({"w": torch.ones(3)}, step=1, tags=["kept"])
+    first = checkpoint_dir(root, "main", 1)
+    forms = [first, first.with_name(f"{first.name}.2"), first.with_name(f"{first.name}.10")]
+    for form in forms[1:]:
+        shutil.copytree(first, form)
+    return forms
+
+
+def mark(directory: Path) -> None:
+    (directory / "damaged.json").write_text("{}")
+
+
+def tear(directory: Path) -> None:
+    for path in (directory / "blobs").iterdir():
+        path.unlink()
+
+
+def lose_the_manifest(directory: Path) -> None:
+    (directory / "manifest.json").unlink()
+
+
+def take_the_manifest_of_another(directory: Path) -> None:
+    root = directory.parents[2].with_name("another")
+    ckstore.Store.open_or_init(root).save({"w": torch.zeros(3)}, step=1, if_exists="replace")
+    shutil.copy(checkpoint_dir(root, "main", 1) / "manifest.json", directory)
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+@pytest.mark.parametrize("hurt", [mark, tear, lose_the_manifest, take_the_manifest_of_another])
+def test_of_the_generations_of_an_id_the_highest_whole_one_counts(tmp_path: Path, hurt: Callable[[Path], None]) -> None:
+    root = tmp_path / "store"
+    forms = forms_of_one(root)
+    counting = []
+    for form in reversed(forms):
+        counting.append(reader.Store(root).tagged("kept"))
+        for ref in ("1", "kept", "latest", "latest-valid"):
+            loaded: Any = ckstore.Store.open(root, readonly=True).load(ref)
+            assert torch.equal(loaded["w"], torch.ones(3))
+        hurt(form)
+
+    assert [checkpoint and checkpoint.directory for checkpoint in counting] == forms[::-1]
+    assert reader.Store(root).checkpoints().keys() == ({("main", 1)} if hurt is mark else set())
+
+
+@pytest.mark.parametrize("hurt", [mark, tear, lose_the_manifest, take_the_manifest_of_another])
+def test_a_damaged_checkpoint_does_not_supersede_a_whole_one(
+    store: ckstore.Store, hurt: Callable[[Path], None]
+) -> None:
+    old = store.save({"w": torch.zeros(1)}, step=1, tags=["kept"])
+    new = store.save({"w": torch.ones(1)}, step=1, if_exists="replace")
+    hurt(directory_of(store, new))
+
+    seen = reader.Store(store.path)
+
+    assert ids_of(seen.of_steps()["main", 1], seen.latest()) == [old.id, old.id]
+    with pytest.warns(ckstore.CkstoreWarning, match="latest-valid is main@1, since newer"):
+        assert ckstore.Store.open(store.path, readonly=True).info("latest-valid").id == old.id
+
+
+def test_a_store_of_a_draft_is_read(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with ckstore.Store.init(root) as store:
+        ids = [store.save({"w": torch.full((3,), step)}, step=step, tags=[f"t{step}"]).id for step in (1, 2, 3)]
+    run = root / "checkpoints" / "main"
+    for step in (1, 2):
+        checkpoint_dir(root, "main", step).rename(run / str(step))
+        (root / "refs" / f"t{step}").unlink()
+    (root / "refs" / "t1").symlink_to("../checkpoints/main/1")
+    (root / "refs" / "t2").symlink_to("../checkpoints/main/../main/2/../2")
+    settings = json.loads((root / "store.json").read_bytes())
+    (root / "store.json").chmod(0o644)
+    (root / "store.json").write_text(
+        json.dumps({name: value for name, value in settings.items() if name != "requires"})
+    )
+
+    seen = reader.Store(root)
+
+    assert ids_of(*(seen.checkpoints()["main", step] for step in (1, 2, 3))) == ids
+    assert ids_of(*(seen.tagged(f"t{step}") for step in (1, 2, 3))) == ids
+    assert seen.tags() == {"t1": ("main", 1, ""), "t2": ("main", 2, ""), "t3": ("main", 3, ids[2][5:15])}
+    shutil.copytree(run / "2", run / f"2.{ids[1][5:15]}")  # a draft name is below all others
+    assert [one.directory.name for _, one in sorted(seen.by_id().items())] == [
+        "1",
+        f"2.{ids[1][5:15]}",
+        f"3.{ids[2][5:15]}",
+    ]
 
 
 def test_what_the_caller_said_is_found(store: ckstore.Store) -> None:
@@ -438,7 +548,7 @@ def test_the_same_content_has_the_same_content_digest_and_another_has_another(st
 
 
 def test_a_copy_of_one_directory_is_a_complete_checkpoint(path: Path, tmp_path: Path) -> None:
-    shutil.copytree(path / "checkpoints" / "nodes" / "5", tmp_path / "copy")
+    shutil.copytree(checkpoint_dir(path, "nodes", 5), tmp_path / "copy")
     checkpoint = reader.Checkpoint(tmp_path / "copy")
 
     assert checkpoint.is_complete()
@@ -464,11 +574,22 @@ def test_blobs_are_read_only_with_the_fixed_time_under_their_canonical_name(path
 
 def test_what_has_not_the_form_of_a_checkpoint_is_ignored(store: ckstore.Store) -> None:
     store.save(1, step=5)
-    run = store.path / "checkpoints" / "main"
-    for name in ("05", "-1", "x", str(2**53 + 1), ".hidden"):
-        shutil.copytree(run / "5", run / name)
+    run, directory = store.path / "checkpoints" / "main", checkpoint_dir(store.path, "main", 5)
+    short = directory.name.removeprefix("5.")
+    names = ["05", "-1", "x", str(2**53 + 1), ".hidden", f"5.{short[:9]}", f"5.{short.upper()}.A", f"05.{short}"]
+    for name in [
+        *names,
+        f"5.{short}.0",
+        f"5.{short}.01",
+        f"5.{short}.1.1",
+        f"5.{short}.1000000",
+        f"{2**53 + 1}.{short}",
+    ]:
+        shutil.copytree(directory, run / name)
+    for name in (f"6.{short}", f"5.{'0' * 10}"):  # of another step, of another id
+        shutil.copytree(directory, run / name)
     shutil.copytree(run, store.path / "checkpoints" / "not a run")
-    shutil.copytree(run / "5", store.path / "staging" / "whole")
+    shutil.copytree(directory, store.path / "staging" / "whole")
     (store.path / "refs" / "5").symlink_to("../checkpoints/main/5")
     (store.path / "refs" / ".tmp").symlink_to("../checkpoints/main/5")
 

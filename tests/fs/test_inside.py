@@ -54,7 +54,6 @@ ACTS: dict[str, Callable[[Inside], object]] = {
     "link to": lambda place: links.link(_root_of(place) / "file", place),
     "rename from": lambda place: links.rename(place, _root_of(place) / "other"),
     "rename to": lambda place: links.rename(_root_of(place) / "file", place),
-    "exchange": lambda place: links.exchange(_root_of(place) / "file", place),
     "symlink": lambda place: links.symlink("text", place),
     "make a directory": links.make_directory,
     "unlink": links.unlink,

@@ -13,7 +13,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CkstoreError, UnsafePlace
-from ckstore.fs import links, locks, peek, statx
+from ckstore.fs import links, locks, statx
 from ckstore.fs.host import machine, mounts, probe
 from ckstore.fs.inside import Inside
 from ckstore.objects.layout import Layout
@@ -117,19 +117,6 @@ def test_a_part_of_the_store_that_is_a_symlink_is_refused_for_writing(tmp_path: 
     with pytest.raises(UnsafePlace, match="blobs is a symlink"):
         Store(root)
     assert Store(root, readonly=True).checkpoints() == []
-
-
-def test_a_place_without_exchange_is_taken_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refuse(one: Path, other: Path) -> None:
-        raise UnsafePlace(f"the filesystem of {other} cannot exchange two names")
-
-    monkeypatch.setattr(links, "exchange", refuse)
-    layout = made(tmp_path / "store")
-
-    assert not probe.try_links(layout.staging, layout.linked)
-    assert peek.names(layout.staging) == []
-    monkeypatch.undo()
-    assert probe.try_links(layout.staging, layout.linked)
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP])

@@ -13,6 +13,7 @@ from ckstore import Best, RetentionPolicy, Store
 from ckstore_cli.app import app
 from tests.hostile.places import state
 from tests.hostile.scene import Scene
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.look import files_of, leaves_of
 
 REFS = ("main@2", "main@3", "files@3", "latest", "best")
@@ -135,7 +136,7 @@ def _alone(scene: Scene) -> Iterator[Act]:
 
 
 def _open_alone(scene: Scene, step: str) -> None:
-    with ckstore.open_checkpoint(scene.store / "checkpoints" / "main" / step) as checkpoint:
+    with ckstore.open_checkpoint(checkpoint_dir(scene.store, "main", step)) as checkpoint:
         checkpoint.keys()
         checkpoint.leaves()
         checkpoint.files()

@@ -12,6 +12,7 @@ import zstandard
 
 from tests.hostile.archives_manifests import digest, dumps, framed, members_of, tensor
 from tests.hostile.scene import Builder, Scene
+from tests.support.checkpoint_dirs import checkpoint_dir
 
 _MIB = 2**20
 _RAW, _PLANES, _DIFFERENCE, _GAPS, _SAME = range(5)
@@ -76,7 +77,7 @@ def publish(scene: Scene, forged: Forged) -> None:
         "version": 1,
         **forged.more,
     }
-    folder = scene.store / "checkpoints" / "main" / "3"
+    folder = checkpoint_dir(scene.store, "main", 3)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "blobs").mkdir(parents=True)
     (folder / "plain.json").write_bytes(manifest)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.hostile.archives_links import FILES, FOLDERS, place_of
 from tests.hostile.scene import Builder, Scene
+from tests.support.checkpoint_dirs import path_in_store
 
 _ZERO = os.makedev(1, 5)
 """/dev/zero, which can be read for ever."""
@@ -85,7 +86,7 @@ def _put(name: str, make: Callable[[Path], None]) -> Builder:
 
 def _instead_of_a_folder(name: str, make: Callable[[Path], None]) -> Builder:
     def build(scene: Scene) -> None:
-        path = scene.store / name
+        path = path_in_store(scene.store, name)
         shutil.rmtree(path)
         make(path)
 
@@ -97,7 +98,7 @@ def _everywhere(make: Callable[[Path], None]) -> Builder:
 
     def build(scene: Scene) -> None:
         for name in ("", *FOLDERS, "blobs/ab", "trash/x", "staging/x", "checkpoints/main/3"):
-            folder = scene.store / name
+            folder = path_in_store(scene.store, name)
             folder.mkdir(parents=True, exist_ok=True)
             for own in ("9", "thing", "thing.json", "xxh3-" + "0" * 32):
                 if not os.path.lexists(folder / own):

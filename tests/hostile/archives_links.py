@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.hostile.scene import Builder, Scene
+from tests.support.checkpoint_dirs import path_in_store
 
 FOLDERS = (
     "blobs",
@@ -44,14 +45,14 @@ def place_of(scene: Scene, name: str) -> Path:
     """Return the path of one of `FILES` or `FOLDERS`."""
     if name == "a blob":
         return scene.blob()
-    return scene.canonical() if name == "a canonical name" else scene.store / name
+    return scene.canonical() if name == "a canonical name" else path_in_store(scene.store, name)
 
 
 def _folder_elsewhere(name: str, *, relative: bool) -> Builder:
     """The folder lies outside with all that is in it, and more; a symlink is in its place."""
 
     def build(scene: Scene) -> None:
-        path = scene.store / name
+        path = path_in_store(scene.store, name)
         target = scene.outside / "moved"
         path.rename(target)
         for more in ("space-0", "thesis.txt"):
@@ -111,7 +112,7 @@ def _entry(name: str, target: Callable[[Scene], Path]) -> Builder:
     """A further name in a folder of the store leads outside."""
 
     def build(scene: Scene) -> None:
-        path = scene.store / name
+        path = path_in_store(scene.store, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target(scene))
 
@@ -120,7 +121,7 @@ def _entry(name: str, target: Callable[[Scene], Path]) -> Builder:
 
 def _a_folder_full_of_links(name: str) -> Builder:
     def build(scene: Scene) -> None:
-        path = scene.store / name
+        path = path_in_store(scene.store, name)
         path.mkdir(parents=True)
         (path / "blobs").symlink_to(scene.outside / "sub")
         (path / "manifest.json").symlink_to(scene.outside / "thesis.txt")
@@ -134,7 +135,7 @@ def _a_folder_full_of_links(name: str) -> Builder:
 def _ring(scene: Scene) -> None:
     """Every folder but one is a symlink to the next."""
     for name, other in (("trash", "staging"), ("staging", "trash")):
-        path = scene.store / name
+        path = path_in_store(scene.store, name)
         for entry in path.iterdir():
             entry.unlink()
         path.rmdir()
@@ -145,9 +146,9 @@ def _within(name: str, target: str) -> Builder:
     """A folder of the store is another one of it."""
 
     def build(scene: Scene) -> None:
-        path = scene.store / name
+        path = path_in_store(scene.store, name)
         path.rename(scene.store / "kept")
-        path.symlink_to(target)
+        path.symlink_to(os.path.relpath(path_in_store(scene.store, target), scene.store))
 
     return build
 

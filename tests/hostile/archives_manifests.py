@@ -10,6 +10,7 @@ from typing import Any
 
 from ckstore.model.digest import algorithm_named
 from tests.hostile.scene import Builder, Scene
+from tests.support.checkpoint_dirs import checkpoint_dir, path_in_store
 
 _XXH3 = algorithm_named("xxh3_128")
 _MIB = 2**20
@@ -79,7 +80,7 @@ def named(leaves: list[Members]) -> Members:
 
 def publish(scene: Scene, body: bytes, blobs: tuple[bytes, ...], step: str = "3", algorithm: str = "xxh3_128") -> None:
     """Lay the checkpoint main@3 into the store, with its blobs."""
-    folder = scene.store / "checkpoints" / "main" / step
+    folder = checkpoint_dir(scene.store, "main", step)
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "blobs").mkdir(parents=True)
     (folder / "manifest.json").write_bytes(framed(body, algorithm))
@@ -138,15 +139,15 @@ def _document(name: str, make: Callable[[], Members]) -> Builder:
     """One of the small documents, without a digest of its own."""
 
     def build(scene: Scene) -> None:
-        (scene.store / name).unlink(missing_ok=True)
-        (scene.store / name).write_bytes(dumps(make()))
+        path_in_store(scene.store, name).unlink(missing_ok=True)
+        path_in_store(scene.store, name).write_bytes(dumps(make()))
 
     return build
 
 
 def _changed_document(name: str, **more: Any) -> Builder:
     def build(scene: Scene) -> None:
-        path = scene.store / name
+        path = path_in_store(scene.store, name)
         members = json.loads(path.read_bytes())
         members.pop("digest", None)
         path.unlink()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.hostile.archives_links import FOLDERS
 from tests.hostile.scene import Builder, Scene
+from tests.support.checkpoint_dirs import path_in_store
 
 _LEVELS = 1200
 _MANY = 100_000
@@ -19,7 +20,7 @@ def _deep(name: str) -> Builder:
     """A folder in a folder, 1,200 times: deeper than a path may be long with names of ten characters."""
 
     def build(scene: Scene) -> None:
-        fd = os.open(scene.store / name, os.O_RDONLY | os.O_DIRECTORY)
+        fd = os.open(path_in_store(scene.store, name), os.O_RDONLY | os.O_DIRECTORY)
         for level in range(_LEVELS):
             own = "x" if level == 0 else "levellevel"
             if own not in os.listdir(fd):
@@ -37,7 +38,7 @@ def _many_files(name: str, form: str, count: int = _MANY) -> Builder:
     """So many empty files in one folder."""
 
     def build(scene: Scene) -> None:
-        folder = scene.store / name
+        folder = path_in_store(scene.store, name)
         folder.mkdir(parents=True, exist_ok=True)
         with _cwd(folder) as fd:
             for i in range(count):
@@ -48,7 +49,7 @@ def _many_files(name: str, form: str, count: int = _MANY) -> Builder:
 
 def _many_folders(name: str, form: str, count: int = _SOME) -> Builder:
     def build(scene: Scene) -> None:
-        with _cwd(scene.store / name) as fd:
+        with _cwd(path_in_store(scene.store, name)) as fd:
             for i in range(1000, 1000 + count):
                 os.mkdir(form.format(i=i), dir_fd=fd)
 
@@ -57,7 +58,7 @@ def _many_folders(name: str, form: str, count: int = _SOME) -> Builder:
 
 def _many_links(name: str, form: str, target: str, count: int = _MANY) -> Builder:
     def build(scene: Scene) -> None:
-        with _cwd(scene.store / name) as fd:
+        with _cwd(path_in_store(scene.store, name)) as fd:
             for i in range(count):
                 os.symlink(target.format(i=i), form.format(i=i), dir_fd=fd)
 
@@ -83,7 +84,7 @@ def _odd_names(*names: bytes) -> Builder:
 
     def build(scene: Scene) -> None:
         for folder in ("", *FOLDERS, "blobs/ab"):
-            path = os.fsencode(scene.store / folder)
+            path = os.fsencode(path_in_store(scene.store, folder))
             os.makedirs(path, exist_ok=True)
             for i, name in enumerate(names):
                 if i % 2:
@@ -113,7 +114,7 @@ def _modes(files: int, folders: int) -> Builder:
 
 def _one_mode(name: str, mode: int) -> Builder:
     def build(scene: Scene) -> None:
-        os.chmod(scene.store / name, mode)
+        os.chmod(path_in_store(scene.store, name), mode)
 
     return build
 

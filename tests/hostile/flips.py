@@ -20,6 +20,7 @@ from ckstore import Best, CkstoreError, RetentionPolicy, Store
 from ckstore.fs import locks
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.objects.documents import marks
+from tests.support.checkpoint_dirs import checkpoint_dir
 
 StoreKind = Literal["small", "chunked", "compacted"]
 POLICY = RetentionPolicy(keep_last=1, keep_best=Best("loss", n=1))
@@ -159,7 +160,7 @@ def build(root: Path, kind: StoreKind) -> None:
         if kind == "chunked":
             store.config.recheck_share = 1
         store.verify(sample=0.5)
-        with locks.lock_shared(store._context.layout.checkpoint("main", 4)) as lock:
+        with locks.lock_shared(checkpoint_dir(store.path, "main", 4)) as lock:
             marks.write_mark(lock, Mark("2026-11-22T10:00:00.000000Z", (MarkEntry("", (), "found damaged"),)))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from ckstore import Best, RetentionPolicy, Store
 from ckstore.model.digest import algorithm_named
 from tests.hostile.spoiling import spoiled_bytes, spoiled_value
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir, path_in_store
 
 GOOD, SPOILED, COMPACTED = "main@1", "main@2", "old@1"
 DOCUMENTS = {
@@ -33,9 +34,21 @@ _DOCUMENT_MOST_BYTES = 16 * 2**20
 _FORMATS = ("manifest", "manifest of files", "encoding", "manifest of a compacted one")
 _RUNS = ("..", "a b", "\u0660", "x" * 101, ".hidden", "-rf", "a\nb", "é")
 _STEPS = ("007", "-1", "1e3", "\u0663", str(2**53 + 1), "9" * 200, "0x10", "2 ", "latest")
+_DIRECTORIES = (
+    "2.0123456789",
+    "2.0123456789.1",
+    "2.0123456789.0",
+    "2.012345678",
+    "2.ABCDEF0123",
+    "2." + "0" * 65,
+    ".2",
+)
 _TARGETS = (
     "../checkpoints/main/2",
     "../checkpoints/main/99",
+    "../checkpoints/main/2.0123456789",
+    "../checkpoints/main/2.0123456789/../2.9876543210",
+    "../checkpoints/main/2.0123456789.1",
     "../checkpoints/../../outside/2",
     "/outside",
     "../../outside",
@@ -83,7 +96,7 @@ def make_store(path: Path) -> None:
     damage = [{"blob": "", "names": ["w"], "what": "w is damaged"}]
     mark: dict[str, Any] = {"damage": damage, "format": "ckstore-damaged"}
     mark |= {"found": "2026-11-22T10:00:00.000000Z", "version": 1}
-    (path / DOCUMENTS["mark"]).write_text(json.dumps(mark))
+    path_in_store(path, DOCUMENTS["mark"]).write_text(json.dumps(mark))
     shutil.rmtree(source)
 
 
@@ -93,7 +106,7 @@ def spoil_document(store: Path, name: str, draw: random.Random) -> bytes:
     Raises:
         ValueError: An earlier attack made it no document, or a file without end.
     """
-    path = store / DOCUMENTS[name]
+    path = path_in_store(store, DOCUMENTS[name])
     if path.stat().st_size > _DOCUMENT_MOST_BYTES:
         raise ValueError(name)
     data = path.read_bytes()
@@ -138,17 +151,20 @@ def _a_run(store: Path, draw: random.Random) -> None:
 
 
 def _a_step(store: Path, draw: random.Random) -> None:
-    shutil.copytree(store / "checkpoints/main/2", store / "checkpoints/main" / draw.choice(_STEPS), symlinks=True)
+    name = draw.choice(
+        (*_STEPS, *_DIRECTORIES, f"{checkpoint_dir(store, 'main', 2).name}.{'9' * draw.choice((1, 40))}")
+    )
+    shutil.copytree(checkpoint_dir(store, "main", 2), store / "checkpoints/main" / name, symlinks=True)
 
 
 def _another_place(store: Path, draw: random.Random) -> None:
-    (store / "checkpoints/main/2").rename(store / "checkpoints/main" / draw.choice(("5", "99999")))
+    checkpoint_dir(store, "main", 2).rename(store / "checkpoints/main" / draw.choice(("5", "99999", *_DIRECTORIES)))
 
 
 def _a_symlink(store: Path, draw: random.Random) -> None:
     """A directory or a document of the store is a symlink to something outside it."""
     names = ("checkpoints/main/2", "checkpoints/main/2/blobs", "checkpoints/files", "staging", "trash", "refs", "pins")
-    path = store / draw.choice((*names, "blobs", *DOCUMENTS.values()))
+    path = path_in_store(store, draw.choice((*names, "blobs", *DOCUMENTS.values())))
     outside = store.parent / "outside"
     target = outside / path.name
     path.rename(target)
@@ -157,7 +173,7 @@ def _a_symlink(store: Path, draw: random.Random) -> None:
 
 def _another_kind(store: Path, draw: random.Random) -> None:
     """A document is a directory, a pipe, a socket, or larger than any."""
-    path = store / draw.choice(list(DOCUMENTS.values()))
+    path = path_in_store(store, draw.choice(list(DOCUMENTS.values())))
     path.unlink()
     how = draw.randrange(4)
     if how == 0:
@@ -176,8 +192,8 @@ def _another_kind(store: Path, draw: random.Random) -> None:
 
 def _a_blob(store: Path, draw: random.Random) -> None:
     """A blob of a checkpoint is a symlink, a directory, a pipe, or shorter."""
-    of = draw.choice(("main/2", "old/1"))
-    blob = draw.choice(sorted((store / f"checkpoints/{of}/blobs").iterdir()))
+    run, step = draw.choice((("main", 2), ("old", 1)))
+    blob = draw.choice(sorted(blobs_dir(store, run, step).iterdir()))
     nbytes = blob.stat().st_size
     blob.unlink()
     how = draw.randrange(4)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.checkpoint_dirs import checkpoint_dir
+
 Builder = Callable[["Scene"], None]
 """Makes the store of a scene a hostile one."""
 
@@ -53,7 +55,7 @@ class Scene:
     @property
     def checkpoint(self) -> Path:
         """The directory of main@2."""
-        return self.store / "checkpoints" / "main" / "2"
+        return checkpoint_dir(self.store, "main", 2)
 
     def blob(self) -> Path:
         """Return a blob of main@2, by its name in the checkpoint."""

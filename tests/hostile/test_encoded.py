@@ -17,6 +17,7 @@ from ckstore import CkstoreError, Store
 from tests.hostile.archives_encoded import CASES, Forged, container, publish
 from tests.hostile.archives_manifests import digest
 from tests.hostile.scene import Scene
+from tests.support.checkpoint_dirs import checkpoint_dir
 
 torch.set_num_threads(1)  # it is here before memory is bounded, in which it would not fit
 _CPU_S = 8
@@ -46,7 +47,7 @@ def test_a_forged_container_is_refused_by_the_work_of_what_is_there(name: str, t
     resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, before[1]))
     try:
         with pytest.raises(CkstoreError) as found:
-            _load(scene.store / "checkpoints/main/3")
+            _load(checkpoint_dir(scene.store, "main", 3))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
@@ -64,7 +65,7 @@ def test_a_blob_with_more_bases_than_stay_open_is_read(tmp_path: Path) -> None:
     file = container(digest(content), len(content), [(4, b"")] * 60, runs, bases)
     publish(scene, Forged([*parts, file], [[digest(content), len(content), 20, bases]]))
 
-    assert bytes(_load(scene.store / "checkpoints/main/3")["w"]) == content
+    assert bytes(_load(checkpoint_dir(scene.store, "main", 3))["w"]) == content
 
 
 def _load(path: Path) -> Any:

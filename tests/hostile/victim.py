@@ -24,6 +24,7 @@ from ckstore.model.settings.retention import RetentionPolicy as Policy
 from ckstore.model.settings.settings import parse_config, parse_settings
 from tests.faults.states import fingerprint
 from tests.hostile.places import COMPACTED, DOCUMENTS, GOOD, SPOILED, spoil_document, spoil_names, state
+from tests.support.checkpoint_dirs import path_in_store
 from tests.support.look import files_of, leaves_of
 
 MORE_MEMORY_BYTES = 192 * 2**20
@@ -187,9 +188,9 @@ def parser_case(template: Path, folder: Path, seed: int) -> tuple[str, str, str]
     """Give a spoiled document to its parser; return its name, what was said, and what is wrong."""
     draw = random.Random(seed)
     name = draw.choice(list(DOCUMENTS))
-    path = folder / DOCUMENTS[name]
+    path = path_in_store(folder, DOCUMENTS[name])
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(template / DOCUMENTS[name], path)
+    shutil.copyfile(path_in_store(template, DOCUMENTS[name]), path)
     data = spoil_document(folder, name, draw)
     try:
         PARSERS[name](data)

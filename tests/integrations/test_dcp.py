@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 import ckstore
-from ckstore import BadInput, CannotStore, DamagedBlob, DoesNotFit, InUse, RankFailed, RankMismatch, Store
+from ckstore import BadInput, CannotStore, DamagedBlob, DoesNotFit, RankFailed, RankMismatch, Store
 from ckstore.integrations import dcp
 from ckstore.integrations.dcp import CkstoreReader
 from ckstore.model.manifest.tiles import Block
@@ -40,6 +40,7 @@ from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.refs.find import open_directory
 from tests.format import reader
 from tests.integrations.dcp_cases import PLACED, digest, whole
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.damage import flip
 from tests.support.gloo import TIMEOUT_S, Group
 from tests.support.look import directory_of
@@ -125,7 +126,7 @@ def test_shards_by_rows_and_by_columns_are_whole_tensors_for_one_process(
 def test_what_many_ranks_saved_is_what_the_page_of_the_format_says(pair: Group, store: Store) -> None:
     pair.run("save_shards", store=str(store.path), step=2)
 
-    checkpoint = reader.Checkpoint(store.path / "checkpoints" / "main" / "2")
+    checkpoint = reader.Checkpoint(checkpoint_dir(store.path, "main", 2))
     state = checkpoint.state()
     assert checkpoint.content() == checkpoint.manifest["content"]
     assert checkpoint.manifest["requires"] == ["shards"]
@@ -138,7 +139,7 @@ def test_a_reader_refuses_what_it_does_not_know(pair: Group, store: Store) -> No
     from ckstore.model.digest import algorithm_of
 
     pair.run("save_shards", store=str(store.path), step=2)
-    path = store.path / "checkpoints" / "main" / "2" / "manifest.json"
+    path = checkpoint_dir(store.path, "main", 2) / "manifest.json"
     text = path.read_bytes()
     digest_there, body = re.fullmatch(rb'\{"digest":"([^"]+)","manifest":(.*)\}\n', text, re.DOTALL).groups()  # type: ignore[union-attr]
     body = body.replace(b'"requires":["shards"]', b'"requires":["shards","encoded"]')
@@ -269,20 +270,17 @@ def test_an_error_of_ones_own_state_is_not_taken_for_a_lost_rank(store: Store) -
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-def test_a_checkpoint_that_a_tag_or_a_pin_names_is_replaced_with_force_only(store: Store) -> None:
+def test_a_checkpoint_that_a_tag_or_a_pin_names_stays_superseded(store: Store) -> None:
     first = dcp.save(store, {"w": torch.zeros(3000)}, 1)
     store.tag("good", 1)
     store.pin(1, "for the paper")
 
-    with pytest.raises(RankFailed, match=r"main@1 has the tag good .*give force=True") as refused:
-        dcp.save(store, {"w": torch.ones(3000)}, 1, if_exists="replace")
-    assert isinstance(refused.value.causes[0], InUse)
-    assert store.info("good").id == first.id
-    assert torch.equal(store.load("good")["w"], torch.zeros(3000))
-    info = dcp.save(store, {"w": torch.ones(3000)}, 1, if_exists="replace", force=True)
+    second = dcp.save(store, {"w": torch.ones(3000)}, 1, if_exists="replace")
 
-    assert [warning.startswith("main@1 was replaced: the ") for warning in info.warnings] == [True]
-    assert [tag.id for tag in store.tags()] == [pin.id for pin in store.pins()] == [info.id]
+    assert store.info(1).id == second.id
+    assert [note.startswith("the older checkpoint of main@1 stays: ") for note in second.warnings] == [True]
+    assert [tag.id for tag in store.tags()] == [pin.id for pin in store.pins()] == [first.id]
+    assert torch.equal(store.load("good")["w"], torch.zeros(3000))
     assert stagings(store) == []
 
 
@@ -523,7 +521,7 @@ def test_latest_valid_goes_back_where_a_store_is_given_by_its_path_and_so_no_dam
 
 def test_a_part_that_is_gone_is_an_error_with_the_name_of_the_tensor(pair: Group, store: Store, tmp_path: Path) -> None:
     pair.run("large", store=str(store.path), step=1, rows=600, columns=1024)
-    folder = store.path / "checkpoints" / "main" / "1" / "blobs"
+    folder = blobs_dir(store.path, "main", 1)
     next(iter(folder.iterdir())).unlink()
 
     with pytest.raises(DamagedBlob, match=r"main/1.* is missing; w needs it"):

@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from ckstore import DamagedBlob, Store
 from tests.integrations.dcp_cases import digest
+from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.gloo import Group
 
 CASES = Path(__file__).with_name("dcp_cases.py")
@@ -136,7 +137,7 @@ def test_an_export_of_eight_ranks_takes_little_memory_and_names_a_part_that_is_g
         for row in (0, 4095, 8191):
             assert torch.equal(rows[row], torch.arange(row * 16384, (row + 1) * 16384, dtype=torch.int32))
     shutil.rmtree(tmp_path / "out")
-    blob = next(iter((store.path / "checkpoints" / "main" / "1" / "blobs").iterdir()))
+    blob = next(iter(blobs_dir(store.path, "main", 1).iterdir()))
     blob.unlink()
     with pytest.raises(DamagedBlob, match=f"{blob.name}.* is missing; w needs it"):
         Store.open(store.path, readonly=True).export_safetensors(1, tmp_path / "out")

@@ -14,6 +14,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.fs import owner
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.requirements import representatives
 from tests.support.stores import check_blobs, references_of_manifests
 from tests.support.users import User, common_folder, users
@@ -163,7 +164,7 @@ def test_whether_this_process_may_give_files_away_is_read_from_the_kernel() -> N
 
 
 def _checkpoint(store: Path) -> None:
-    os.chown(store / "checkpoints/r/3", 0, 0)
+    os.chown(checkpoint_dir(store, "r", 3), 0, 0)
 
 
 def _run(store: Path) -> None:
@@ -173,26 +174,26 @@ def _run(store: Path) -> None:
 
 
 def _manifest(store: Path) -> None:
-    manifest = store / "checkpoints/r/3/manifest.json"
+    manifest = checkpoint_dir(store, "r", 3) / "manifest.json"
     os.chown(manifest, 0, 0)
     manifest.chmod(0o600)
 
 
 def _blobs(store: Path) -> None:
-    os.chown(store / "checkpoints/r/3/blobs", 0, 0)
+    os.chown(blobs_dir(store, "r", 3), 0, 0)
 
 
 def _mode(store: Path) -> None:
-    (store / "checkpoints/r/3").chmod(0)
+    checkpoint_dir(store, "r", 3).chmod(0)
 
 
 def _everything_of_an_older_root(store: Path) -> None:
     """What a save by root left before it gave its files away; and one that was killed, and one that was dropped."""
     _checkpoint(store)
-    for path in (store / "checkpoints/r/3").rglob("*"):
+    for path in checkpoint_dir(store, "r", 3).rglob("*"):
         if path.is_dir() or path.lstat().st_nlink == 1:
             os.chown(path, 0, 0)
-    for blob in (store / "checkpoints/r/3/blobs").iterdir():
+    for blob in blobs_dir(store, "r", 3).iterdir():
         canonical = next((store / "blobs").glob(f"*/{blob.name}"))
         os.chown(blob, 0, 0)
         os.chown(canonical.parent, 0, 0)
@@ -249,7 +250,7 @@ def test_a_checkpoint_that_is_closed_to_a_user_stops_no_other_one(
     place: Path, do: Do, close: Callable[[Path], None]
 ) -> None:
     do("for step in (1, 2, 3): store.save(state(step), step=step)")
-    before = {path.name for path in (place / "store/checkpoints/r/3/blobs").iterdir()}
+    before = {path.name for path in blobs_dir(place / "store", "r", 3).iterdir()}
     close(place / "store")
 
     said, warned, notes = do(_ACTS)
@@ -284,7 +285,7 @@ def test_a_checkpoint_that_is_closed_to_a_user_stops_no_other_one(
     assert close is _blobs or any("checkpoints/r/3" in told for told in warned)
     assert {*warned} <= {*notes}
     assert said["save over it"].startswith("StepExists")
-    assert {path.name for path in (place / "store/checkpoints/r/3/blobs").iterdir()} == before
+    assert {path.name for path in blobs_dir(place / "store", "r", 3).iterdir()} == before
     with Store(place / "store", run="r") as store:
         assert (store.load(3)["w"] == state(3)["w"]).all()
 

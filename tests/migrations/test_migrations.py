@@ -11,7 +11,7 @@ from sqlite_utils import Database
 import ckstore_migrations
 from ckstore.catalog import Catalog
 from ckstore_migrations import STEPS, VERSION, apply, migrations, schema
-from tests.catalog.manifests import Directories, chunk_of, new_catalog, piece_of, published
+from tests.catalog.manifests import Directories, at, chunk_of, new_catalog, piece_of, published
 
 FOLDER = Path(ckstore_migrations.__file__).parent
 
@@ -78,14 +78,14 @@ def test_applying_twice_is_applying_once() -> None:
 @pytest.fixture
 def catalog(tmp_path: Path) -> Catalog:
     made = new_catalog(tmp_path)
-    directories = Directories(tags={"best": ("main", 2), "late": ("main", 2)})
+    directories = Directories(tags={"best": at("main", 2), "late": at("main", 2)})
     directories.put(
         published("main", 1, sequence=1, pieces=[(0, 0)], chunks=[1]),
         published("main", 2, sequence=2, pieces=[(0, 0), (0, 1)], texts={"note": 5}),
         published("side", 1, sequence=3, chunks=[2]),
     )
     directories.catalogue(made)
-    del directories.there["side", 1]
+    del directories.there[at("side", 1)]
     directories.catalogue(made)
     return made
 
@@ -121,6 +121,7 @@ def test_lookups_that_saves_and_gc_make_use_indexes(catalog: Catalog) -> None:
     """The cost of a question must not grow with the number of checkpoints: no table is scanned for it."""
     questions = [
         ("SELECT id FROM checkpoints WHERE run = ? AND step = ?", ("main", 1)),
+        ("SELECT id FROM checkpoints WHERE run = ? AND directory = ?", at("main", 1)[::2]),
         ("SELECT max(sequence) FROM checkpoints", ()),
         ("SELECT blob_id FROM pieces WHERE digest IN (?, ?)", (piece_of(0, 0), piece_of(0, 1))),
         ("SELECT max(u.used_bytes) FROM blobs b JOIN uses u ON u.blob_id = b.id WHERE b.digest IN (?)", ("x",)),

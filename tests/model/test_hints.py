@@ -81,6 +81,6 @@ def test_arguments_and_calls_of_python_become_options_and_commands() -> None:
     assert for_the_shell("leave max_shard_bytes= out, or give format='torch'") == (
         "leave --max-shard out, or give --format torch"
     )
-    assert for_the_shell("make one: Store.init(path); force=True replaces it") == (
-        "make one: ckstore init; --force replaces it"
+    assert for_the_shell("make one: Store.init(path); if_exists='replace' replaces it") == (
+        "make one: ckstore init; --if-exists replace replaces it"
     )

@@ -8,7 +8,22 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
 from ckstore.model.checkpoint.refs import parse_ref
-from ckstore.model.names import check_run, check_step, check_tag, join_index, join_key, plain, spelled, spellings
+from ckstore.model.names import (
+    MAX_STEP,
+    CheckpointKey,
+    DirectoryName,
+    check_run,
+    check_step,
+    check_tag,
+    directory_of,
+    join_index,
+    join_key,
+    key_of,
+    parse_directory,
+    plain,
+    spelled,
+    spellings,
+)
 
 paths = st.lists(
     st.text(st.characters(codec=None), max_size=5) | st.text(".\\[]0a", max_size=5) | st.integers(-(10**20), 10**20),
@@ -158,3 +173,75 @@ def test_a_name_is_written_as_people_type_it(names: list[str], written: list[str
 @given(st.text(alphabet="a.[]\\", max_size=12))
 def test_a_backslash_goes_and_what_is_behind_it_stays(text: str) -> None:
     assert plain(text) == re.sub(r"\\(.)", r"\1", text)
+
+
+IDS = st.from_regex(r"xxh3-[0-9a-f]{32}|blake3-[0-9a-f]{64}", fullmatch=True)
+GENERATIONS = st.integers(0, 3) | st.integers(0, 999_999)
+
+
+@given(step=st.integers(0, MAX_STEP), id=IDS, digit_count=st.integers(10, 64), generation=GENERATIONS)
+def test_the_name_of_a_directory_says_step_id_and_generation(
+    step: int, id: str, digit_count: int, generation: int
+) -> None:
+    name = directory_of(step, id, digit_count=digit_count, generation=generation)
+    key = key_of("main", name)
+
+    digits = id.partition("-")[2][:digit_count]
+    assert parse_directory(name) == DirectoryName(step, digits, generation)
+    assert key == CheckpointKey("main", step, name)
+    assert key.fits("main", step, id)
+    assert (key.generation, key.is_draft) == (generation, False)
+    assert key.any_generation == CheckpointKey("main", step, directory_of(step, id, digit_count=digit_count))
+
+
+@given(step=st.integers(0, MAX_STEP), one=IDS, other=IDS)
+def test_a_name_fits_no_other_run_step_or_id(step: int, one: str, other: str) -> None:
+    key = CheckpointKey("main", step, directory_of(step, one))
+
+    assert not key.fits("side", step, one)
+    assert not key.fits("main", step + 1, one)
+    assert key.fits("main", step, other) == (one.partition("-")[2][:10] == other.partition("-")[2][:10])
+
+
+@given(step=st.integers(0, MAX_STEP), id=IDS)
+def test_the_name_of_a_draft_is_the_step_alone_and_fits_any_id(step: int, id: str) -> None:
+    key = key_of("main", str(step))
+
+    assert key == CheckpointKey("main", step, str(step))
+    assert key.is_draft
+    assert key.any_generation == key
+    assert key.fits("main", step, id)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "",
+            "x",
+            "-1",
+            "01",
+            "1.",
+            "1.1",
+            ".1",
+            ".hidden",
+            "manifest.json",
+            str(MAX_STEP + 1),
+            "99999999999999999999",
+        ),
+        *("1.012345678", "1.012345678g", "1.012345678A", f"1.{'0' * 65}", "1.xxh3-0123456789", "1.0123456789."),
+        *(
+            "1.0123456789.0",
+            "1.0123456789.01",
+            "1.0123456789.a",
+            "1.0123456789.1.1",
+            "1.0123456789\n",
+            "1\n",
+            "01.0123456789",
+        ),
+        "1.0123456789.1000000",
+    ],
+)
+def test_other_names_are_no_directories_of_checkpoints(name: str) -> None:
+    assert parse_directory(name) is None
+    assert key_of("main", name) is None

@@ -57,6 +57,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "delete": lambda store: store.delete(1),
     "verify": lambda store: store.verify(),
     "reindex": lambda store: store.reindex(),
+    "migrate": lambda store: store.migrate(),
     "diff": lambda store: store.diff(1, 1),
     "du": lambda store: store.du(),
     "why": lambda store: store.why("abcdef"),
@@ -174,7 +175,7 @@ def test_an_act_that_a_handler_ended_is_not_under_way_any_more(store: Store, mon
     class HandlerError(Exception):
         pass
 
-    def raising(*_: Any) -> Any:
+    def raising(*_: Any, **__: Any) -> Any:
         raise HandlerError
 
     monkeypatch.setattr(publish, "publish", raising)

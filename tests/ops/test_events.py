@@ -37,15 +37,18 @@ def test_saves_drops_failures_and_what_was_freed_are_there_with_the_reason(store
     store.prune(RetentionPolicy(keep_last=1))
     store.delete(2)
 
-    assert happened(store)[:4] == [
+    assert happened(store)[:5] == [
         ("saved", "main@0"),
         ("saved", "main@1"),
         ("saved", "main@2"),
+        ("dropped", "main@2"),
         ("replaced", "main@2"),
     ]
     by_event = {event.event: event for event in store.events()}
     assert by_event["failed"].why.startswith("StepExists: ")
-    assert [event.why for event in store.events() if event.event == "dropped"] == [
+    dropped = [event.why for event in store.events() if event.event == "dropped"]
+    assert all(why.startswith("replaced by ") for why in dropped[:2])
+    assert dropped[2:] == [
         "it is not the newest",
         "it is not the newest",
         "by hand",

@@ -10,6 +10,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CkstoreError, CkstoreWarning, DamagedBlob, NoSuchRef
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 
 STATE = {"w": b"1" * 9000}
 
@@ -71,7 +72,7 @@ BREAKS = [
 def test_what_is_no_file_is_damage_of_that_checkpoint_alone(
     damage: Callable[[Path], None], catalogued: bool, path: Path
 ) -> None:
-    damage(path / "checkpoints" / "main" / "2")
+    damage(checkpoint_dir(path, "main", 2))
     if not catalogued:
         for name in ("catalog.db", "catalog.db-wal", "catalog.db-shm"):
             (path / name).unlink(missing_ok=True)
@@ -101,7 +102,7 @@ def test_settings_that_are_a_pipe_are_refused_at_once(name: str, path: Path) -> 
 
 @pytest.mark.parametrize("same_size", [True, False])
 def test_a_file_of_the_user_under_the_name_of_a_blob_keeps_its_time(path: Path, same_size: bool) -> None:
-    blob = next((path / "checkpoints/main/2/blobs").iterdir())
+    blob = next(blobs_dir(path, "main", 2).iterdir())
     canonical = path / "blobs" / blob.name.partition("-")[2][:2] / blob.name
     mine = path.parent / "mine"
     mine.write_bytes(b"m" * (blob.stat().st_size if same_size else 5))

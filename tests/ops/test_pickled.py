@@ -17,6 +17,7 @@ import pytest
 import ckstore
 from ckstore import BadInput, NoSuchRef, OpenCheckpoint, Store
 from tests.ops import spawned_loader
+from tests.support.checkpoint_dirs import checkpoint_dir
 
 
 def test_a_pickled_store_is_opened_again_with_what_it_was_opened_with(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_a_pickled_open_checkpoint_is_opened_again_by_itself(tmp_path: Path) -> 
     store = Store.init(tmp_path / "s")
     store.save({"w": np.arange(5)}, 1)
 
-    with store.open_checkpoint() as opened, ckstore.open_checkpoint(store.path / "checkpoints" / "main" / "1") as alone:
+    with store.open_checkpoint() as opened, ckstore.open_checkpoint(checkpoint_dir(store.path, "main", 1)) as alone:
         pickled = [pickle.dumps(opened), pickle.dumps(alone)]
         infos = [opened.info, alone.info]
     for data, info in zip(pickled, infos, strict=True):
@@ -60,10 +61,6 @@ def test_a_pickled_open_checkpoint_is_never_another_one(tmp_path: Path) -> None:
         data = pickle.dumps(opened)
 
     store.save({"w": np.arange(6)}, 1, if_exists="replace")
-    with pytest.raises(NoSuchRef, match="was replaced"):
-        pickle.loads(data)
-
-    store.delete(1)
     with pytest.raises(NoSuchRef, match="it was removed"):
         pickle.loads(data)
 

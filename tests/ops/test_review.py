@@ -116,14 +116,14 @@ def test_a_checkpoint_that_is_busy_is_not_taken_for_damaged(store: Store, monkey
     assert store.load(1) == {"a": 1}
 
 
-def test_a_checkpoint_that_was_moved_by_hand_is_not_replaced(store: Store) -> None:
+def test_a_checkpoint_that_was_moved_by_hand_stays_beside_a_save_of_that_step(store: Store) -> None:
     store.save({"a": 3}, step=3)
     folder = directory_of(store, 3)
     folder.rename(folder.parent / "4")
 
-    with pytest.raises(StepExists, match="holds the checkpoint main@3, not main@4"):
-        store.save({"a": 4}, step=4)
+    store.save({"a": 4}, step=4)
 
+    assert store.load(4) == {"a": 4}
     (folder.parent / "4").rename(folder)
     assert store.load(3) == {"a": 3}
 

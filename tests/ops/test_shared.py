@@ -27,6 +27,7 @@ from ckstore.errors import BadInput, InsufficientSpace, UnsafePlace
 from ckstore.fs import files, holders
 from ckstore.fs.host import own_folders
 from tests.support.catalog_rows import forge_stamps
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.holding import holding
 from tests.support.requirements import representatives, require_fuse, require_root
 from tests.support.shared_folder import shared_folder
@@ -225,7 +226,7 @@ def test_an_exclusive_gc_believes_no_row_of_a_checkpoint_that_it_did_not_look_at
     one, two = hosts
     one.do("store.save(state(1), step=1)")
     two.do("store.save(state(2), step=1, if_exists='replace')")
-    forge_stamps(one.catalog_file(), one.store / "checkpoints/main/1")
+    forge_stamps(one.catalog_file(), checkpoint_dir(one.store, "main", 1))
     store = one.open(recover=False)  # opening would see it by the id
 
     assert store.gc(exclusive=True).freed_bytes == MIB
@@ -240,7 +241,7 @@ def test_a_checkpoint_that_another_host_replaced_is_seen_even_where_its_director
     one, two = hosts
     one.do("store.save(state(1), step=1)")
     two.do("store.save(state(2), step=1, if_exists='replace')")
-    forge_stamps(one.catalog_file(), one.store / "checkpoints/main/1")
+    forge_stamps(one.catalog_file(), checkpoint_dir(one.store, "main", 1))
 
     assert np.array_equal(one.open().load(1)["w2"], state(2)["w2"])
 
@@ -303,7 +304,7 @@ def test_a_failed_save_leaves_what_it_wrote_and_the_next_uses_it(hosts: Hosts, m
     assert np.array_equal(store.load(1)["w1"], state(1)["w1"])
 
 
-def _interrupted(*_: object) -> None:
+def _interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
@@ -426,23 +427,6 @@ def test_a_shared_filesystem_without_links_is_refused(tmp_path: Path) -> None:
         pytest.raises(UnsafePlace, match="link from staging/"),
     ):
         Store.init(shared / "store")
-
-
-def test_without_an_exchange_of_names_a_checkpoint_is_replaced_in_two_steps(tmp_path: Path) -> None:
-    require_root()
-    require_fuse()
-    (tmp_path / "real").mkdir()
-    with shared_folder(tmp_path / "real", tmp_path / "shared", lacks="exchange") as shared:
-        store = Store.init(shared / "store")
-        store.save(state(1), step=1)
-        store.save(state(2), step=1, if_exists="replace")
-
-        assert list(store.load(1)) == ["w2"]
-        assert [
-            found.what
-            for found in store.doctor().findings
-            if (found.what, found.level) == ("exchange of names", "note")
-        ]
 
 
 def test_a_catalog_is_not_put_on_a_shared_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -614,10 +598,10 @@ def test_a_host_local_catalog_that_is_lost_or_damaged_is_rebuilt(tmp_path: Path)
 
     catalog.unlink()
     again = Store.open("store", catalog_path="cache/its.db")
-    assert again._context.catalog.listing().keys() == {("main", 1)}
+    assert [key.name for key in again._context.catalog.listing()] == ["main@1"]
     catalog.write_bytes(b"no database" * 1000)
     with pytest.warns(CkstoreWarning, match=r"Rebuilt the catalog.*its.db.damaged-1"):
         again = Store.open("store", catalog_path="cache/its.db")
 
-    assert again._context.catalog.listing().keys() == {("main", 1)}
+    assert [key.name for key in again._context.catalog.listing()] == ["main@1"]
     assert again._context.catalog.owner() == again.settings.uuid

@@ -26,6 +26,7 @@ from ckstore.integrations.fsspec import CkstoreFileSystem
 from ckstore.model.names import expanded
 from ckstore.training import Conditions, import_history, provenance
 from ckstore_cli.app import app
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.trees import look
@@ -128,7 +129,8 @@ def test_a_store_and_all_that_goes_in_and_out_are_found_in_the_home(home: Path) 
     for path in ("~/store", Path("~/store"), home / "store"):
         assert Store.open(path, catalog_path="~/catalog/c.db").path == home / "store"
     assert Store.open_or_init("~/store", catalog_path="~/catalog/c.db").path == home / "store"
-    with open_checkpoint("~/store/checkpoints/main/1") as checkpoint:
+    directory = checkpoint_dir(home / "store", "main", 1).relative_to(home)
+    with open_checkpoint(f"~/{directory}") as checkpoint:
         assert list(checkpoint["w"]) == [0, 1, 2]
 
 

@@ -20,9 +20,7 @@ class Scenario:
         savers: Who saves.
         old: Whether there is an old checkpoint K.
         canonical: The old copy of D under its canonical name: ``d`` durable, ``s`` short, empty: the name is lost.
-        same_place: Checkpoints that have one run and step.
-        may_replace: Savers that say ``if_exists="replace"``; the others find the same content and are content.
-        damaged: K is marked as damaged, so that a save of its step replaces it; the savers hold different content.
+        same: Checkpoints that have one step and the same content.
         drop: What retention may drop, in this order of age.
         relies: Whether retention drops only while a newer checkpoint is there.
         undo: Whether what retention drops waits to be brought back.
@@ -36,9 +34,7 @@ class Scenario:
     savers: str = "AB"
     old: bool = True
     canonical: str = "d"
-    same_place: str = ""
-    may_replace: str = ""
-    damaged: bool = False
+    same: str = ""
     drop: str = ""
     relies: bool = False
     undo: bool = False
@@ -61,13 +57,10 @@ class Scenario:
         world = start_world(self.mode, names, data, self.left)
         if self.old:
             known = frozenset("K")
-            promised = known if not self.damaged else frozenset[str]()
-            world = world._replace(rows=known, counted=1, acknowledged=promised)
+            world = world._replace(rows=known, counted=1, acknowledged=known)
         return world._replace(listed=bool(names.get("C")) or self.old)
 
-    def at_the_place_of(self, world: World, x: str) -> str:
-        """Return the published checkpoint that has the run and step of `x`; empty: none, or `x` itself."""
-        if x not in self.same_place:
-            return ""
-        there = [y for y in CHECKPOINTS if y != x and y in self.same_place and world.where(y) == "P"]
-        return there[0] if there else ""
+    def same_as(self, world: World, x: str) -> str:
+        """Return another published checkpoint of the step of `x` with its content; empty if there is none."""
+        same = self.same if x in self.same else ""
+        return next((y for y in CHECKPOINTS if y != x and y in same and world.where(y) == "P"), "")

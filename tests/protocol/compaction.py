@@ -1,9 +1,9 @@
 """Compaction beside a save that replaces, a save that shares a blob, retention, gc, a reader, and a note.
 
-K is a checkpoint, N a newer one. The compactor C makes a directory E, which holds the same as K: the encoded form of
-its blob, and a link to the plain blob of N, with which that is decoded. Saver Q puts another checkpoint at the place of
-K; saver S saves K's bytes again, and claims the plain blob. Retention R drops N, or what is at the place of K. A reader
-and a user who writes a note open what is at the place, and lock it for use.
+K is a checkpoint, N one of a later step. The compactor C publishes E, the next generation of K: the encoded form of its
+blob, and a link to the plain blob of N, with which that is decoded; then it drops K. Saver Q replaces the checkpoint of
+that step; saver S saves K's bytes again, and claims the plain blob. Retention R drops N, or the checkpoint of the step.
+A reader and a user who writes a note open the newest generation, and lock it for use.
 
 Names reach the disk in order; the bytes of the encoded form do when they are synced. A power cut goes back to any
 moment since the last sync.
@@ -23,15 +23,12 @@ _LET_GO = "fs.locks.DirectoryLock.let_go"
 _STAGE = "ops.compact.encode.stage"
 _GATHER = "ops.compact.directory.gather"
 _SEAL = "ops.compact.directory.seal"
-_SWAP = "objects.swap.swap"
-_CHECK = "objects.swap._check"
-_DISCARD = "ops.free.reclaim.discard"
-_TRASH = "objects.trash.move_to_trash"
+_PUBLISH = "objects.publish.publish"
+_SUPERSEDED = "ops.free.superseded.drop_superseded"
 _DROP = "ops.free.drop.drop"
 _SWEEP = "objects.trash.sweep_staging"
 _APART = "objects.collector.Collector._take_apart"
 _CONDEMN = "objects.collector.Collector.condemn"
-_REPLACE = "objects.publish._replace"
 _CLAIM = "objects.staging.Staging.claim"
 _AT = "objects.checkpoints.CheckpointDirectory.at"
 _NOTE = "objects.documents.annotations.add_annotations"
@@ -48,12 +45,13 @@ class CompactRules:
     linked: bool = True  # directory.gather: what a blob is decoded with is linked into the directory
     lacking: bool = True  # directory.gather: a file that is not there is refused
     synced: bool = True  # encode.stage: the bytes are durable before any document names them
-    same: bool = True  # swap._check: what is at the place is the checkpoint that was encoded
-    alone: bool = True  # swap.swap: no other process uses the old directory
-    notes: bool = True  # swap.take_annotations: what was noted goes along
+    held: bool = True  # compact.compact: K is in use until E is published
+    looks: bool = True  # compact.compact: and still has its name
+    alone: bool = True  # publish.publish: E is published alone in the run, which who notes has in use
+    notes: bool = True  # compact.compact: what was noted of K until then is added to E
+    all_generations: bool = True  # drop.drop: every generation goes, the older first, or none while that is in use
     drop_locks: bool = True  # ops.free.drop.drop: what a process uses is not dropped
     empty_locks: bool = True  # Collector._take_apart: nor taken apart
-    reads: bool = True  # whether there is a reader
 
     def without(self, *names: str) -> CompactRules:
         """Return the same rules but these."""
@@ -93,9 +91,9 @@ class Names(NamedTuple):
         i = _DIRECTORIES.index(x)
         return self._replace(inside=(*self.inside[:i], names, *self.inside[i + 1 :]))
 
-    def at_place(self) -> str:
-        """Return what is at the place of K; empty: nothing."""
-        return next((x for x in "KEQ" if self.of(x) == "P"), "")
+    def shown(self) -> str:
+        """Return the directory that the step of K shows; empty if there is none."""
+        return next((x for x in "QEK" if self.of(x) == "P"), "")
 
 
 class Store(NamedTuple):
@@ -105,7 +103,8 @@ class Store(NamedTuple):
         names, earlier: What is on the disk, and what a power cut may bring back.
         form: The bytes of the encoded form: absent, volatile, durable or short.
         compactor, replacer, saver, retention, reader, noter: What each does next.
-        told: What an actor was told: a note is written, Q or S is saved, N or the place was dropped.
+        told: What an actor was told: ``a`` the note is written, ``q`` Q is saved, ``s`` S is saved, ``d`` K was
+            dropped, in all generations, ``D`` Q was dropped, ``n`` N was dropped.
         kills, cuts: How often these may still happen.
     """
 
@@ -134,23 +133,26 @@ class Store(NamedTuple):
     def users(self) -> str:
         """Return the directories that are locked for use."""
         used = self.reader + (self.noter[-1] if self.noter.startswith("locked") else "")
-        if self.compactor in ("opened", "staged", "gathered"):
+        if self.compactor in ("opened", "staged", "gathered", "sealed"):
             used += "KN"
-        if self.compactor == "sealed":
-            used += "N"
-        return used
+        return used + ("E" if self.compactor == "published" else "") + ("Q" if self.replacer == "published" else "")
 
 
 class CompactModel:
-    """The model under some rules."""
+    """The model under some rules, with some of Q, S, R, the reader ``r`` and who notes ``n``."""
 
-    def __init__(self, rules: CompactRules) -> None:
+    def __init__(self, rules: CompactRules, actors: str) -> None:
         self._rules = rules
+        self._actors = actors
         self._quiet: dict[tuple[Names, str, str], str] = {}
 
     def explore(self) -> Explored:
         """Look at every state."""
-        return explore(Store(), lambda store: list(self.steps(store)), self.wrong)
+        actors = self._actors
+        replacer, saver, retention, noter = ("new" if who in actors else "end" for who in "QSRn")
+        names = Names(where="P-P" + "".join("S" if who in actors else "-" for who in "SQ"))
+        start = Store(names, replacer=replacer, saver=saver, retention=retention, noter=noter)
+        return explore(start, lambda store: list(self.steps(store)), self.wrong)
 
     def wrong(self, store: Store) -> str:
         """Return what is bad in this state, or is left when all have died and gc was run."""
@@ -170,10 +172,12 @@ class CompactModel:
             return "E is visible and its encoded form is short"
         if store.reader and not set(_HELD[store.reader]) <= set(names.has(store.reader)):
             return "an open checkpoint lost its names"
-        there = names.at_place()
-        if "d" not in store.told and not there:
-            return "what was at the place is lost"
-        if "q" in store.told and "d" not in store.told and there != "Q":
+        there = names.shown()
+        if not there and not set("dD") & set(store.told):
+            return "the checkpoint of the step is lost"
+        if "d" in store.told and "P" in (names.of("K"), names.of("E")):
+            return "what was dropped is back"
+        if "q" in store.told and "D" not in store.told and there != "Q":
             return "a save was acknowledged and is lost"
         if "a" in store.told and there in ("K", "E") and there not in names.noted:
             return "a note was acknowledged and is lost"
@@ -232,41 +236,54 @@ class CompactModel:
             else:
                 yield Step("C", _GATHER, "relies on N", store._replace(compactor="gathered"))
         elif doing == "gathered":
-            yield Step("C", _SEAL, "syncs E, lets go of K", store.synced()._replace(compactor="sealed"))
+            yield Step("C", _SEAL, "syncs E", store.synced()._replace(compactor="sealed"))
         elif doing == "rests":
             if names.of("K") == names.of("N") == "P":
                 yield Step("C", _LET_GO, "has K and N again", store._replace(compactor="staged"))
             else:
                 yield Step("C", _LET_GO, "one of them is gone", self._discarded(store))
         elif doing == "sealed":
-            yield from self._swap(store)
-        elif doing == "swapped":
-            gone = store.on_disk(names.move("K", "X"))
-            yield Step("C", _TRASH, "the old one goes", gone._replace(compactor="end"))
+            yield from self._publish(store)
+        elif doing == "published":
+            dropped = self._dropped(store, "K", "C")
+            yield Step("C", _DROP, "drops K unless it is in use", dropped._replace(compactor="end"))
 
     def _discarded(self, store: Store) -> Store:
         return store.on_disk(store.names.move("E", "X"))._replace(compactor="failed")
 
-    def _swap(self, store: Store) -> Iterator[Step[Store]]:
+    def _publish(self, store: Store) -> Iterator[Step[Store]]:
         names, rules = store.names, self._rules
-        there = names.at_place()
-        if not there or (rules.same and there != "K"):
-            yield Step("C", _CHECK, "it was replaced or dropped", self._discarded(store))
-        elif rules.alone and there in store.users():
-            yield Step("C", _SWAP, "a process uses it", self._discarded(store))
-        else:
-            noted = names.noted + ("E" if rules.notes and there in names.noted else "")
-            after = names.move(there, "S").move("E", "P")._replace(noted=noted)
-            yield Step("C", _SWAP, "exchanges and syncs", store.on_disk(after).synced()._replace(compactor="swapped"))
+        if rules.looks and names.of("K") != "P":
+            yield Step("C", _PUBLISH, "K was dropped", self._discarded(store))
+        elif not (rules.alone and store.noter.startswith("locked")):
+            noted = names.noted + ("E" if rules.notes and "K" in names.noted else "")
+            published = store.on_disk(names.move("E", "P")._replace(noted=noted)).synced()
+            yield Step("C", _PUBLISH, "publishes E, with what was noted", published._replace(compactor="published"))
+
+    def _dropped(self, store: Store, x: str, by: str) -> Store:
+        """Return the state without a published directory, unless a process uses it."""
+        used = self._rules.drop_locks and x in self._used(store, by)
+        return store if used or store.names.of(x) != "P" else store.on_disk(store.names.move(x, "X")).synced()
+
+    def _used(self, store: Store, by: str) -> str:
+        """Return the directories that others have in use."""
+        if by == "C":
+            store = store._replace(compactor="end")
+        elif not self._rules.held and store.compactor == "sealed":
+            return store._replace(compactor="end").users() + "N"
+        return store.users()
 
     def _savers(self, store: Store) -> Iterator[Step[Store]]:
         names = store.names
-        there = names.at_place()
-        if store.replacer == "new" and there and there != "Q":
-            # No lock on the old one is asked for: it stays in staging/ as long as a process uses it.
-            after = names.move(there, "S").move("Q", "P")
-            told = store.told.replace("a", "") + "q"
-            yield Step("Q", _REPLACE, "replaces it", store.on_disk(after).synced()._replace(replacer="end", told=told))
+        if store.replacer == "new":
+            told = store.told.replace("a", "")
+            published = store.on_disk(names.move("Q", "P")).synced()._replace(replacer="published", told=told)
+            yield Step("Q", _PUBLISH, "is published", published)
+        elif store.replacer == "published":
+            done = self._dropped(store, "K", "Q")
+            if done.names.of("K") != "P" or not self._rules.all_generations:
+                done = self._dropped(done, "E", "Q")
+            yield Step("Q", _DROP, "drops K and E unless in use", done._replace(replacer="end", told=store.told + "q"))
         if store.saver == "new" and "k" in names.canonical:
             yield Step("S", _CLAIM, "links k", store.on_disk(names.fill("S", "k"))._replace(saver="claimed"))
         elif store.saver == "claimed":
@@ -277,14 +294,19 @@ class CompactModel:
         names = store.names
         if store.retention != "new":
             return
-        for x, letter in ((names.at_place(), "d"), ("N", "n")):
-            if x and not (self._rules.drop_locks and x in store.users()):
-                gone = store.on_disk(names.move(x, "X")).synced()
-                yield Step("R", _DROP, f"drops {x}", gone._replace(retention="end", told=store.told + letter))
+        there = names.shown()
+        every = "KE" if there == "E" and self._rules.all_generations else there
+        for going, letter in ((every, "D" if there == "Q" else "d"), ("N", "n")):
+            gone = store
+            for x in going:
+                gone = self._dropped(gone, x, "R")
+            if going and not any(gone.names.of(x) == "P" for x in going):
+                told = gone._replace(retention="end", told=store.told + letter)
+                yield Step("R", _DROP, f"drops {going}", told)
 
     def _users(self, store: Store) -> Iterator[Step[Store]]:
-        there = store.names.at_place()
-        if not store.reader and there and self._rules.reads:
+        there = store.names.shown()
+        if not store.reader and there and "r" in self._actors:
             yield Step("reader", _AT, f"opens {there}", store._replace(reader=there))
         elif store.reader:
             yield Step("reader", "objects.checkpoints.CheckpointDirectory.close", "", store._replace(reader=""))
@@ -293,18 +315,22 @@ class CompactModel:
         elif store.noter.startswith("locked"):
             x = store.noter[-1]
             noted = store.on_disk(store.names._replace(noted=store.names.noted + x)).synced()
-            told = store.told + ("a" if store.names.of(x) == "P" or self._rules.alone is False else "")
+            told = store.told + ("a" if store.names.of(x) == "P" else "")
             yield Step("noter", _NOTE, "writes its note", noted._replace(noter="end", told=told))
 
     def _collector(self, store: Store) -> Iterator[Step[Store]]:
         names = store.names
         alive = {
             "E": store.compactor not in ("new", *_OVER),
-            "K": store.compactor == "swapped",
             "S": store.saver in ("new", "claimed"),
             "Q": store.replacer == "new",
         }
         users = store.users()
+        for x in "KE":
+            first = x == "K" or names.of("K") != "P" or not self._rules.all_generations
+            if first and names.of(x) == "P" and names.shown() != x and x not in users:
+                dropped = self._dropped(store.synced(), x, "G")
+                yield Step("G", _SUPERSEDED, f"{names.shown()} supersedes {x}", dropped)
         for x, place in zip(_DIRECTORIES, names.where, strict=True):
             if place == "S" and not alive.get(x) and x not in users:
                 yield Step("G", _SWEEP, f"{x} is dead", store.on_disk(names.move(x, "X")).synced())

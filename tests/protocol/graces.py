@@ -22,7 +22,7 @@ _CONDEMN = "objects.collector.Collector.condemn"
 _FINISH = "objects.collector.Collector._finish"
 _PUT_BACK = "objects.trash.put_back"
 _CLAIM = "objects.staging.Staging.claim"
-_PUBLISH = "objects.publish._publish"
+_PUBLISH = "objects.publish.publish"
 _READ = "objects.checkpoints.CheckpointDirectory.at"
 
 

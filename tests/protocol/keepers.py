@@ -17,7 +17,6 @@ _DROP = "ops.free.drop.drop"
 _CHOOSE = "ops.free.waiting._chosen"
 _UNDELETE = "ops.free.waiting.undelete"
 _DUE = "objects.trash.due"
-_MOVE = "objects.trash.move_to_trash"
 _RECONCILE = "ops.free.drop._reconcile"
 _SWEEP = "objects.trash.sweep_staging"
 _CATCH_UP = "ops.index.catch_up.catch_up"
@@ -44,16 +43,12 @@ def retention(scenario: Scenario, world: World) -> Iterator[Step[World]]:
     elif doing == "drop":
         if world.where(x) != "P" or (rules.drop_locks and locked(scenario, world, x)):
             yield Step("R", _DROP, f"{x} is gone or in use: skipped", _idle(world))
-        elif not rules.run_locks:
-            yield Step("R", _DROP, f"locks {x} and looks at the rules", world.then("R", f"rename {x}"))
         else:
             pair = {(x, world.keeping)} if world.keeping else set()
             gone = world.put(**{f"{x}l": "X"})
             gone = gone._replace(dropped=world.dropped | {x}, kept=world.kept | pair, asked=world.asked - {x})
             gone = gone._replace(waits=world.waits | {x} if scenario.undo else world.waits)
             yield Step("R", _DROP, f"renames {x} to trash", gone.then("R", f"sync {x}"))
-    elif doing in ("rename", "back"):
-        yield _renames_what_is_there(scenario, world, doing, x)
     elif doing == "sync":
         synced = world.sync("trash", "run") if rules.sync_dropped else world
         yield Step("R", _DROP, "makes that durable", synced.then("R", f"note {x}"))
@@ -83,8 +78,8 @@ def undoer(scenario: Scenario, world: World) -> Iterator[Step[World]]:
         else:
             yield Step("U", _UNDELETE, f"{x} is whole", world.then("U", f"rename {x}"))
     elif doing == "rename":
-        if scenario.at_the_place_of(world, x) or world.where(x) != "X":
-            yield Step("U", _UNDELETE, "the place is taken: refused", world.then("U", "idle"))
+        if world.where(x) != "X":
+            yield Step("U", _UNDELETE, "it is gone: refused", world.then("U", "idle"))
         else:
             back = world.put(**{f"{x}l": "P"})._replace(waits=world.waits - {x}, asked=world.asked | {x})
             # Dropped again it would have another name in trash, which the collector has not listed.
@@ -101,19 +96,6 @@ def undoer(scenario: Scenario, world: World) -> Iterator[Step[World]]:
 def _taken_apart(world: World, x: str) -> bool:
     """Whether the collector, or the process that dropped it, has an entry of trash locked."""
     return world.does("G") in (f"enter {x}", f"others {x}") or world.does("R") == f"sync {x}"
-
-
-def _renames_what_is_there(scenario: Scenario, world: World, doing: str, x: str) -> Step[World]:
-    """Without a lock on the run: the rename takes what is at the place by then, and gives it back if it is not `x`."""
-    if doing == "back":
-        return Step("R", _MOVE, f"puts {x} back, which it did not mean", _idle(world.put(**{f"{x}l": "P"})))
-    there = x if world.where(x) == "P" else scenario.at_the_place_of(world, x)
-    if not there:
-        return Step("R", _MOVE, f"{x} is gone", _idle(world))
-    gone = world.put(**{f"{there}l": "X"})
-    if there != x:
-        return Step("R", _MOVE, f"renames {there} to trash instead of {x}", gone.then("R", f"back {there}"))
-    return Step("R", _MOVE, f"renames {x} to trash", gone._replace(dropped=gone.dropped | {x}).then("R", f"sync {x}"))
 
 
 def _plans(scenario: Scenario, world: World) -> Iterator[Step[World]]:
@@ -138,13 +120,12 @@ def dead(scenario: Scenario, world: World) -> list[str]:
 
 
 def swept(scenario: Scenario, world: World, who: str) -> Iterator[Step[World]]:
-    """Yield the steps of a sweep: each dead directory to trash, when what replaced it is durable."""
+    """Yield the steps of a sweep: each dead directory to trash."""
     found = dead(scenario, world)
     if not found:
         yield Step(who, _SWEEP, "makes its renames durable", world.sync("trash", "staging").then(who, "swept"))
     elif scenario.rules.sweep_renames:
-        safe = world.sync("run", "checkpoints") if scenario.rules.sync_swept else world
-        yield Step(who, _SWEEP, f"renames the dead {found[0]} to trash", safe.put(**{f"{found[0]}l": "X"}))
+        yield Step(who, _SWEEP, f"renames the dead {found[0]} to trash", world.put(**{f"{found[0]}l": "X"}))
     else:
         yield Step(who, _SWEEP, f"takes the dead {found[0]} apart in place", world.then(who, f"unlink {found[0]}"))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.protocol.bounds import Scenario
 from tests.protocol.world import SAVERS, World
 
-FILLING = ("claim", "write", "fsync", "offer", "adopt", "renamed", "seal", "sync", "publish", "judged")
+FILLING = ("claim", "write", "fsync", "offer", "adopt", "renamed", "seal", "sync", "publish")
 """What a saver does before its checkpoint is published."""
-PUBLISHED = ("check", "sync parents", "catalog", "release")
+PUBLISHED = ("sync parents", "catalog", "release")
 """What it does afterwards, still holding its lock."""
 
 
@@ -18,7 +18,7 @@ def locked(scenario: Scenario, world: World, x: str) -> bool:
     if x not in SAVERS:
         return False
     doing = world.does(x)
-    if doing in ("publish", "judged") and not scenario.rules.lock_until_acknowledged:
+    if doing == "publish" and not scenario.rules.lock_until_acknowledged:
         return False
     return doing in FILLING or doing in PUBLISHED
 

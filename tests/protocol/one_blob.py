@@ -73,7 +73,7 @@ class Model:
 
     def _half_visible(self, world: World) -> str:
         for x in CHECKPOINTS:
-            if world.where(x) != "P" or (x == "K" and self._scenario.damaged):
+            if world.where(x) != "P":
                 continue
             inode = world.at(f"{x}b")
             if not world.at(f"{x}m") or not inode:
@@ -85,9 +85,8 @@ class Model:
         return ""
 
     def _lost(self, world: World) -> str:
-        scenario = self._scenario
         for x in sorted(world.acknowledged - world.dropped):
-            if world.where(x) != "P" and scenario.at_the_place_of(world, x) not in [*scenario.may_replace]:
+            if world.where(x) != "P":
                 return f"{x} was acknowledged and is lost"
         for x, y in sorted(world.kept):
             if y not in world.dropped and "P" not in (world.where(x), world.where(y)):
@@ -102,7 +101,7 @@ class Model:
             doing = world.does(x)
             if doing in FILLING and world.where(x) != x:
                 return f"the directory of the live saver {x} was taken away"
-            if doing in ("seal", "sync", "publish", "judged") and not world.at(f"{x}b"):
+            if doing in ("seal", "sync", "publish") and not world.at(f"{x}b"):
                 return f"the claim of the live saver {x} is gone"
         return ""
 
@@ -176,7 +175,6 @@ def _settled_start(world: World) -> World:
         earlier=frozenset() if isinstance(world.earlier, frozenset) else (),
         doing=(*doing, *["idle"] * 4),
         left=_NOTHING,
-        judged=("", ""),
         keeping="",
         reader="",
         has_read=True,

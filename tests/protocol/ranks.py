@@ -1,8 +1,8 @@
 """The model of several ranks that meet in a directory and write one checkpoint, as `ckstore.ranks` has it.
 
 Each rank stages its part in a staging directory of its own. One at a time, by the lock on ``join/``, decides: it joins
-the parts and renames the whole into its place, or gives up. The first ``outcome.json`` counts. A rank may die or stand
-still at each step, and another start of the job may save the step, before or after.
+the parts and renames the whole to its name, or gives up. The first ``outcome.json`` counts. A rank may die or stand
+still at each step, and another start of the job may save the step to replace, before or after.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _LOST = "ranks.outcome.lost"
 _STAGE = "ranks.whole.Whole.publish"
 _PUBLISHING = "ranks.by_files.FilesMeeting.say_publishing"
 _LINK = "ranks.whole.Whole._link_parts"
-_RENAME = "objects.publish._renamed"
-_SYNC = "objects.publish._sync"
+_RENAME = "objects.publish.give_name"
+_SYNC = "objects.publish.sync_parents"
+_DROP = "ops.free.drop.drop"
 _OUTCOME = "ranks.by_files.FilesMeeting.say_outcome"
 _COMMITTED = "ranks.decide.Deciding._committed"
 _ENDED = "ranks.decide.Deciding._ended"
@@ -35,7 +36,8 @@ _SWEEP = "objects.trash.sweep_staging"
 
 _UNDECIDED = -1
 _OURS, _OTHER = "this try", "another try"
-_NEWER, _AGAIN = "another try, which has replaced this one", "this try, which has replaced a newer one"
+_NEWER, _DROPPED = "another try, which supersedes this one", "another try, which has dropped this one"
+_AGAIN = "this try, which supersedes a newer one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,7 @@ class RankRules:
     sees_fence: bool = (
         True  # FilesMeeting.say_publishing: it is written what is published, then the fence is looked for
     )
-    fence_looks: bool = True  # Deciding._fence: whether it is published says the place, not whether a rename worked
-    looks_for_lost: bool = True  # outcome.lost: whether a rank that died has published what was replaced since
+    looks_for_lost: bool = True  # outcome.lost: whether a rank that died has published what was dropped since
     stops: bool = True  # RankWork.doing: a thread whose caller has given up says nothing more
 
     def without(self, *names: str) -> RankRules:
@@ -72,8 +73,7 @@ class Rank(NamedTuple):
         doing: What it does next.
         told: What its caller was told: ``failed``, or whose checkpoint it got; empty: nothing yet.
         part: Whether its part lies in staging.
-        whole: Where its staging of the whole is: none ``-``, staging ``S``, trash ``X``, in its place ``P``; ``E``: it
-            has changed places with what was there before, which lies in staging.
+        whole: Where its staging of the whole is: none ``-``, staging ``S``, trash ``X``, published ``P``.
         saw: The ranks that it saw publishing, as bits.
     """
 
@@ -93,11 +93,11 @@ class Job(NamedTuple):
         fence: Whether that document is there.
         outcome: ``ok``, ``failed``, or empty.
         lock: Who decides.
-        place: Whose checkpoint is at the step; empty: there is none.
+        place: Whose checkpoint the step shows; empty: there is none.
         durable: Whether the rename of ours is.
         joined: Whose parts are in ours, as bits.
         deaths: How many may still die.
-        replaced: Whether another try has saved the step, before or after ours.
+        replaced: Whether another try has saved the step to replace, before or after ours.
     """
 
     ranks: tuple[Rank, ...]
@@ -123,6 +123,10 @@ class Job(NamedTuple):
         """Return the state in which an outcome was said; the first counts."""
         return self._replace(outcome=self.outcome or outcome)
 
+    def is_there(self) -> bool:
+        """Whether the checkpoint of this try is published: it is found by its manifest, superseded or not."""
+        return self.place in (_OURS, _NEWER)
+
     def unlocked(self, number: int) -> Job:
         """Return the state in which a rank does not have the lock."""
         return self._replace(lock=_UNDECIDED) if self.lock == number else self
@@ -143,16 +147,16 @@ class RankModel:
     def wrong(self, job: Job) -> str:
         """Return what is bad in this state."""
         told = {rank.told for rank in job.ranks}
-        if told & {_OTHER, _NEWER}:
+        if told & {_OTHER, _NEWER, _DROPPED}:
             return "a rank was told of a checkpoint that its try did not make"
-        if "failed" in told and (_OURS in told or job.place == _OURS):
+        if "failed" in told and (_OURS in told or job.is_there()):
             return "a rank was told that the save failed, and it is there"
         if _OURS in told and not job.durable:
             return "a rank was told of a checkpoint that a power cut may take"
-        if job.place == _OURS and job.joined != self._all:
+        if job.is_there() and job.joined != self._all:
             return "it was published without all parts"
         if job.place == _AGAIN:
-            return "the older try took the place of the newer one again"
+            return "the older try supersedes the newer one"
         return ""
 
     def steps(self, job: Job) -> Iterator[Step[Job]]:
@@ -182,15 +186,16 @@ class RankModel:
                 if job.deaths and rank.doing != "new":
                     died = job.of(number, "dead").unlocked(number)
                     yield Step(who, "", "dies", died._replace(deaths=job.deaths - 1))
-            elif rank.doing == "dead" and (rank.part or rank.whole in ("S", "E")):
-                whole = "X" if rank.whole in ("S", "E") else rank.whole
+            elif rank.doing == "dead" and (rank.part or rank.whole == "S"):
+                whole = "X" if rank.whole == "S" else rank.whole
                 yield Step(who, _SWEEP, "what it staged is swept", job.of(number, "dead", part=False, whole=whole))
         if self._rules.replaced and not job.replaced:
             # It syncs the same directories before it ends.
             durable = job.durable or job.place == _OURS
             place = _NEWER if job.place == _OURS else _OTHER
-            there = job._replace(place=place, durable=durable, replaced=True)
-            yield Step("another try", "", "replaces the step" if job.place else "saves the step", there)
+            yield Step("another try", "", "saves it", job._replace(place=place, durable=durable, replaced=True))
+        if job.place == _NEWER:  # also while a rank of another host, whose locks are not seen, has it in use
+            yield Step("another try", _DROP, "drops this one, or gc does", job._replace(place=_DROPPED))
 
     # ------------------------------------------------------------------ until its part is staged
 
@@ -232,7 +237,7 @@ class RankModel:
     def _decides(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
         if job.outcome:
             yield Step(who, _DECIDE, "finds an outcome", job.of(number, "waits").unlocked(number))
-        elif job.place == _OURS and self._rules.looks_first:
+        elif job.is_there() and self._rules.looks_first:
             yield Step(who, _PUBLISHED, "finds it published", job.of(number, "finds it"))
         elif self._rules.looks_for_lost and any(
             job.publishing >> other & 1 and rank.whole != "S" for other, rank in enumerate(job.ranks)
@@ -272,13 +277,12 @@ class RankModel:
     def _renames(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
         if job.ranks[number].whole != "S":
             yield Step(who, _RENAME, "its staging was moved away", job.of(number, "gives up"))
-        elif job.place == _OURS:
+        elif job.is_there():
             yield Step(who, _RENAME, "the same is there", job.of(number, "renamed"))
         else:
-            # Where another try has the step they change places, and the staging has what was there.
-            renamed = job.of(number, "renamed", whole="E" if job.place else "P")
-            place = _AGAIN if job.place == _NEWER else _OURS
-            yield Step(who, _RENAME, "renames it into its place", renamed._replace(place=place, durable=False))
+            place = _AGAIN if job.place == _DROPPED else _OURS
+            renamed = job.of(number, "renamed", whole="P")._replace(place=place, durable=False)
+            yield Step(who, _RENAME, "renames it to its name", renamed)
 
     def _syncs(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
         yield Step(who, _SYNC, "makes that durable", job.of(number, "synced")._replace(durable=True))
@@ -302,15 +306,12 @@ class RankModel:
             yield Step(who, _FENCE, "writes the fence", job.of(number, "moves")._replace(fence=True))
 
     def _moves(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
-        after, has_moved = job, False
+        after = job
         for other, rank in enumerate(job.ranks):
-            if job.ranks[number].saw >> other & 1 and rank.whole in ("S", "E"):
-                after, has_moved = after.of(other, rank.doing, whole="X"), True
-        if has_moved and not self._rules.fence_looks:
-            yield Step(who, _MOVE, "moves that away", after.of(number, "gives up"))
-        else:
-            yield Step(who, _MOVE, "moves that away", after.of(number, "looks"))
+            if job.ranks[number].saw >> other & 1 and rank.whole == "S":
+                after = after.of(other, rank.doing, whole="X")
+        yield Step(who, _MOVE, "moves that away", after.of(number, "looks"))
 
     def _looks(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
-        found = job.place == _OURS
-        yield Step(who, _PUBLISHED, "looks at the place", job.of(number, "finds it" if found else "gives up"))
+        then = "finds it" if job.is_there() else "gives up"
+        yield Step(who, _PUBLISHED, "looks whether it is published", job.of(number, then))

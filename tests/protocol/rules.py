@@ -16,12 +16,11 @@ class Rules:
     empty_locks: bool = True  # L Collector._take_apart: nor is what a process uses taken apart
     sync_blob: bool = True  # F files.create_blob: the bytes before the name that others see
     sync_staging: bool = True  # F Staging.seal: what is in a checkpoint before the checkpoint
-    sync_published: bool = True  # F publish._sync: the rename before the acknowledgement
-    sync_existing: bool = True  # F publish._sync: also the rename that another process did
-    sync_new_run: bool = True  # F publish._sync: the directory of a new run as well
+    sync_published: bool = True  # F publish.sync_parents: the rename before the acknowledgement
+    sync_existing: bool = True  # F publish.sync_parents: also the rename that another process did
+    sync_new_run: bool = True  # F publish.sync_parents: the directory of a new run as well
     sync_kept: bool = True  # F retain.apply, drop.make_kept_durable: what is kept before what is dropped for it
     sync_dropped: bool = True  # F ops.free.drop.drop: the rename before any caller is told
-    sync_swept: bool = True  # F trash.sweep_staging: what replaced a swept checkpoint, before that goes
     sync_trash: bool = True  # F Collector.empty: the rename before anything is unlinked below it
     sync_condemned: bool = True  # F Collector.condemn: the rename of a blob before its row is forgotten
     sweep_renames: bool = True  # T trash.sweep_staging: to trash by a rename, nothing is unlinked in place
@@ -37,14 +36,10 @@ class Rules:
     relist_lost: bool = True  # C relist.list_blobs: a catalog that is rebuilt learns of all blobs
     relist_boot: bool = True  # C relist.list_blobs: after a power cut names may be back
     heal: bool = True  # Staging.claim: a blob without its size is a miss and is replaced
-    exchange: bool = True  # publish: an old checkpoint and its successor change places in one step
     undo_waits: bool = True  # K trash.due: what can be brought back is not taken apart before its time is over
     undo_locks: bool = True  # L ops.free.waiting.undelete: nor while it is brought back
     undo_looks: bool = True  # K ops.free.waiting.undelete: what lacks a blob is not brought back
     sync_restored: bool = True  # F ops.free.waiting.undelete: the rename before any caller is told
-    run_locks: bool = (
-        True  # L publish._publish, ops.free.drop.drop: who judges what is at a place and moves it is alone in the run
-    )
 
     def without(self, *names: str) -> Rules:
         """Return the same rules but these."""

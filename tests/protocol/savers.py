@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.protocol.bounds import Scenario
-from tests.protocol.catalog import note_dropped, note_published
+from tests.protocol.catalog import note_published
 from tests.protocol.locks import FILLING
 from tests.protocol.search import Step
-from tests.protocol.world import CHECKPOINTS, INODES, World
+from tests.protocol.world import INODES, World
 
 _CREATE = "objects.staging.Staging.create"
 _CLAIM = "objects.staging.Staging.claim"
@@ -19,11 +19,9 @@ _LINK = "objects.staging.Staging._link_of"
 _ADOPT = "objects.staging.Staging._adopt"
 _TAKE_OVER = "objects.staging.Staging._take_over"
 _SEAL = "objects.staging.Staging.seal"
-_TRY = "objects.publish._publish"
-_RENAMED = "objects.publish._renamed"
-_REPLACE = "objects.publish._replace"
-_STAYS = "objects.publish.existing_to_keep"
-_SYNC = "objects.publish._sync"
+_RENAMED = "objects.publish.give_name"
+_PUBLISH = "objects.publish.publish"
+_SYNC = "objects.publish.sync_parents"
 _CATALOGUE = "ops.save.save._catalogue"
 _DISCARD = "ops.free.reclaim.discard"
 _LOCK = "fs.locks.lock_shared"
@@ -41,8 +39,8 @@ def steps(scenario: Scenario, world: World, x: str) -> Iterator[Step[World]]:
         yield from _begin(scenario, world, x, doing)
     elif doing in ("write", "fsync", "offer", "adopt", "renamed", "seal", "sync"):
         yield from _fill(scenario, world, x, doing)
-    elif doing in ("publish", "judged", "check"):
-        yield from _publish(scenario, world, x, doing)
+    elif doing == "publish":
+        yield _publish(scenario, world, x)
     elif doing in ("sync parents", "sync existing", "catalog", "release"):
         yield from _finish(scenario, world, x, doing)
     if doing in _MAY_FAIL and world.left.failures:
@@ -97,49 +95,13 @@ def _fill(scenario: Scenario, world: World, x: str, doing: str) -> Iterator[Step
         yield Step(x, _SEAL, "makes its names durable", synced.then(x, "publish"))
 
 
-def _publish(scenario: Scenario, world: World, x: str, doing: str) -> Iterator[Step[World]]:
-    there = scenario.at_the_place_of(world, x)
-    judged = world.judged["AB".index(x)]
-    if doing == "check":
-        yield _check(world, x, judged)
-    elif doing == "judged" and not there:
-        yield Step(x, _TRY, f"{judged} is gone: again", _judge(world, x, "").then(x, "publish"))
-    elif doing == "judged":
-        yield Step(x, _TRY, f"changes places with {there}", _exchanged(world, x, there).then(x, "check"))
-    elif not there:
-        made = world if world.at("run") else world.put(run="run")
-        yield Step(x, _RENAMED, "renames staging into place", made.put(**{f"{x}l": "P"}).then(x, "sync parents"))
-    elif x in scenario.may_replace or (scenario.damaged and there == "K"):
-        if not scenario.rules.exchange:
-            yield Step(x, _REPLACE, f"moves {there} to trash first", world.put(**{f"{there}l": "X"}))
-        elif scenario.rules.run_locks:
-            yield Step(x, _REPLACE, f"changes places with {there}", _exchanged(world, x, there).then(x, "sync parents"))
-        else:
-            yield Step(x, _STAYS, f"{there} is to be replaced", _judge(world, x, there).then(x, "judged"))
-    elif scenario.damaged:
-        yield _failed(scenario, world, x)
-    else:
-        yield Step(x, _STAYS, f"{there} holds the same and stays", world.then(x, "sync existing"))
-
-
-def _check(world: World, x: str, judged: str) -> Step[World]:
-    """Without a lock on the run: look whether what came out is what was judged."""
-    out = [y for y in CHECKPOINTS if y != x and world.where(y) == x]
-    if not out:
-        return Step(x, _TRY, f"cannot find {judged}, which was swept: the save fails", world.then(x, "failed"))
-    if out[0] == judged:
-        return Step(x, _TRY, f"took out {judged}, as meant", _judge(world, x, "").then(x, "sync parents"))
-    back = _judge(_exchanged(world, out[0], x), x, "")
-    return Step(x, _TRY, f"puts {out[0]} back, since it meant {judged}", back.then(x, "publish"))
-
-
-def _judge(world: World, x: str, there: str) -> World:
-    first, second = world.judged
-    return world._replace(judged=(there, second) if x == "A" else (first, there))
-
-
-def _exchanged(world: World, into: str, out: str) -> World:
-    return world.put(**{f"{into}l": "P", f"{out}l": world.where(into)})
+def _publish(scenario: Scenario, world: World, x: str) -> Step[World]:
+    """List the step and rename, in one step: no other saver of the step publishes meanwhile (`one_step`)."""
+    there = scenario.same_as(world, x)
+    if there:
+        return Step(x, _PUBLISH, f"{there} holds the same and stays", world.then(x, "sync existing"))
+    made = world if world.at("run") else world.put(run="run")
+    return Step(x, _RENAMED, "renames staging into place", made.put(**{f"{x}l": "P"}).then(x, "sync parents"))
 
 
 def _finish(scenario: Scenario, world: World, x: str, doing: str) -> Iterator[Step[World]]:
@@ -149,17 +111,13 @@ def _finish(scenario: Scenario, world: World, x: str, doing: str) -> Iterator[St
         synced = synced.sync("checkpoints") if rules.sync_published and rules.sync_new_run else synced
         yield Step(x, _SYNC, "makes the rename durable", synced.then(x, "catalog"))
     elif doing == "sync existing":
-        there = scenario.at_the_place_of(world, x)
+        there = scenario.same_as(world, x)
         synced = world.sync("run", "checkpoints", "staging") if rules.sync_existing else world
         told = synced._replace(acknowledged=synced.acknowledged | frozenset(there))
         gone = told.put(**{f"{x}l": "X"})
         yield Step(x, _DISCARD, "acknowledges the one that is there", gone.then(x, "end"))
     elif doing == "catalog":
         noted = note_published(rules, world, x)
-        if x in scenario.may_replace or scenario.damaged:
-            for other in scenario.same_place:
-                if other != x and noted.where(other) != "P" and other in noted.rows:
-                    noted = note_dropped(rules, noted, other)
         told = noted._replace(acknowledged=noted.acknowledged | {x})
         yield Step(x, _CATALOGUE, "reconciles, and acknowledges", told.then(x, "release"))
     else:

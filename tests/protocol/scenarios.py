@@ -9,25 +9,10 @@ from tests.protocol.world import Left, Mode
 
 _ONE_DROPPED = Scenario("a saver, K dropped", Left(cuts=1, gcs=1, drops=1), savers="A", drop="K", relies=True)
 _FAILING = Scenario("a save fails", Left(kills=1, opens=1, gcs=1, drops=1, failures=1), savers="A", old=False, drop="A")
-_ONE_STEP = Scenario("one step twice, the same", Left(cuts=1), old=False, same_place="AB")
-_REPLACED = Scenario(
-    "replaced beside a reader",
-    Left(kills=1, opens=1, gcs=1),
-    savers="B",
-    same_place="KB",
-    may_replace="B",
-    reader="open",
-)
-_REPLACED_CUT = Scenario(
-    "replaced, power cut", Left(cuts=1, opens=1, gcs=1), savers="B", same_place="KB", may_replace="B"
-)
+_ONE_STEP = Scenario("one step twice, the same", Left(cuts=1), old=False, same="AB")
 _TWO_DROPS = Scenario("two drops", Left(kills=1, gcs=1, drops=2), savers="A", drop="KA")
 _ALL_GO = Scenario("all dropped, power cut", Left(cuts=1, gcs=1, drops=1), savers="", drop="K")
 _LOST = Scenario("the catalog is lost", Left(losses=1, gcs=1, drops=1), savers="A", drop="K")
-_DAMAGED = Scenario("damaged, saved twice", Left(kills=1, opens=1), same_place="KAB", damaged=True)
-_REPLACED_DROPPED = Scenario(
-    "replaced, dropped", Left(kills=1, drops=1), savers="B", same_place="KB", may_replace="B", drop="K"
-)
 _MAPPED = Scenario("mapped, dropped", Left(gcs=1, drops=1), savers="A", drop="K", reader="map")
 _NAME_LOST = Scenario("mapped, name lost", Left(gcs=1, drops=1), savers="A", canonical="", drop="K", reader="map")
 _OPEN = Scenario("open, dropped", Left(gcs=1, drops=1), savers="A", drop="K", reader="open")
@@ -44,26 +29,13 @@ _UNDONE = Scenario(
 _UNDONE_CUT = Scenario(
     "dropped, brought back, power cut", Left(cuts=1, gcs=1, drops=1, undos=1), savers="", drop="K", undo=True
 )
-_UNDONE_SAVED = Scenario(
-    "brought back beside a save of its step",
-    Left(kills=1, gcs=1, drops=1, undos=1),
-    savers="B",
-    same_place="KB",
-    drop="K",
-    undo=True,
-)
-
 SHORT: tuple[tuple[Scenario, tuple[Mode, ...]], ...] = (
     (_ONE_DROPPED, ("ordered", "weak")),
     (_FAILING, ("ordered",)),
     (_ONE_STEP, ("ordered", "weak")),
-    (_REPLACED, ("ordered",)),
-    (_REPLACED_CUT, ("ordered", "weak")),
     (_TWO_DROPS, ("ordered",)),
     (_ALL_GO, ("ordered", "weak")),
     (_LOST, ("ordered",)),
-    (_DAMAGED, ("ordered",)),
-    (_REPLACED_DROPPED, ("ordered",)),
     (_MAPPED, ("ordered",)),
     (_NAME_LOST, ("ordered",)),
     (_OPEN, ("ordered",)),
@@ -71,7 +43,6 @@ SHORT: tuple[tuple[Scenario, tuple[Mode, ...]], ...] = (
     (_TWO_SAVERS, ("ordered",)),
     (_UNDONE, ("ordered",)),
     (_UNDONE_CUT, ("ordered", "weak")),
-    (_UNDONE_SAVED, ("ordered",)),
 )
 """What is looked at each time: some seconds."""
 
@@ -85,19 +56,7 @@ FULL: tuple[tuple[Scenario, tuple[Mode, ...]], ...] = (
         ("ordered",),
     ),
     (
-        Scenario("one step twice, kills", Left(kills=1, opens=1, gcs=1), old=False, same_place="AB"),
-        ("ordered",),
-    ),
-    (Scenario("two replace", Left(kills=1, opens=1, gcs=1), same_place="KAB", may_replace="AB"), ("ordered",)),
-    (
-        Scenario(
-            "replaced, dropped, collected",
-            Left(kills=1, opens=1, gcs=1, drops=1),
-            savers="B",
-            same_place="KB",
-            may_replace="B",
-            drop="K",
-        ),
+        Scenario("one step twice, kills", Left(kills=1, opens=1, gcs=1), old=False, same="AB"),
         ("ordered",),
     ),
     (
@@ -146,7 +105,6 @@ MUTANTS = (
     Mutant(("sync_new_run",), _ONE_STEP, "weak"),
     Mutant(("sync_kept",), _ONE_DROPPED, "weak"),
     Mutant(("sync_dropped",), _ALL_GO),
-    Mutant(("sync_swept",), _REPLACED_CUT, "weak"),
     Mutant(("sync_trash",), _ALL_GO, "weak"),
     Mutant(("sync_condemned", "relist_boot"), _ALL_GO),
     Mutant(("relist_boot",), _ALL_GO, "weak"),
@@ -162,12 +120,9 @@ MUTANTS = (
     Mutant(("forget_unused",), _TWO_DROPS),
     Mutant(("relist_lost",), _LOST),
     Mutant(("heal",), _SHORT_BLOB),
-    Mutant(("exchange",), _REPLACED),
     Mutant(("undo_waits",), _UNDONE),
     Mutant(("undo_locks",), _UNDONE),
     Mutant(("undo_looks",), _UNDONE),
     Mutant(("sync_restored",), _UNDONE_CUT),
-    Mutant(("run_locks",), _DAMAGED),
-    Mutant(("run_locks",), _REPLACED_DROPPED),
 )
 """Every rule is in one of them; a rule that stands in a pair only is the second of two guards."""

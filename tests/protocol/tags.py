@@ -1,4 +1,4 @@
-"""A smaller model: one checkpoint, who opens or tags it, retention that drops it, a save that replaces it, gc.
+"""A smaller model: one checkpoint, who opens or tags it, retention that drops it, gc.
 
 A lock is had in three steps here, as `fs.locks` has it: open by path, flock, look whether the path still names it.
 """
@@ -20,22 +20,17 @@ _PLAN = "ops.free.retain.plan_retention"
 _TAKE = "fs.locks.try_exclusive"
 _CHECK = "ops.refs.protection.check_unprotected"
 _DROP = "ops.free.drop.drop"
-_REPLACE = "objects.publish._replace"
-_SWEEP = "objects.trash.sweep_staging"
 _APART = "objects.collector.Collector._take_apart"
 
 
 @dataclass(frozen=True, slots=True)
 class TagRules:
-    """Which rules the modelled code keeps, and whether a save may replace the checkpoint."""
+    """Which rules the modelled code keeps."""
 
     names_path: bool = True  # locks._lock: after the flock the path still gives that directory
     drop_locks: bool = True  # ops.free.drop.drop: exclusive, without waiting
-    sweep_locks: bool = True  # trash.sweep_staging: the same
-    empty_locks: bool = True  # Collector._take_apart: the same
     tagger_locks: bool = True  # ops.refs.protection.held: a tagger uses the checkpoint
     look_again: bool = True  # ops.refs.protection: tags are read again under the exclusive lock
-    replaced: bool = False
 
     def without(self, *names: str) -> TagRules:
         """Return the same rules but these."""
@@ -46,7 +41,7 @@ class Place(NamedTuple):
     """One state.
 
     Attributes:
-        where: The checkpoint is published ``P``, replaced and in staging ``S``, in trash ``X``, gone ``-``.
+        where: The checkpoint is published ``P``, in trash ``X``, gone ``-``.
         names: Whether its blobs have their names.
         reader, tagger, retention, gc: What each does next.
         tag: Whether a tag names the place.
@@ -75,7 +70,7 @@ class TagModel:
         """Return what is bad in this state."""
         if place.reader == "open" and not place.names:
             return "an open checkpoint lost its names"
-        if place.tag and place.where != "P" and not self._rules.replaced:
+        if place.tag and place.where != "P":
             return "a tag points at nothing"
         return ""
 
@@ -84,7 +79,6 @@ class TagModel:
         yield from self._reader(place)
         yield from self._tagger(place)
         yield from self._retention(place)
-        yield from self._replaced(place)
         yield from self._gc(place)
 
     def _used(self, place: Place) -> bool:
@@ -93,7 +87,7 @@ class TagModel:
 
     def _taken(self, place: Place) -> bool:
         dropping = self._rules.drop_locks and place.retention in ("taken", "looked")
-        return dropping or (self._rules.empty_locks and place.gc == "taken")
+        return dropping or place.gc == "taken"
 
     def _reader(self, place: Place) -> Iterator[Step[Place]]:
         doing = place.reader
@@ -135,15 +129,8 @@ class TagModel:
         elif doing == "looked" and place.where == "P":
             yield Step("R", _DROP, "renames it to trash", place._replace(retention="end", where="X"))
 
-    def _replaced(self, place: Place) -> Iterator[Step[Place]]:
-        # The lock on the run keeps a replacement out while retention has it.
-        if self._rules.replaced and place.where == "P" and place.retention not in ("taken", "looked"):
-            yield Step("S", _REPLACE, "exchanges it; no lock is asked for", place._replace(where="S"))
-        if place.where == "S" and not (self._rules.sweep_locks and self._used(place)):
-            yield Step("G", _SWEEP, "renames what was replaced to trash", place._replace(where="X"))
-
     def _gc(self, place: Place) -> Iterator[Step[Place]]:
-        if place.gc == "new" and place.where == "X" and not (self._rules.empty_locks and self._used(place)):
+        if place.gc == "new" and place.where == "X" and not self._used(place):
             yield Step("G", _APART, "takes it", place._replace(gc="taken"))
         elif place.gc == "taken":
             yield Step("G", _APART, "unlinks what is in it", place._replace(names=False, where="-", gc="end"))

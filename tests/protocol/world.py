@@ -8,7 +8,7 @@ Inodes  ``o`` the old copy of D, ``a`` and ``b`` those that A and B write; each 
 
 After a power cut names are as they were at some moment since the last fsync. *Ordered*: all at one moment, and any
 fsync makes all durable (the journals of ext4 and XFS). *Weak*: each name for itself, and only the fsync of its own
-directory counts; a rename or an exchange happens as a whole or not.
+directory counts; a rename happens as a whole or not.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class World(NamedTuple):
             values since it was durable. Empty when no power cut can come any more.
         data: The state of the inodes o, a, b.
         doing: What each of `ACTORS` does next.
-        judged: For A and B the checkpoint that they decided to replace.
         rows: Checkpoints with rows in the catalog.
         listed: Whether the catalog knows D.
         counted: Uses of D as a catalog counts that does not reconcile.
@@ -77,7 +76,6 @@ class World(NamedTuple):
     data: str
     doing: tuple[str, ...]
     left: Left
-    judged: tuple[str, str] = ("", "")
     rows: frozenset[str] = frozenset()
     listed: bool = False
     counted: int = 0
@@ -199,7 +197,6 @@ def after_power_cut(world: World) -> Iterator[World]:
     doing = tuple("dead" if what not in ("new", "end", "failed", "idle") else what for what in world.doing[:2])
     base = world.spend("cuts")._replace(
         doing=(*doing, *["idle"] * 4),
-        judged=("", ""),
         reader="",
         keeping="",
         to_empty=frozenset(),
@@ -225,29 +222,7 @@ def _choices(world: World) -> Iterator[Names]:
         yield world.names
         yield from world.earlier
         return
-    swaps = _exchanges(world.earlier)
-    for chosen in itertools.product(*[range(len(history)) for history in world.earlier]):
-        names = tuple(history[i] for history, i in zip(world.earlier, chosen, strict=True))
-        if all(_whole(swap, chosen) for swap in swaps):
-            yield names
-
-
-def _exchanges(histories: tuple[History, ...]) -> list[tuple[int, int, int, int]]:
-    """Return the exchanges that are not durable: the cell that went out and when, the cell that came in and when."""
-    found = []
-    for x, y in itertools.permutations(CHECKPOINTS, 2):
-        out, into = _INDEX[f"{x}l"], _INDEX[f"{y}l"]
-        if y in histories[out] and "P" in histories[into]:
-            found.append((out, histories[out].index(y), into, histories[into].index("P")))
-    return found
-
-
-def _whole(swap: tuple[int, int, int, int], chosen: tuple[int, ...]) -> bool:
-    """Whether an exchange happened for both or for neither; what went out and was renamed again is free of it."""
-    out, went, into, came = swap
-    if chosen[out] > went:
-        return True
-    return (chosen[out] == went) == (chosen[into] >= came)
+    yield from itertools.product(*map(dict.fromkeys, world.earlier))
 
 
 def _without_lost_directories(names: Names) -> Names:

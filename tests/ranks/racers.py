@@ -49,7 +49,7 @@ def stop_at(moment: str) -> ExitStack:
         "staged": (FilesMeeting, "say_part", False),
         "joining": (Whole, "_link_parts", True),
         "publishing": (RankWork, "publishing", False),
-        "renamed": (publish, "_sync", True),
+        "renamed": (publish, "sync_parents", True),
     }[moment]
     real = getattr(place, name)
 

@@ -22,6 +22,7 @@ from ckstore.remote.pruning import prune as pruning
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.store import context_of
 from tests.ranks.apart import MIB, Killed, node, part, save
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.s3_server import BUCKET, KEY, SECRET, Service, s3_service
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -67,13 +68,13 @@ def digests_of(store: Store, step: int) -> list[str]:
 
 
 def blobs_here(store: Store, step: int) -> int:
-    return len([*(store.path / f"checkpoints/main/{step}/blobs").iterdir()])
+    return len([*blobs_dir(store.path, "main", step).iterdir()])
 
 
 def nothing_is_listed(stores: list[Store], service: Service, step: int) -> None:
     assert not at_remote(service)
     for store in stores:
-        assert not (store.path / f"checkpoints/main/{step}").exists()
+        assert not checkpoint_dir(store.path, "main", step).exists()
 
 
 def test_a_checkpoint_of_two_nodes_is_at_the_remote_and_each_node_keeps_its_part(

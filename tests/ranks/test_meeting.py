@@ -182,7 +182,7 @@ def test_a_rank_acknowledges_the_rename_of_another_only_when_it_has_synced_it_it
         synced.append(str(folder).removeprefix(f"{store.path}/"))
         real(folder)
 
-    monkeypatch.setattr("ckstore.objects.publish._sync", stopped)
+    monkeypatch.setattr("ckstore.objects.publish.sync_parents", stopped)
     monkeypatch.setattr(files, "sync_directory", noted)
     errors, ids = all_at_once(store, 3)
 

@@ -23,6 +23,7 @@ from ckstore.store import context_of
 from tests.remote.double import Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_bytes_that_rotted_or_were_forged_in_it_are_fetched_again(evicted: tuple
     objects.forget_requests()
     assert same(store.load(1), state(1))
     assert objects.requests["read"] > 0
-    assert not (store.path / "checkpoints/main/1/damaged.json").exists()
+    assert not (checkpoint_dir(store.path, "main", 1) / "damaged.json").exists()
     for path in place.iterdir():
         path.write_bytes(b"short")
     assert same(Store.open(store.path).load(1), state(1))
@@ -142,7 +143,7 @@ def test_it_is_said_where_the_bytes_are_never_that_they_are_damaged(evicted: tup
     found = {finding.what: finding for finding in store.doctor().findings}
     # The double is no remote of the settings, so that is what the doctor says.
     assert "1 checkpoint at away, but the store has no remote away" in found["elsewhere"].found
-    here = {*os.listdir(store.path / "checkpoints/main/2/blobs")}
+    here = {*os.listdir(blobs_dir(store.path, "main", 2))}
     away = next(name for key in objects.held if (name := keys.blob_in(key)) is not None and name.digest not in here)
     assert [(use.name, use.remotes) for use in store.why(away.digest)] == [("main@1", ("away",))]
     assert {use.name: use.remotes for use in store.why(min(here))}["main@2"] == ()

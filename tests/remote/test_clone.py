@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -207,19 +208,85 @@ def test_what_is_only_listed_makes_way_for_a_later_one_of_its_remote(store: Stor
     assert clone.verify().ok
 
 
-@pytest.mark.parametrize("how", ["bytes", "tag", "remote"])
-def test_what_is_here_tagged_or_at_another_remote_stays(store: Store, away: str, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["bytes", "remote"])
+def test_what_is_here_or_at_another_remote_stays(store: Store, away: str, tmp_path: Path, how: str) -> None:
     clone = Store.clone(store.path, tmp_path / "clone") if how == "remote" else None
     store.push(all=True, remote=away)
     clone = clone or listing(away, tmp_path / "clone")
     old = clone.info(2)
     if how == "bytes":
         clone.pull(2, away)
-    elif how == "tag":
-        clone.tag("mine", 2)
     again(store, away, 3)
     listing(away, tmp_path / "clone")
     assert clone.info(2).id == old.id
+
+
+@pytest.mark.parametrize("kind", ["store", "objects"])
+def test_a_tag_that_came_with_a_clone_keeps_its_checkpoint_alone(
+    store: Store, away: str, tmp_path: Path, kind: str
+) -> None:
+    """V14: the tag names an id; the step goes on with what its source has there now."""
+    store.unpin("main@1")
+    if kind == "objects":
+        store.push(all=True, remote=away)
+    remote = REMOTES[away] if kind == "objects" else None
+
+    def listed() -> Store:
+        return listing(away, tmp_path / "clone") if remote else Store.clone(store.path, tmp_path / "clone")
+
+    old = listed().info("best")
+    new = store.save(state(3), step=1, if_exists="replace", tags=["best"])
+    if remote:
+        store.push(1, away)
+    with nullcontext() if remote else pytest.warns(CkstoreWarning, match=r"the tag best names main@1\.\w+ here and"):
+        clone = listed()
+    assert [info.id for info in clone.checkpoints() if info.step == 1] == [new.id]
+    assert same(clone.load(1), state(3))
+    clone.gc(now=True)
+    assert (clone.info("best").id, clone.info("best").superseded) == (old.id, True)
+    if remote:
+        assert same(clone.load("best"), state(1))
+    else:  # its source has dropped it
+        with pytest.raises(CkstoreError, match="main@1"):
+            clone.load("best")
+
+    clone.untag("best")
+    clone.gc(now=True)
+    assert [info.id for info in clone.checkpoints(superseded=True) if info.step == 1] == [new.id]
+    assert clone.verify().ok
+
+
+@pytest.mark.parametrize("name", ["tag", "pin"])
+def test_what_is_named_at_a_remote_is_listed_though_it_is_superseded(
+    store: Store, away: str, tmp_path: Path, name: str
+) -> None:
+    old = store.info(2)
+    if name == "tag":
+        store.tag("old", 2)
+    else:
+        store.pin(2, "of the paper")
+    new = again(store, away, 3)
+    store.push(all=True, remote=away)
+    clone = listing(away, tmp_path / "clone")
+    assert [info.id for info in clone.checkpoints(superseded=True) if info.step == 2] == [old.id, new.id]
+    clone.gc(now=True)
+    assert same(clone.load(old.id), state(2))
+    assert same(clone.load(2), state(3))
+
+
+def test_listing_a_remote_drops_nothing_and_supersedes_nothing_that_is_only_here(
+    store: Store, away: str, tmp_path: Path
+) -> None:
+    here = Store.init(tmp_path / "clone", chunk_bytes=MIB)
+    mine = here.save(state(7), step=2)
+    store.tag("old", 2)
+    newest = again(store, away, 3)
+    store.push(all=True, remote=away)
+    assert mine.order < store.info("old").order < newest.order
+    clone = listing(away, tmp_path / "clone")
+    clone.gc(now=True)
+    assert clone.info(2).id == mine.id
+    assert same(clone.load(2), state(7))
 
 
 def test_a_manifest_that_came_with_another_bit_is_read_again(store: Store, away: str, tmp_path: Path) -> None:

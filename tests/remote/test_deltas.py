@@ -18,6 +18,7 @@ from ckstore.remote.source import ObjectSource
 from tests.format import reader
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
+from tests.support.checkpoint_dirs import blobs_dir
 
 pytest.importorskip("zstandard")
 MIB = 2**20
@@ -228,7 +229,7 @@ def test_memory_that_is_not_what_it_was_is_left_alone(store: Store) -> None:
     new = next(digest for digest, form in found.encoded.items() if form.bases == (old.digest,))
     source = ObjectSource(objects, remote)
     place = keys.Place("main", 1, store.info(1).id)
-    held = memoryview(bytearray((store.path / "checkpoints/main/0/blobs" / old.digest).read_bytes()))
+    held = memoryview(bytearray((blobs_dir(store.path, "main", 0) / old.digest).read_bytes()))
     piece = OldPiece(old.digest, old.digest, 0)
     held[7] ^= 1
     changed = bytes(held)

@@ -22,6 +22,7 @@ from ckstore.store import context_of
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 
 
 @pytest.fixture
@@ -49,8 +50,8 @@ def blob_files(store: Store) -> set[str]:
 
 def test_bytes_are_gone_and_everything_reads_as_before(evicted: tuple[Store, Double], tmp_path: Path) -> None:
     store, objects = evicted
-    assert os.listdir(store.path / "checkpoints/main/1/blobs") == []
-    assert blob_files(store) == set(os.listdir(store.path / "checkpoints/main/2/blobs"))
+    assert os.listdir(blobs_dir(store.path, "main", 1)) == []
+    assert blob_files(store) == set(os.listdir(blobs_dir(store.path, "main", 2)))
     assert [(info.step, info.elsewhere) for info in store.checkpoints()] == [(1, True), (2, False)]
     assert store.info(1).elsewhere
     assert same(store.load(1), state(1))
@@ -97,7 +98,7 @@ def test_nothing_calls_it_damaged(evicted: tuple[Store, Double]) -> None:
     assert store.info("latest-valid").step == 1
     assert same(store.load("latest-valid"), state(1))
     assert not [finding for finding in store.doctor().findings if "main@1" in finding.found]
-    assert not (store.path / "checkpoints/main/1/damaged.json").exists()
+    assert not (checkpoint_dir(store.path, "main", 1) / "damaged.json").exists()
     report = Store.open(store.path, recover=False).reindex()
     assert report.ok
     assert report.incomplete == ()
@@ -162,7 +163,7 @@ def test_a_pull_brings_the_bytes_back(evicted: tuple[Store, Double]) -> None:
 def ckstore_open(store: Store, step: int) -> object:
     import ckstore
 
-    with ckstore.open_checkpoint(store.path / f"checkpoints/main/{step}") as ckpt:
+    with ckstore.open_checkpoint(checkpoint_dir(store.path, "main", step)) as ckpt:
         return ckpt.load()
 
 
@@ -175,7 +176,7 @@ def test_what_another_checkpoint_shares_stays(store: Store) -> None:
     store.evict(1, remote)
     assert same(store.load(3), changed)
     assert store.verify().ok
-    assert len(os.listdir(store.path / "checkpoints/main/3/blobs")) > 3
+    assert len(os.listdir(blobs_dir(store.path, "main", 3))) > 3
 
 
 @pytest.mark.parametrize("harm", ["missing", "short", "other", "manifest", "dropped", "never pushed"])
@@ -250,7 +251,7 @@ def test_one_that_cannot_be_read_here_keeps_no_other_one_from_letting_go(store: 
     objects, remote = new_remote(store.settings)
     store.save(state(3), step=3)
     store.push(remote=remote, all=True)
-    manifest = store.path / "checkpoints/main/2/manifest.json"
+    manifest = checkpoint_dir(store.path, "main", 2) / "manifest.json"
 
     def harm(call: str, key: str) -> None:
         if "/main/1/" in key and manifest.exists():
@@ -327,7 +328,7 @@ def test_bytes_that_were_changed_on_the_way_are_read_again_and_never_mark_the_ch
     with pytest.raises(RemoteError, match="damaged there") as raised:
         store.load(1)
     assert raised.value.hint == f"{mending_there()}; in a store: store.verify(repair=True)"
-    assert not (store.path / "checkpoints/main/1/damaged.json").exists()
+    assert not (checkpoint_dir(store.path, "main", 1) / "damaged.json").exists()
     objects.fault = lambda *_: None
     assert same(store.load(1), state(1))
 
@@ -347,7 +348,7 @@ def test_a_remote_that_is_away_is_said(evicted: tuple[Store, Double], tmp_path: 
     import ckstore
 
     with (
-        ckstore.open_checkpoint(store.path / "checkpoints/main/1") as ckpt,
+        ckstore.open_checkpoint(checkpoint_dir(store.path, "main", 1)) as ckpt,
         pytest.raises(BytesElsewhere, match="at a remote alone"),
     ):
         ckpt.load()
@@ -355,15 +356,15 @@ def test_a_remote_that_is_away_is_said(evicted: tuple[Store, Double], tmp_path: 
 
 def test_an_older_reader_refuses_the_store(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
-    assert json.loads((store.path / "store.json").read_bytes())["requires"] == ["elsewhere"]
+    assert json.loads((store.path / "store.json").read_bytes())["requires"] == ["checkpoint-ids", "elsewhere"]
 
 
 def test_a_file_that_cannot_be_read_makes_nothing_elsewhere(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
-    path = store.path / "checkpoints/main/1/elsewhere.json"
+    path = checkpoint_dir(store.path, "main", 1) / "elsewhere.json"
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"away", b"aw y"))
-    os.utime(store.path / "checkpoints/main/1/manifest.json")
+    os.utime(checkpoint_dir(store.path, "main", 1) / "manifest.json")
     with pytest.raises(DamagedBlob, match="is missing"):
         store.verify(1)
     assert not (path.parent / "damaged.json").exists()
@@ -414,7 +415,7 @@ def test_what_was_replaced_while_it_was_read_back_stays(store: Store) -> None:
 
     objects.fault = replace
     report = store.evict(1, remote)
-    assert "replaced meanwhile" in report.skipped[0].reason
+    assert "is no longer there" in report.skipped[0].reason
     assert same(ckstore_open(store, 1), state(9))
 
 

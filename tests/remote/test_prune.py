@@ -21,6 +21,7 @@ from ckstore.remote.pruning import prune as module
 from ckstore.remote.pruning.prune import prune
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
+from tests.support.checkpoint_dirs import blobs_dir
 
 XXH3 = ALGORITHMS["xxh3_128"]
 A, B = (XXH3.digest(data) for data in (b"a", b"b"))
@@ -216,7 +217,7 @@ def test_a_push_that_takes_a_blob_back_in_the_middle_keeps_it(
     store.save({"x": b"new" * 5000}, step=3)
     digests = sorted(set(_blobs_of(store, 3)))
     for digest in digests:
-        objects.put(keys.blob(digest), (store.path / "checkpoints/main/3/blobs" / digest).read_bytes())
+        objects.put(keys.blob(digest), (blobs_dir(store.path, "main", 3) / digest).read_bytes())
     real = objects.list
     done: list[bool] = []
 
@@ -338,4 +339,4 @@ def test_by_the_name_of_a_remote(store: Store, tmp_path: Path) -> None:
 
 
 def _blobs_of(store: Store, step: int) -> list[str]:
-    return [path.name for path in (store.path / f"checkpoints/main/{step}/blobs").iterdir()]
+    return [path.name for path in blobs_dir(store.path, "main", step).iterdir()]

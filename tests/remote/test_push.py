@@ -21,6 +21,7 @@ from ckstore.remote.push import Manner, Push, push
 from ckstore.remote.record import read_record
 from ckstore.remote.source import ObjectSource
 from tests.remote.double import REMOTES, Double, Fault, new_remote
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 
 MIB = 2**20
 
@@ -41,7 +42,7 @@ def store(tmp_path: Path) -> Store:
 def test_everything_of_a_checkpoint_is_at_the_remote_under_its_own_bytes(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     report = store.push(1, remote)
-    directory = store.path / "checkpoints/main/1"
+    directory = checkpoint_dir(store.path, "main", 1)
     assert (
         objects.held[keys.Place("main", 1, report.checkpoints[0].id).manifest]
         == (directory / "manifest.json").read_bytes()
@@ -215,7 +216,7 @@ def test_a_push_that_was_cut_off_goes_on_where_it_ended(store: Store) -> None:
 
 def test_damaged_bytes_never_get_a_name_elsewhere(store: Store) -> None:
     objects, remote = new_remote(store.settings)
-    blob = next((store.path / "checkpoints/main/1/blobs").iterdir())
+    blob = next(blobs_dir(store.path, "main", 1).iterdir())
     data = bytearray(blob.read_bytes())
     data[5] ^= 1
     os.chmod(blob, 0o644)
@@ -237,7 +238,7 @@ def test_one_that_is_not_whole_here_keeps_no_other_one_back(
         store.save(state(step), step=step)
         store.tag(f"t{step}", step)
     if how == "damaged":
-        blob = next((store.path / "checkpoints/main/2/blobs").iterdir())
+        blob = next(blobs_dir(store.path, "main", 2).iterdir())
         os.chmod(blob, 0o644)
         blob.write_bytes(bytes(blob.stat().st_size))
     elif how == "let go":
@@ -248,7 +249,7 @@ def test_one_that_is_not_whole_here_keeps_no_other_one_back(
         if how == "gone" and call == "put" and key.startswith(keys.INTENTS):
             objects.fault = lambda *_: None
             (store.path / "refs/t2").unlink()
-            shutil.rmtree(store.path / "checkpoints/main/2")
+            shutil.rmtree(checkpoint_dir(store.path, "main", 2))
         return None
 
     objects.fault = drop_meanwhile
@@ -272,7 +273,7 @@ def test_a_short_blob_at_the_remote_is_sent_again(store: Store) -> None:
 
 def test_a_condemned_blob_is_struck_out_before_it_is_relied_on(store: Store) -> None:
     objects, remote = new_remote(store.settings)
-    digests = os.listdir(store.path / "checkpoints/main/1/blobs")
+    digests = os.listdir(blobs_dir(store.path, "main", 1))
     other = f"xxh3-{'0' * 32}"
     _condemn(objects, condemned=dict.fromkeys((digests[0], other), "2026-11-26T00:00:00.000000Z"))
     store.push(1, remote)
@@ -281,7 +282,7 @@ def test_a_condemned_blob_is_struck_out_before_it_is_relied_on(store: Store) -> 
 
 def test_a_blob_that_a_pruner_removes_goes_on_under_another_name(store: Store) -> None:
     objects, remote = new_remote(store.settings)
-    digests = os.listdir(store.path / "checkpoints/main/1/blobs")
+    digests = os.listdir(blobs_dir(store.path, "main", 1))
     batch = {"names": [digests[0]], "since": "2026-11-26T00:00:00.000000Z"}
     _condemn(objects, deleting={"0" * 32: batch})
     store.push(1, remote)
@@ -352,7 +353,7 @@ def test_a_push_that_slept_before_its_manifest_begins_again_without_compare_and_
 
     monkeypatch.setattr(Push, "_publish", sleep_once)
     push(store._context, [store.info(1)], REMOTES[remote], Manner(clock=lambda: now_s[0]))
-    assert all(keys.blob(blob) in objects.held for blob in os.listdir(store.path / "checkpoints/main/1/blobs"))
+    assert all(keys.blob(blob) in objects.held for blob in os.listdir(blobs_dir(store.path, "main", 1)))
 
 
 def test_a_push_whose_intent_was_taken_begins_again(store: Store) -> None:
@@ -452,7 +453,7 @@ def test_what_was_sent_is_noted_by_the_version_that_was_seen(store: Store) -> No
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]
     record = read_record(store._context.layout, remote)
-    assert set(record.blobs) == set(os.listdir(store.path / "checkpoints/main/1/blobs"))
+    assert set(record.blobs) == set(os.listdir(blobs_dir(store.path, "main", 1)))
     assert list(record.checkpoints) == [info.id]
     for digest, seen in record.blobs.items():
         listed = objects.head(keys.blob(digest))
@@ -542,8 +543,8 @@ def test_a_compacted_checkpoint_is_pushed_as_it_was_saved(tmp_path: Path) -> Non
     with Store.init(tmp_path / "compacted", chunk_bytes=MIB) as store:
         for step in range(3):
             store.save({"w": np.arange(2**19, dtype=np.float32) + np.float32(step)}, step=step)
-        manifest = (store.path / "checkpoints/main/0/manifest.json").read_bytes()
-        plain = {path.name: path.read_bytes() for path in (store.path / "checkpoints/main/0/blobs").iterdir()}
+        manifest = (checkpoint_dir(store.path, "main", 0) / "manifest.json").read_bytes()
+        plain = {path.name: path.read_bytes() for path in blobs_dir(store.path, "main", 0).iterdir()}
         assert store.compact(keep_newest=1).compacted
         objects, remote = new_remote(store.settings)
 

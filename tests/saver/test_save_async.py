@@ -237,7 +237,7 @@ def test_what_another_process_saved_at_a_step_that_a_dead_saver_had_chosen_stays
     places, nbytes = places_of(captured.sources)
     snapshot = Snapshot(nbytes)
     snapshot.fill(captured.sources, places)
-    order = Order(1, "main", None, Description(), (), if_exists, False, captured=captured, places=places, tried_step=0)
+    order = Order(1, "main", None, Description(), (), if_exists, captured=captured, places=places, tried_step=0)
 
     assert carry_out(store._context, order, snapshot.fd).step == 1
     assert [one.event for one in store.events()] == ["saved", "saved"]

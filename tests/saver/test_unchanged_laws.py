@@ -84,7 +84,7 @@ class Trainer:
             self.bases.not_saved("main", true if outcome == "skipped" else set())
             return
         self.number += 1
-        asked = Order(self.number, "main", step, Description(), (), if_exists, force=False)
+        asked = Order(self.number, "main", step, Description(), (), if_exists)
         unchanged = UnchangedNames(lambda name: name in true, MIB)
         prints = self.fingerprints(order)
         placed = self.bases.place(captured, asked, unchanged, true, self.last_parents, prints)

@@ -19,6 +19,7 @@ from ckstore import Store
 from tests.faults.checker import check_tree
 from tests.soak.doomed import check_promised, check_warnings, token_of
 from tests.soak.ledger import Ledger
+from tests.support.checkpoint_dirs import step_of_name
 from tests.support.coverage import covered, lane_seed
 from tests.support.requirements import SOAK_S
 
@@ -54,19 +55,26 @@ def wrong_at_the_end(path: Path, ledger: Ledger) -> list[str]:
             allowed = history.tokens((info.run, info.step))
             if token not in allowed:
                 wrong.append(f"{info.name} holds {token}, wanted one of {sorted(allowed)}")
+        for info in store.checkpoints(superseded=True):
+            token_of(store.load(info), info.name)
         seen = {(info.run, info.step) for info in infos}
         wrong += [f"{place} was acknowledged, not dropped, and is gone" for place in set(history.promised) - seen]
-        on_disk = {(entry.parent.name, int(entry.name)) for entry in path.glob("checkpoints/*/*")}
+        on_disk = {(entry.parent.name, step_of_name(entry.name)) for entry in path.glob("checkpoints/*/*")}
         if on_disk != seen:
             wrong.append(f"directories without a checkpoint: {sorted(on_disk ^ seen)}")
         for tag in store.tags():
             if tag.dangling:
                 wrong.append(f"the tag {tag.name} names nothing")
             store.untag(tag.name)
-        report = store.gc()
+        report = store.gc(now=True)
         left = (report.held, report.linked_elsewhere, report.trash_left)
         if left != ((), (), ()):
             wrong.append(f"gc leaves {left}")
+        superseded = {*path.glob("checkpoints/*/*")} - {
+            store._context.layout.checkpoint(info.key).path for info in infos
+        }
+        if superseded:
+            wrong.append(f"gc leaves {sorted(map(str, superseded))}")
     with Store.open(path) as store:
         if [info.id for info in store.checkpoints()] != [info.id for info in infos]:
             wrong.append("opened again it lists other checkpoints")

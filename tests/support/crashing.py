@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Seam = Mapping[ModuleType, tuple[str, ...]]
 
 _SEAM: Seam = {
-    links: ("link", "rename", "exchange", "symlink", "make_directory", "unlink", "remove_directory"),
+    links: ("link", "rename", "symlink", "make_directory", "unlink", "remove_directory"),
     files: ("create_blob", "create_file", "sync_directory", "sync_open_directory"),
 }
 KILLED = 77

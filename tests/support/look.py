@@ -7,6 +7,7 @@ from pathlib import Path
 from ckstore import FileSummary, LeafSummary, Store
 from ckstore.ops.refs.find import find
 from ckstore.store import RefLike
+from tests.support.checkpoint_dirs import dir_of_id
 
 
 def leaves_of(store: Store, ref: RefLike = "latest") -> list[LeafSummary]:
@@ -21,4 +22,5 @@ def files_of(store: Store, ref: RefLike = "latest") -> list[FileSummary]:
 
 def directory_of(store: Store, ref: RefLike = "latest") -> Path:
     """Also of a checkpoint that cannot be opened."""
-    return store._context.layout.checkpoint(*find(store._context, ref).key).path
+    info = find(store._context, ref)
+    return dir_of_id(store.path, info.run, info.step, info.id)

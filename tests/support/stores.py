@@ -7,7 +7,9 @@ import sqlite3
 from collections import Counter
 from pathlib import Path
 
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.names import key_of
 
 
 def names_by_inode(root: Path) -> dict[int, list[Path]]:
@@ -40,14 +42,31 @@ def check_blobs(root: Path) -> None:
 
 
 def references_of_manifests(root: Path) -> Counter[str]:
-    """Return how many published checkpoints name each blob, from the directories alone."""
+    """Return how many published checkpoints, each generation for itself, name each blob, from the directories alone."""
     counts: Counter[str] = Counter()
     for path in root.glob("checkpoints/*/*/manifest.json"):
-        manifest, _ = parse_manifest(path.read_bytes(), where=str(path))
-        named = {blob.digest for blob in manifest.blobs}
+        manifest, _ = _parsed(path)
+        named = {blob.digest for blob in manifest.stored}
         assert named == set(os.listdir(path.parent / "blobs")), f"{path.parent} does not own exactly its blobs"
         counts.update(named)
     return counts
+
+
+def _parsed(path: Path) -> tuple[Manifest, str]:
+    return parse_manifest(path.read_bytes(), where=str(path), plain=path.with_name("plain.json").read_bytes)
+
+
+def check_names(root: Path) -> None:
+    """Every directory is named after the run, the step and the id of its manifest, and no two have one generation."""
+    seen: set[tuple[str, int]] = set()
+    for path in root.glob("checkpoints/*/*/manifest.json"):
+        manifest, id = _parsed(path)
+        key = key_of(path.parent.parent.name, path.parent.name)
+        assert key is not None
+        assert not key.is_draft
+        assert key.fits(manifest.run, manifest.step, id)
+        assert (id, key.generation) not in seen
+        seen.add((id, key.generation))
 
 
 def references_of_catalog(root: Path) -> Counter[str]:
@@ -64,6 +83,7 @@ def check_store(root: Path) -> None:
     """All invariants that hold when no process is at work in the store and it was opened since."""
     check_links(root)
     check_blobs(root)
+    check_names(root)
     assert references_of_catalog(root) == references_of_manifests(root)
     assert os.listdir(root / "staging") == []
     # What another process dropped waits there to be brought back.

@@ -32,6 +32,23 @@ def _save(path: Path) -> Act:
     return lambda: store.save(_state(1.0), step=2)
 
 
+def _replace(path: Path) -> Act:
+    import ckstore
+
+    store = ckstore.Store.init(path)
+    store.save(_state(0.0), step=1)
+    return lambda: store.save(_state(1.0), step=1, if_exists="replace")
+
+
+def _compact(path: Path) -> Act:
+    import ckstore
+
+    store = ckstore.Store.init(path)
+    for step in range(1, 6):
+        store.save(_state(float(step)), step=step)
+    return lambda: store.compact(keep_newest=1)
+
+
 def _load(path: Path) -> Act:
     import ckstore
 
@@ -72,7 +89,15 @@ def _open(path: Path) -> Act:
     return lambda: ckstore.Store.open(path)
 
 
-ACTS = {"open": _open, "save": _save, "load": _load, "gc": _gc, "commit": _commit}
+ACTS = {
+    "open": _open,
+    "save": _save,
+    "replace": _replace,
+    "compact": _compact,
+    "load": _load,
+    "gc": _gc,
+    "commit": _commit,
+}
 
 
 def _state(value: float) -> dict[str, object]:

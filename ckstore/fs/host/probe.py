@@ -63,8 +63,8 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
         _able.add(key)
 
 
-def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
-    """Try what a store needs between its directories: hardlinks and renames; return whether names can be exchanged."""
+def try_links(staging: Inside, others: Sequence[Inside]) -> None:
+    """Try what a store needs between its directories: hardlinks and renames."""
     # And that names that differ in case are two: else runs and tags would be one that are not. It is done in a
     # directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers of a killed
     # process differ from the trial of a living one (`remove_leftovers`).
@@ -78,9 +78,6 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
             made.append(path)
         _try_case(first)
         _try_between(staging, name, own, others, made)
-        # Last: links and case decide whether the store works at all, an exchange only how a checkpoint is replaced
-        # (docs/adr/0011).
-        return _can_exchange(first, second)
     finally:
         try:
             # Names before the directory: rmdir takes an empty directory only.
@@ -91,14 +88,6 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> bool:
                 links.remove_directory(staging / name)
         finally:
             lock.release()
-
-
-def _can_exchange(first: Inside, second: Inside) -> bool:
-    try:
-        links.exchange(first, second)
-    except UnsafePlace:
-        return False
-    return True
 
 
 def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:

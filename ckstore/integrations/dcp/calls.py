@@ -46,7 +46,7 @@ def save(
         run: Name of the run; the same on all ranks.
         planner: As in `dcp.save`.
         process_group: The ranks; None: all. It needs a backend for the CPU, such as gloo.
-        about: As in `CkstoreWriter`: metrics, metadata, message, tags, parent, if_exists, force.
+        about: As in `CkstoreWriter`: metrics, metadata, message, tags, parent, if_exists.
 
     Returns:
         What was saved, on every rank.

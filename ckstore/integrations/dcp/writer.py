@@ -29,7 +29,6 @@ from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import DcpValue
 from ckstore.model.names import check_run, check_step
-from ckstore.objects.checkpoints import look
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import act, check_options
 from ckstore.ops.free import reclaim
@@ -38,7 +37,7 @@ from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.apart import Joined, adopt, mirror_of, publish_apart, push_staged
 from ckstore.ranks.join import shards_of
 from ckstore.ranks.meeting import check_agreement, reason_of
-from ckstore.ranks.outcome import with_news
+from ckstore.ranks.outcome import now_at, with_news
 from ckstore.ranks.part import stage_part
 from ckstore.ranks.who import Document, Who
 from ckstore.ranks.whole import Whole
@@ -58,7 +57,7 @@ class CkstoreWriter(StorageWriter):
         store: The store, or its path; the same on all ranks.
         step: Step number; the same on all ranks.
         run: Name of the run; the same on all ranks.
-        options: As in `Store.save`: metrics, metadata, message, tags, parent, if_exists, force. What the coordinator
+        options: As in `Store.save`: metrics, metadata, message, tags, parent, if_exists. What the coordinator
             gives counts.
 
     Attributes:
@@ -203,7 +202,7 @@ class CkstoreWriter(StorageWriter):
         if isinstance(said, Joined):
             return self.info or self._taken(said)
         info = self.info or said
-        return with_news(info, look(context_of(self.store).layout, info.run, info.step).published)
+        return with_news(info, now_at(context_of(self.store).layout, info))
 
     def _taken(self, joined: Joined) -> CheckpointInfo:
         return _take(self.store, joined, self._staging)

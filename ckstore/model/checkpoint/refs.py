@@ -97,10 +97,50 @@ def newest_first(candidates: Iterable[CheckpointInfo], run: str | None = None) -
     return sorted(chosen, key=lambda c: c.order, reverse=True)
 
 
-def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey]) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names."""
-    # Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at all runs.
-    # `candidates`: the complete checkpoints of the store, in any order.
+def resolve(
+    ref: Ref,
+    candidates: Sequence[CheckpointInfo],
+    tags: Mapping[str, CheckpointKey],
+    incomplete: Collection[CheckpointKey] = (),
+) -> CheckpointInfo:
+    """Return the checkpoint that `ref` names.
+
+    Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at all runs.
+
+    Args:
+        ref: The ref.
+        candidates: The complete checkpoints of the store, in any order; those that are superseded are named by their
+            ids and tags alone.
+        tags: What each tag names.
+        incomplete: Directories that hold no complete checkpoint: the error says if one of them was asked for, and no
+            other run is taken in its place.
+    """
+    torn = sorted(key for key in incomplete if _is_asked_for(key, ref, tags))
+    try:
+        return _resolve(ref, candidates, tags, {key.run for key in torn})
+    except NoSuchRef as error:
+        missed = error
+    run = ref.run
+    if run is None and ref.kind == "step":
+        run = _default_run({c.run for c in candidates} | {key.run for key in torn})
+    # Not in the `except`: the error keeps the one that the caller was handling.
+    for key in torn:
+        if run in (None, key.run):
+            place = f"checkpoints/{key.run}/{key.directory}"
+            message = f"{missed.message}; but {place} is there, and is no whole checkpoint"
+            raise NoSuchRef(message, hint="ckstore verify says what it lacks")
+    raise missed
+
+
+def _is_asked_for(key: CheckpointKey, ref: Ref, tags: Mapping[str, CheckpointKey]) -> bool:
+    if ref.kind == "step":
+        return key.step == int(ref.value)
+    return ref.kind == "tag" and key.any_generation == tags.get(ref.value)
+
+
+def _resolve(
+    ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey], torn_runs: Collection[str]
+) -> CheckpointInfo:
     # It needs the bytes, and here are values only: take `newest_first`.
     if ref.kind == "latest-valid":
         raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first")
@@ -116,12 +156,13 @@ def resolve(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
             f"at the first start of a run store.latest({ref.run!r}) is None: load only if it is not",
             command_hint="the part before @ is the run",
         )
+    current = [c for c in candidates if not c.superseded]
     if ref.kind == "latest":
-        return newest_first(candidates, ref.run)[0]
+        return newest_first(current, ref.run)[0]
     if ref.kind == "best":
-        return _by_metric(ref, newest_first(candidates, ref.run))
+        return _by_metric(ref, newest_first(current, ref.run))
     if ref.kind == "step":
-        return _by_step(ref, candidates, runs)
+        return _by_step(ref, candidates, runs.union(torn_runs))
     if ref.kind == "tag":
         return _by_tag(ref, candidates, tags)
     return _by_id(ref, candidates) or _no_id(ref, candidates)
@@ -151,7 +192,7 @@ def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointIn
 
 def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[str]) -> CheckpointInfo:
     step = int(ref.value)
-    holders = [c for c in candidates if c.step == step]
+    holders = [c for c in candidates if c.step == step and not c.superseded]
     run = ref.run or _default_run(runs)
     for holder in holders:
         if holder.run == run:
@@ -197,14 +238,14 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
         near = _near(ref.value, tags)
         known = f"the tags are {_some(near)}" if near else "the store has no tags"
         raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {known}", hint=_meant(ref) or _latest_hint(candidates))
-    run, step = tags[ref.value]
-    if ref.run not in (None, run):
-        message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is in another run"
+    key = tags[ref.value]
+    if ref.run not in (None, key.run):
+        message = f"{ref}: the tag {ref.value!r} names {key.name}, which is in another run"
         raise NoSuchRef(message, hint=f"write {ref.value}")
     for candidate in candidates:
-        if candidate.run == run and candidate.step == step:
+        if candidate.key.any_generation == key:
             return candidate
-    message = f"{ref}: the tag {ref.value!r} names {run}@{step}, which is missing or incomplete"
+    message = f"{ref}: the tag {ref.value!r} names {key.name}, which is missing or incomplete"
     raise NoSuchRef(message, hint=_latest_hint(candidates))
 
 

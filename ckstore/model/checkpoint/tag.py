@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckstore.model.brief import brief
-from ckstore.model.names import is_run, step_of
+from ckstore.model.names import CheckpointKey, is_run, key_of
 from ckstore.model.words import printable
 
 _TEXT = re.compile(r"\.\./checkpoints/([^/]+)/([^/]+)\Z")
@@ -17,23 +17,22 @@ _TEXT_TWICE = re.compile(r"\.\./checkpoints/([^/]+)/\.\./\1/([^/]+)/\.\./\2\Z")
 class TagTarget(NamedTuple):
     """What the text of a tag names."""
 
-    run: str
-    step: int
+    key: CheckpointKey
     twice: bool  # whether both names of it agree; False: an earlier ckstore wrote one name only, which may have rotted
 
 
-def tag_text(run: str, step: int) -> str:
+def tag_text(key: CheckpointKey) -> str:
     """Return the text of the symlink of a tag: the way to its checkpoint, with each of its names twice."""
-    return f"../checkpoints/{run}/../{run}/{step}/../{step}"
+    return f"../checkpoints/{key.run}/../{key.run}/{key.directory}/../{key.directory}"
 
 
 def parse_tag(text: str) -> TagTarget | None:
     """Return what the text of a symlink names; None if it is not that of a tag."""
     twice = _TEXT_TWICE.match(text)
     found = twice or _TEXT.match(text)
-    if found is None or not is_run(found[1]) or (step := step_of(found[2])) is None:
+    if found is None or not is_run(found[1]) or (key := key_of(found[1], found[2])) is None:
         return None
-    return TagTarget(found[1], step, twice is not None)
+    return TagTarget(key, twice is not None)
 
 
 @brief()
@@ -43,8 +42,8 @@ class Tag:
 
     Attributes:
         name: Its name; a ref.
-        run, step: The place that it points to.
-        id: Id of the checkpoint that is there; None: there is no complete one, the tag dangles.
+        run, step: Of the checkpoint that it names.
+        id: Id of that checkpoint; None if it is gone or incomplete: the tag dangles.
     """
 
     name: str

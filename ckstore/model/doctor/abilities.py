@@ -21,7 +21,6 @@ class AbilityFacts:
     # Empty if hardlinks and renames between the directories of the store work; else what does not. None: nothing may be
     # written there, so it was not tried.
     links: str | None = ""
-    exchange: bool | None = True  # whether two names can be exchanged in one step; None: not tried
     # ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be at work,
     # of which a lease does not know; ``foreign``: the store is another user's, whose files were not tried.
     lease: str = "yes"
@@ -44,16 +43,6 @@ def check_links(facts: AbilityFacts) -> DoctorFinding:
         do = "keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         return DoctorFinding("error", "links", facts.links, do)
     return ok("links", "hardlinks and renames between directories work")
-
-
-def check_exchange(facts: AbilityFacts) -> DoctorFinding:
-    """Return whether a checkpoint is replaced in one step."""
-    if facts.exchange is None:
-        return ok("exchange of names", "not tried")
-    if facts.exchange:
-        return ok("exchange of names", "a checkpoint is replaced in one step")
-    found = "not possible here: a checkpoint that is replaced is not at its place for a moment, and readers wait"
-    return DoctorFinding("note", "exchange of names", found, "nothing; ext4, XFS and btrfs can")
 
 
 def check_headroom(facts: AbilityFacts) -> DoctorFinding:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckstore.model.brief import brief
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.describe import decoded_metadata
+from ckstore.model.names import CheckpointKey, directory_of
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, metrics_text, new_text, printable, time_text
 
@@ -78,7 +79,7 @@ class CheckpointInfo:
 
     Attributes:
         id: Digest of its manifest.
-        run, step: Its identity in the store.
+        run, step: Which run it belongs to, and the step of the training.
         sequence: Order of commits; the greatest is the latest.
         out_of_order: Its sequence number is so far beyond all others that it does not count (`model.order`); it comes
             before all others then, and can be loaded by its step or id.
@@ -104,6 +105,8 @@ class CheckpointInfo:
             catalog that could not be written, retention).
         counters: From the save that returned this: what it did, and how long its parts took; None from other calls,
             where several ranks saved, and where the saver died after the checkpoint was durable.
+        directory: The name of its directory in ``checkpoints/RUN/``; empty: its step and the first digits of its id.
+        superseded: Whether a newer checkpoint of its step is in the store.
     """
 
     id: str
@@ -132,21 +135,23 @@ class CheckpointInfo:
     warnings: tuple[str, ...] = field(default=(), compare=False)
     oldest_reading: str = field(default="", compare=False)
     counters: SaveCounters | None = field(default=None, compare=False)
+    directory: str = field(default="", compare=False)
+    superseded: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
-        """The full ref of the checkpoint, ``RUN@STEP``."""
+        """``RUN@STEP``: the full ref of the checkpoint, unless it is superseded."""
         return f"{self.run}@{self.step}"
 
     @property
-    def key(self) -> tuple[str, int]:
-        """Run and step."""
-        return self.run, self.step
+    def key(self) -> CheckpointKey:
+        """Where it is published: run, step and directory."""
+        return CheckpointKey(self.run, self.step, self.directory or directory_of(self.step, self.id))
 
     @property
-    def order(self) -> tuple[int, str, str]:
-        """Sort key of the order of commits."""
-        return 0 if self.out_of_order else self.sequence, self.created, self.id
+    def order(self) -> tuple[int, str, str, int]:
+        """Sort key of the order of commits; of one checkpoint the later generation comes later."""
+        return 0 if self.out_of_order else self.sequence, self.created, self.id, self.key.generation
 
     def __str__(self) -> str:
         # Of `new_bytes` a part may be padding between small tensors.
@@ -164,8 +169,10 @@ class CheckpointInfo:
         return replace(self, metrics={**self.metrics, **metrics}, notes=notes)
 
     @classmethod
-    def of(cls, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] = ()) -> CheckpointInfo:
-        """Return what a manifest says."""
+    def of(
+        cls, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] = (), directory: str = ""
+    ) -> CheckpointInfo:
+        """Return what a manifest says; `directory` is the name of the directory that it is in."""
         about = manifest.description
         return cls(
             id=manifest_id,
@@ -183,6 +190,7 @@ class CheckpointInfo:
             metrics=about.metrics,
             metadata=decoded_metadata(about.metadata),
             tags=tags,
+            directory=directory,
         )
 
 
@@ -211,10 +219,16 @@ class Stamp(NamedTuple):
 class Published:
     """A complete checkpoint, as its directory was when it was read."""
 
-    manifest: Manifest  # what its ``manifest.json`` says; its run and step are the names of the directory
+    manifest: Manifest  # what its ``manifest.json`` says; its run and step are those of its key
     manifest_id: str  # digest of the manifest, the id of the checkpoint
+    key: CheckpointKey  # where it is
     stamp: Stamp  # tells that the rows of the catalog are about this directory, without reading the manifest again
     elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are not in it, but at a remote
+
+    @property
+    def order(self) -> tuple[int, str, str, int]:
+        """Sort key of the order of commits; of one checkpoint the later generation comes later."""
+        return self.manifest.sequence, self.manifest.created, self.manifest_id, self.key.generation
 
 
 @brief()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckstore.model.brief import brief
+from ckstore.model.digest import short_id
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, in_lines, named, printable, some_of
@@ -14,6 +15,11 @@ from ckstore.model.words import counted, in_lines, named, printable, some_of
 _ALIGNMENT = 64
 DEAD_PART = "(no tensor: nothing uses this part any more)"
 """Said in the place of names that use a blob."""
+
+
+def _shown(name: str, id: str, *, superseded: bool) -> str:
+    """Return how people see a checkpoint; ``RUN@STEP`` of a superseded one names another."""
+    return f"{name} ({short_id(id)}, superseded)" if superseded else name
 
 
 @brief()
@@ -30,6 +36,8 @@ class CheckpointUsage:
             the store): of a blob that three checkpoints have, a third. So the parts of all add up.
         dead_bytes: The part of its packs that is dead, at most: what lies in them beyond the most that any single
             checkpoint uses.
+        id: Its id.
+        superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` names.
     """
 
     run: str
@@ -38,15 +46,22 @@ class CheckpointUsage:
     alone_bytes: int
     shared_bytes: int
     dead_bytes: int
+    id: str = ""
+    superseded: bool = False
 
     @property
     def name(self) -> str:
-        """The full ref, ``RUN@STEP``."""
+        """``RUN@STEP``: the full ref of the checkpoint, unless it is superseded."""
         return f"{self.run}@{self.step}"
+
+    @property
+    def shown(self) -> str:
+        """As `name`; of a superseded one with the first digits of its id."""
+        return _shown(self.name, self.id, superseded=self.superseded)
 
     def __str__(self) -> str:
         logical, alone, shared = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
-        return printable(f"{self.name} holds {logical}: {alone} alone, {shared} as its part of what is shared")
+        return printable(f"{self.shown} holds {logical}: {alone} alone, {shared} as its part of what is shared")
 
 
 @brief("run", "checkpoint_count", "logical_bytes", "alone_bytes", "shared_bytes")
@@ -178,6 +193,7 @@ class Use:
             such an encoded form. ``base``: of it only, what is decoded with them.
         nbytes, kept_bytes: Sizes of the blobs with these values: plain, and of the files that they are in.
         remotes: Where the bytes are, if the checkpoint does not have them here.
+        id, superseded: As in `CheckpointUsage`.
     """
 
     run: str
@@ -187,16 +203,23 @@ class Use:
     how: UseKind = "plain"
     nbytes: int = 0
     kept_bytes: int = 0
+    id: str = ""
+    superseded: bool = False
 
     @property
     def name(self) -> str:
-        """The full ref, ``RUN@STEP``."""
+        """``RUN@STEP``: the full ref of the checkpoint, unless it is superseded."""
         return f"{self.run}@{self.step}"
+
+    @property
+    def shown(self) -> str:
+        """As `name`; of a superseded one with the first digits of its id."""
+        return _shown(self.name, self.id, superseded=self.superseded)
 
     def __str__(self) -> str:
         at = f" (elsewhere, at {' and '.join(self.remotes)})" if self.remotes else ""
         names = some_of([named(name) for name in self.names] or [DEAD_PART])
-        return printable(f"{self.name}{at}: {names}{f' ({self.words})' if self.words else ''}")
+        return printable(f"{self.shown}{at}: {names}{f' ({self.words})' if self.words else ''}")
 
     @property
     def words(self) -> str:

@@ -8,6 +8,7 @@ from itertools import starmap
 from typing import Literal
 
 from ckstore.model.brief import brief
+from ckstore.model.names import CheckpointKey
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, headed, in_lines, named, printable, some_of
 
@@ -45,6 +46,7 @@ class Damage:
         affects: False if everything that the checkpoint holds is still right: the damage is in bytes of a
             shared blob that it does not use. Such a checkpoint is not marked.
         files: The committed files whose bytes are damaged or missing.
+        directory: The name of its directory in ``checkpoints/RUN/``.
     """
 
     run: str
@@ -54,11 +56,17 @@ class Damage:
     what: str
     affects: bool = True
     files: tuple[str, ...] = ()
+    directory: str = ""
 
     @property
     def name(self) -> str:
-        """The full ref of the checkpoint, ``RUN@STEP``."""
+        """``RUN@STEP``."""
         return f"{self.run}@{self.step}"
+
+    @property
+    def key(self) -> CheckpointKey:
+        """Where it is."""
+        return CheckpointKey(self.run, self.step, self.directory)
 
     def __str__(self) -> str:
         known = [*self.names, *(path for path in self.files if path not in self.names)]

@@ -89,7 +89,6 @@ class Order:
     about: Description  # its parent is None or an id
     tags: tuple[str, ...]
     if_exists: str
-    force: bool
     parent: str = ""  # a ref of the parent, which the saver resolves; empty: none was named
     # What changed of `Known.last_parents` in the trainer since the last order.
     last_parents: dict[str, str] = field(default_factory=dict)
@@ -207,7 +206,7 @@ def _order_json(order: Order) -> dict[str, Any]:
     captured = order.captured
     members = {
         name: getattr(order, name)
-        for name in ("number", "run", "step", "tags", "if_exists", "force", "parent", "last_parents", "tried_step")
+        for name in ("number", "run", "step", "tags", "if_exists", "parent", "last_parents", "tried_step")
     }
     members["about"] = {
         "metrics": {name: encode_metric(value) for name, value in order.about.metrics.items()},

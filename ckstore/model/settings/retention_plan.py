@@ -127,23 +127,27 @@ def plan(
     history: Sequence[Candidate],
     now: datetime,
     budget: Budget | None = None,
+    beside: Mapping[str, Mapping[str, int]] | None = None,
 ) -> RetentionPlan:
     """Say for each checkpoint whether it is kept or dropped, and why."""
     # `policy`: the rules; or those of each run, and then a run without some is kept. `history`: all checkpoints of each
     # run that is to be looked at, in any order; a run that is left out is left alone. `now` has a time zone. `budget`:
-    # of all runs together; their blobs must be in the history.
+    # of all runs together; their blobs must be in the history. `beside`: digest -> size of each blob of superseded
+    # checkpoints that stay, by their runs: they count for budgets alone.
+    beside = beside or {}
     entries: list[PlanEntry] = []
     notes: list[str] = []
     for run in sorted({candidate.info.run for candidate in history}):
         # By order of commits: after a resume from an older step the newest may have a smaller step or an older clock.
         newest_first = sorted((c for c in history if c.info.run == run), key=lambda c: c.info.order, reverse=True)
         of_run = policy if isinstance(policy, RetentionPolicy) else policy.get(run)
-        planned = _Run(of_run, newest_first, now)
+        planned = _Run(of_run, newest_first, now, beside.get(run, {}))
         entries += planned.entries()
         notes += planned.notes
     if budget is not None:
         blobs = {candidate.info.name: candidate.blobs for candidate in history}
-        over = over_budget(entries, blobs, budget, "the store")
+        staying = {digest: nbytes for of_run in beside.values() for digest, nbytes in of_run.items()}
+        over = over_budget(entries, blobs, budget, "the store", staying)
         entries, notes = over.entries, [*notes, *over.notes]
     single = policy if isinstance(policy, RetentionPolicy) else None
     return RetentionPlan(policy=single, now=now, entries=tuple(entries), notes=tuple(notes))
@@ -158,13 +162,17 @@ class Budgeted:
 
 
 def over_budget(
-    entries: Sequence[PlanEntry], blobs: Mapping[str, Mapping[str, int]], budget: Budget, whose: str
+    entries: Sequence[PlanEntry],
+    blobs: Mapping[str, Mapping[str, int]],
+    budget: Budget,
+    whose: str,
+    staying: Mapping[str, int],
 ) -> Budgeted:
     """Drop the oldest until the others are within a budget, those that are the best by a metric last."""
     # Those that are protected stay. `blobs`: digest -> size of each blob, by the names of the checkpoints; each counts
-    # once. `whose`: of what it is the budget, for the reason.
-    uses: Counter[str] = Counter()
-    nbytes: dict[str, int] = {}
+    # once. `whose`: of what it is the budget, for the reason. `staying`: as `blobs`, of what is in no entry and stays.
+    uses: Counter[str] = Counter(staying.keys())
+    nbytes: dict[str, int] = {**staying}
     for entry in entries:
         if entry.keep:
             uses.update(blobs[entry.info.name].keys())
@@ -203,7 +211,14 @@ _BEST_REASON = re.compile(r" best by .* \((?:min|max)\)\Z")
 class _Run:
     """The plan for one run: rules add reasons to keep, and reasons why they do not keep."""
 
-    def __init__(self, policy: RetentionPolicy | None, newest_first: Sequence[Candidate], now: datetime) -> None:
+    def __init__(
+        self,
+        policy: RetentionPolicy | None,
+        newest_first: Sequence[Candidate],
+        now: datetime,
+        beside: Mapping[str, int],
+    ) -> None:
+        self._beside = beside
         self.notes: list[str] = []
         self._history = newest_first
         self._kept: dict[str, list[str]] = {c.info.name: [] for c in newest_first}
@@ -244,7 +259,7 @@ class _Run:
         if self._budget is None or not self._history:
             return made
         blobs = {candidate.info.name: candidate.blobs for candidate in self._history}
-        over = over_budget(made, blobs, self._budget, f"the run {self._history[0].info.run}")
+        over = over_budget(made, blobs, self._budget, f"the run {self._history[0].info.run}", self._beside)
         self.notes += over.notes
         return over.entries
 

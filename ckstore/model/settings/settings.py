@@ -20,7 +20,10 @@ CHUNK_MAX_BYTES = 2**30
 DEFAULT_CHUNK_BYTES = 32 * 2**20  # docs/adr/0009-chunks-threads-packs.md
 ELSEWHERE = "elsewhere"
 """An entry of `requires`: blobs of checkpoints may be at remotes; who does not know it would take these for torn."""
-_KNOWN = (ELSEWHERE,)
+CHECKPOINT_IDS = "checkpoint-ids"
+"""An entry of `requires`: the directories of checkpoints are named after their ids; a draft would not find them."""
+_KNOWN = (CHECKPOINT_IDS, ELSEWHERE)
+SETTINGS_MAX_BYTES = 2**20
 _STORE_FORMAT = "ckstore-store"
 _CONFIG_FORMAT = "ckstore-config"
 _WANTED = ("uuid", "hash", "chunk_bytes", "created")

@@ -19,7 +19,7 @@ from ckstore.fs.inside import Inside
 from ckstore.fs.locks import DirectoryLock
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.digest import is_digest
-from ckstore.model.names import STEP_PATTERN
+from ckstore.model.names import parse_directory
 from ckstore.objects.layout import MARK, Layout
 
 # docs/format/v1.md gives this beginning, so other writers know and remove it.
@@ -69,13 +69,13 @@ def marked(layout: Layout) -> Iterator[Inside]:
         folder = layout.checkpoints / run
         try:
             with Held(folder) as run_directory:
-                steps = [name for name in os.listdir(run_directory.fd) if STEP_PATTERN.match(name)]
-                names = [name for name in steps if _may_be_marked(run_directory, name)]
+                listed = [name for name in os.listdir(run_directory.fd) if parse_directory(name) is not None]
+                names = [name for name in listed if _may_be_marked(run_directory, name)]
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         if names:
-            published = {step for _, step, _ in layout.published(run)}
-            yield from (folder / name for name in names if int(name) in published)
+            published = {key.directory for key, _ in layout.published(run)}
+            yield from (folder / name for name in names if name in published)
 
 
 def _may_be_marked(run_directory: Held, step: str) -> bool:

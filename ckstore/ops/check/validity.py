@@ -20,13 +20,13 @@ from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
+from ckstore.model.names import CheckpointKey, key_of
 from ckstore.model.times import text_of_time
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs, manifest_in
 from ckstore.objects.documents import marks
 from ckstore.objects.heal import put_aside
 from ckstore.objects.layout import BLOBS, MANIFEST, MARK
-from ckstore.objects.trash import former_place
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.manifest_cache import ManifestCache, file_stamp
@@ -57,30 +57,30 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
     """
     try:
-        glanced = glance(context.layout.checkpoint(info.run, info.step), info.run, info.step, context.known.manifests)
+        glanced = glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
     except (FileNotFoundError, NotADirectoryError):
         return "it is no longer there"
     if glanced.problem:
         return glanced.problem
     if glanced.manifest_id != info.id:
-        return f"it was replaced by one with the id {glanced.manifest_id}"
+        return f"its directory holds one with the id {glanced.manifest_id}"
     if glanced.touched:
         return f"a program wrote into {_some([blob.digest for blob in glanced.touched])}"
     return ""
 
 
-def glance(path: Inside, run: str, step: int, cache: ManifestCache | None = None) -> Glance:
-    """Look at the directory of a checkpoint without locking it and without reading data.
+def glance(path: Inside, key: CheckpointKey | None, cache: ManifestCache | None = None) -> Glance:
+    """Look at the directory of a checkpoint, published or once published at `key`, without a lock; no data is read.
 
     With `cache`, a manifest that is the same file as before is not read again, and comes without its leaves.
     """
     try:
-        return _glance(path, run, step, cache)
+        return _glance(path, key, cache)
     except PermissionError:
         return Glance(problem=f"this user may not read {path}")
 
 
-def _glance(path: Inside, run: str, step: int, cache: ManifestCache | None) -> Glance:
+def _glance(path: Inside, key: CheckpointKey | None, cache: ManifestCache | None) -> Glance:
     with Held(path) as directory:
         fd = directory.fd
         try:
@@ -90,7 +90,7 @@ def _glance(path: Inside, run: str, step: int, cache: ManifestCache | None) -> G
         except (BadInput, DamagedBlob) as error:
             return Glance(problem=error.message)
         problem, touched, _ = judge_blobs(directory.inside, fd, manifest)
-        if (manifest.run, manifest.step) != (run, step):
+        if key is None or not key.fits(manifest.run, manifest.step, manifest_id):
             problem = f"{path}: its manifest says {manifest.name}"
         mark = marks.read_mark(fd)
         if mark is not None and not problem:
@@ -151,9 +151,9 @@ def remember(
         for entry in entries:
             if entry.blob and distrust:
                 blobs.distrust(lock.inside / BLOBS / entry.blob)
-        place = former_place("@".join(lock.path.rsplit("/", 2)[-2:]))
+        place = key_of(*lock.path.rsplit("/", 2)[-2:])
         if entries and place is not None and not marks.is_marked(lock.inside):
-            note(context, "damaged", place, why=entries[0].what)
+            note(context, "damaged", place.run_step, why=entries[0].what)
         marks.write_mark(lock, Mark(found, entries))
         for entry in entries:
             if is_digest(entry.blob):

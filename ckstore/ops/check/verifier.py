@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from typing import Self
 
@@ -109,7 +110,7 @@ class Verifier:
         return checked.problem
 
     def checkpoint(
-        self, run: str, step: int, only: Container[Unit] | None = None
+        self, key: CheckpointKey, only: Container[Unit] | None = None
     ) -> tuple[VerifyOrder, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
@@ -117,20 +118,22 @@ class Verifier:
         other sizes are still found, and a mark stays; of a mapping the copies with the least values are read first.
         """
         try:
-            return self._checkpoint(run, step, only)
+            found = self._checkpoint(key, only)
+            return found and (found[0], [replace(one, directory=key.directory) for one in found[1]])
         except PermissionError:
-            self._context.layout.pass_over(self._context.layout.checkpoint(run, step))
+            self._context.layout.pass_over(self._context.layout.checkpoint(key))
             return None
 
-    def _checkpoint(self, run: str, step: int, only: Container[Unit] | None) -> tuple[VerifyOrder, list[Damage]] | None:
-        path = self._context.layout.checkpoint(run, step)
+    def _checkpoint(self, key: CheckpointKey, only: Container[Unit] | None) -> tuple[VerifyOrder, list[Damage]] | None:
+        run, step, _ = key
+        path = self._context.layout.checkpoint(key)
         try:
-            # For the whole checkpoint: no save replaces it and no delete takes it apart while it is judged.
+            # For the whole checkpoint: no process drops it and takes it apart while it is judged.
             lock = locks.lock_shared(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except InUse as error:
-            self.locked[run, step] = error
+            self.locked[key] = error
             return None
         with lock:
             # Before the first read: a mark that comes meanwhile is of damage that this reading may have missed.
@@ -145,8 +148,8 @@ class Verifier:
             else:
                 manifest = directory.manifest
                 order = (0, manifest.sequence, manifest.created, directory.manifest_id)
-                self.ids[run, step] = directory.manifest_id
-                new = self.directory(directory, run, step, only)
+                self.ids[key] = directory.manifest_id
+                new = self.directory(directory, key, only)
                 damage = new if only is None else [*new, *self._known(directory, new)]
             if any(found.affects for found in new):
                 remember_damage(self._context, lock, new)
@@ -166,14 +169,14 @@ class Verifier:
                 yield Damage(manifest.run, manifest.step, entry.names, entry.blob, message)
 
     def directory(
-        self, directory: CheckpointDirectory, run: str, step: int, only: Container[Unit] | None = None
+        self, directory: CheckpointDirectory, key: CheckpointKey, only: Container[Unit] | None = None
     ) -> list[Damage]:
         """Check the blobs of an open checkpoint; nothing is remembered but the times of blobs."""
         manifest = directory.manifest
         damage = []
-        if (manifest.run, manifest.step) != (run, step):
-            message = f"{directory.path}: its manifest says {manifest.name}"
-            damage.append(Damage(run, step, (), "", message))
+        if not key.fits(manifest.run, manifest.step, directory.manifest_id):
+            message = f"{directory.path}: its manifest says {manifest.name} with id {directory.manifest_id}"
+            damage.append(Damage(*key.run_step, (), "", message))
         return damage + self.blobs(directory, range(len(manifest.stored)), only)
 
     def blobs(
@@ -224,7 +227,7 @@ class Verifier:
         unit = unit_of(directory, blob)
         if unit is None and directory.is_elsewhere(blob.digest):
             # Neither damaged nor read: what is at a remote is compared when it is fetched.
-            self.away.add((directory.manifest.run, directory.manifest.step))
+            self.away.add(CheckpointKey(directory.manifest.run, directory.manifest.step, directory.lock.inside.name))
             return index, Checked()
         if unit is None:
             self.missing.add(blob.digest)

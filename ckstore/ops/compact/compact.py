@@ -1,9 +1,9 @@
 """Carry a compaction out, one checkpoint after another from the newest on.
 
 Each gets a new directory, written as a save is, with links to what it keeps, and encoded files where it has plain ones
-now; one rename exchanges the two. The old one lies in ``staging/``, locked, as long as older checkpoints may be encoded
-against its plain bytes, then goes to trash; gc frees what no directory has any more. A kill at any step leaves each
-checkpoint in one of its two forms.
+now; one rename publishes it as the next generation of the checkpoint. The former one stays, locked, as long as older
+checkpoints may be encoded against its plain bytes, then goes to trash; gc frees what no directory has any more. A kill
+at any step leaves each checkpoint in one of its two forms, or in both.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Self
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, UnknownOutcome
 from ckstore.fs import locks
-from ckstore.fs.inside import Inside
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.manifest.stored import Encoding
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.compaction import Compacted, CompactionEntry, CompactionPlan, CompactionReport, Uncompacted
 from ckstore.model.sizes import size_text
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import is_encoded
+from ckstore.objects.generations import publish_generation
 from ckstore.objects.staging import Staging
-from ckstore.objects.swap import swap
 from ckstore.ops import events
 from ckstore.ops.acts import why_of
 from ckstore.ops.compact.directory import Bases, gather, same, seal
@@ -34,6 +34,7 @@ from ckstore.ops.compact.shares import Orphans, Owners, own_blobs
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
+from ckstore.ops.free.superseded import drop_superseded
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.pace import Share
@@ -45,6 +46,7 @@ def compact(context: Context, plan: CompactionPlan, share: Share | None = None) 
     """Carry out a plan, at a share of a processor; what is in use, or was changed since, stays as it is."""
     # After an error all that was compacted before it stays so.
     context.check_writable()
+    drop_superseded(context, forms_only=True)  # of a compaction that was killed
     with _Compaction(context, plan, share) as work:
         for entry in plan.compacted:
             work.one(entry)
@@ -82,16 +84,21 @@ class _Compaction:
 
     def _note_others(self, plan: CompactionPlan) -> None:
         """Settle what the checkpoints have that stay as they are: of what is plain there, nothing is saved here."""
-        mine = {entry.info.key for entry in plan.compacted}
+        mine = {entry.info.key.any_generation for entry in plan.compacted}
         shares = {entry.info.key for entry in plan.entries if entry.shares}
-        for run, step, _ in self._context.layout.published():
-            if (run, step) in mine:
+        # A former generation goes soon, and what is plain in it alone must not stay plain for its sake.
+        latest: dict[CheckpointKey, CheckpointKey] = {}
+        for key, _ in self._context.layout.published():
+            first = key.any_generation
+            latest[first] = max(latest.get(first, key), key, key=lambda one: one.generation)
+        for first, key in latest.items():
+            if first in mine:
                 continue
             try:
-                with CheckpointDirectory.at(self._context.layout.checkpoint(run, step)) as directory:
+                with CheckpointDirectory.at(self._context.layout.checkpoint(key)) as directory:
                     manifest = directory.manifest
                     self._orphans.note(manifest)
-                    if (run, step) in shares:
+                    if key in shares:
                         self._keep_own(manifest)
                     else:
                         self._forms.adopt(manifest)
@@ -135,7 +142,7 @@ class _Compaction:
             self._tell("uncompacted", entry, error)
 
     def _tell(self, kind: str, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
-        events.note(self._context, kind, entry.info.key, id=entry.info.id, why=f"compaction: {why_of(error)}")
+        events.note(self._context, kind, entry.info.key.run_step, id=entry.info.id, why=f"compaction: {why_of(error)}")
 
     def _forget(self, info: CheckpointInfo, before: set[str]) -> None:
         """Settle the blobs of a checkpoint that stays as it is as they are there: others may have them, too."""
@@ -217,7 +224,7 @@ class _Compaction:
         staging: Staging | None,
         *others: CheckpointDirectory,
     ) -> None:
-        """Exchange the directory of a checkpoint, unless it is as it should be."""
+        """Publish another form of a checkpoint, unless it is as it should be."""
         info, manifest = entry.info, directory.manifest
         wanted = self._forms.encoding(directory.manifest_id, manifest.blobs, entry.place)
         if not any(blob.digest in wanted.encoded for blob in manifest.blobs) or same(wanted, manifest.encoding):
@@ -228,23 +235,30 @@ class _Compaction:
         try:
             gather(staging, wanted, (directory, *others))
             seal(staging, wanted, directory, self._context.algorithm)
+            former = CheckpointKey(info.run, info.step, directory.lock.inside.name)
             directory.close()
-            old, lock = swap(self._context.layout, staging, info.key, info.id)
+            key, lock = publish_generation(self._context.layout, staging, former, info.id)
         except BaseException as error:
             reclaim.abandon(self._context, staging, error, purge=False)
             raise
         staging.lock.release()
-        self._swapped(entry, manifest, wanted, old, lock)
+        self._published(entry, manifest, wanted, (former, lock), (key, staging.inode))
 
     @property
     def encoded(self) -> Encoded:
         """What was encoded so far."""
         return self._settler.encoded
 
-    def _swapped(
-        self, entry: CompactionEntry, manifest: Manifest, wanted: Encoding, old: Inside, lock: locks.DirectoryLock
+    def _published(
+        self,
+        entry: CompactionEntry,
+        manifest: Manifest,
+        wanted: Encoding,
+        former: tuple[CheckpointKey, locks.DirectoryLock],
+        new: tuple[CheckpointKey, int],
     ) -> None:
-        info = entry.info
+        info, (former_key, lock), (key, inode) = entry.info, former, new
+        old = self._context.layout.checkpoint(former_key)
         try:
             directory = CheckpointDirectory.locked(old, lock)
         except BaseException:
@@ -262,13 +276,15 @@ class _Compaction:
         if not entry.shares:
             first = self.compacted.get(info.name)
             self.compacted[info.name] = Compacted(info, first.before_bytes if first else was_bytes, now_bytes)
-        self._context.known.directories.changed(info.key, None, None)
+        self._context.known.directories.changed(key, inode, None)
         with suppress(CkstoreError):  # what is not done in time the next opener does
-            reconcile_one(self._context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
+            reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
         self._bases.drop_unused(info.name)
         if not entry.shares:
             why = f"{size_text(was_bytes)} became {size_text(now_bytes)}"
-            events.note(self._context, "compacted", info.key, id=info.id, nbytes=was_bytes - now_bytes, why=why)
+            events.note(
+                self._context, "compacted", info.key.run_step, id=info.id, nbytes=was_bytes - now_bytes, why=why
+            )
 
     def __enter__(self) -> Self:
         return self

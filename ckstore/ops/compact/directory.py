@@ -72,14 +72,14 @@ def same(wanted: Encoding, present: Encoding | None) -> bool:
 
 
 class _Base(NamedTuple):
-    """An open checkpoint; with a path it was exchanged, and lies in ``staging/``."""
+    """An open checkpoint; with a path it is a former generation, locked against all others."""
 
     directory: CheckpointDirectory
     path: Inside | None
 
 
 class Bases:
-    """The bases of a plan; each is closed, and goes to trash if it was exchanged, after its last use."""
+    """The bases of a plan; each is closed, and goes to trash if it is a former generation, after its last use."""
 
     def __init__(self, context: Context, plan: CompactionPlan) -> None:
         self._context = context
@@ -96,7 +96,7 @@ class Bases:
         return self._open[name].directory
 
     def published(self) -> list[CheckpointDirectory]:
-        """Return the open ones that were not exchanged."""
+        """Return the open ones that are still the latest generation."""
         return [base.directory for base in self._open.values() if base.path is None]
 
     def close_published(self) -> None:
@@ -105,7 +105,7 @@ class Bases:
             self._drop(name)
 
     def put_old(self, name: str, directory: CheckpointDirectory, path: Inside) -> None:
-        """Keep the directory of a checkpoint that was exchanged, with its lock."""
+        """Keep the former generation of a checkpoint, with its lock."""
         self._open[name] = _Base(directory, path)
 
     def used(self, name: str) -> None:
@@ -131,6 +131,8 @@ class Bases:
         try:
             if base.path is not None:
                 trash.move_to_trash(self._context.layout, base.path, base.directory.lock)
+                # The new parent first (law N4): the next publish syncs the run.
+                files.sync_directory(self._context.layout.trash)
         except FileNotFoundError:  # swept by another process
             pass
         finally:

@@ -8,18 +8,19 @@ from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import peek
+from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
 from ckstore.model.times import text_of_time, time_of_text
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id
 from ckstore.objects.layout import ELSEWHERE
 from ckstore.ops.check.validity import glance
 from ckstore.ops.compact.shares import Orphans, own_blobs
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import infos, no_such_run
-from ckstore.ops.refs.protection import pins_by_checkpoint
+from ckstore.ops.refs.protection import pins_by_id
 
 KEEP_NEWEST = 3
 """A resume, a rollout worker and an evaluation read the newest ones."""
@@ -48,15 +49,22 @@ def plan(
     """
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
-    if run not in (None, context.run) and not context.layout.steps(check_run(run)):
+    if run not in (None, context.run) and not context.layout.is_filled(check_run(run)):
         raise no_such_run(context.layout, run)
-    chosen = {find(context, ref).key for ref in refs}
-    runs: set[str | None] = {key[0] for key in chosen} or {run}
+    named = [find(context, ref) for ref in refs]
+    for info in named:
+        if info.superseded:
+            msg = (
+                f"{short_id(info.id)} is superseded: {info.name} has a newer checkpoint, and only that one is compacted"
+            )
+            raise BadInput(msg, hint=f"name {info.name}")
+    chosen = {info.key for info in named}
+    runs: set[str | None] = {key.run for key in chosen} or {run}
     by_run: dict[str, list[CheckpointInfo]] = {}
     for name in sorted(runs, key=str):
         for info in infos(context, name):
             by_run.setdefault(info.run, []).append(info)
-    pinned = pins_by_checkpoint(context, datetime.now(UTC))
+    pinned = pins_by_id(context, datetime.now(UTC))
     entries: list[CompactionEntry] = []
     for of_run in by_run.values():
         entries += _plan_run(context, of_run, chosen, pinned, _Rest(keep_newest, created_before))
@@ -67,7 +75,7 @@ def _plan_run(
     context: Context,
     of_run: Sequence[CheckpointInfo],
     chosen: Collection[CheckpointKey],
-    pinned: Collection[CheckpointKey],
+    pinned: Collection[str],
     rest: _Rest,
 ) -> list[CompactionEntry]:
     """Return the entries of a run, the newest first; `of_run` has the oldest first."""
@@ -75,7 +83,7 @@ def _plan_run(
     orphans = Orphans()
     at = -1
     for info in of_run:
-        found = glance(context.layout.checkpoint(*info.key), *info.key, context.known.manifests)
+        found = glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
         encoding = None if found.manifest is None else found.manifest.encoding
         manifests.append(found.manifest)
         if found.manifest is not None:
@@ -83,7 +91,7 @@ def _plan_run(
         # A place is kept once it was given: it decides which base is the best, and dropped neighbours must not move it.
         at = max(at + 1, encoding.place if encoding is not None else 0)
         places.append(at)
-        away = peek.exists(context.layout.checkpoint(*info.key) / ELSEWHERE)
+        away = peek.exists(context.layout.checkpoint(info.key) / ELSEWHERE)
         problems.append(found.problem or ("blobs of it are elsewhere" if away else ""))
         # Of those that stayed plain only old packs are encoded.
         compacted.append(
@@ -126,15 +134,17 @@ def _why_not(
     return "it was not asked for" if chosen and info.key not in chosen else ""
 
 
-def _why_plain(info: CheckpointInfo, pinned: Collection[CheckpointKey]) -> str:
+def _why_plain(info: CheckpointInfo, pinned: Collection[str]) -> str:
     if info.tags:
         return f"it has the tag {info.tags[0]}"
-    return "it is pinned" if info.key in pinned else ""
+    return "it is pinned" if info.id in pinned else ""
 
 
 def opened(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
     """Open a checkpoint of a plan; `DamagedBlob` also if it is another one by now."""
-    directory = CheckpointDirectory.at(context.layout.checkpoint(*info.key), context.layout.hash_prefix)
+    # It may have been compacted since it was listed: the latest form counts.
+    key = key_with_id(context.layout, info.run, info.step, info.id) or info.key
+    directory = CheckpointDirectory.at(context.layout.checkpoint(key), context.layout.hash_prefix)
     if directory.manifest_id != info.id:
         directory.close()
         raise DamagedBlob(f"{info.name} was replaced since the plan was made")

@@ -11,10 +11,11 @@ from ckstore.fs import files, locks, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, store_locks, trash
 from ckstore.objects.checkpoints import id_at
+from ckstore.objects.generations import other_generations
 from ckstore.objects.layout import BLOBS, Layout, RunChange
-from ckstore.objects.shared import two_renames
 from ckstore.ops import events
 from ckstore.ops.config_file import UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
@@ -89,8 +90,10 @@ def make_kept_durable(context: Context, run: str) -> None:
 
 def check_droppable(context: Context, info: CheckpointInfo) -> None:
     """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone."""
-    with _taken(info, context.layout.checkpoint(*info.key)):
-        check_unprotected(context, info.key)
+    with ExitStack() as held:
+        held.enter_context(_taken(info, context.layout.checkpoint(info.key)))
+        check_unprotected(context, info.key, info.id)
+        _others_taken(context.layout, info, held)
 
 
 def drop(
@@ -99,57 +102,68 @@ def drop(
     why: str,
     undo_s: float = 0,
     last: Callable[[locks.DirectoryLock], None] | None = None,
+    *,
+    is_former_form: bool = False,
+    durable: bool = True,
+    catalogue: bool = True,
 ) -> Dropped:
     """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
 
-    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. `last` is
-    called right before, with the lock that keeps all others from it. After an `OSError` it may or may not come back
-    after a power cut.
+    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. Its other
+    generations go with it, or one of them would be the checkpoint from then on; they cannot be brought back. `last` is
+    called right before, with the lock that keeps all others from it. With `is_former_form` this generation goes alone,
+    since the same checkpoint is published in a later one: tags and pins name that one. After an `OSError`, and without
+    `durable`, it may or may not come back after a power cut. Without `catalogue` the caller reconciles its rows.
     """
     layout = context.layout
-    path = layout.checkpoint(*info.key)
+    path = layout.checkpoint(info.key)
     with ExitStack() as held:
-        # The run first, as savers do. While it is held no process puts another checkpoint there, to be taken along.
+        # The run first, as savers do: one that looks at the checkpoints of a step finds the same until its rename.
         run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
-        check_unprotected(context, info.key)
-        # Only now can no process put another checkpoint there: what was found by its ref may have been replaced.
+        if not is_former_form:
+            check_unprotected(context, info.key, info.id)
+        # What was found by its ref may have been dropped, and another directory moved there by hand.
         if id_at(path) != info.id:
             raise gone(info)
+        others = [] if is_former_form else _others_taken(layout, info, held)
         if last is not None:
             last(lock)
         run_lock.check()
-        _bury(layout, info)
-        digests = tuple(name for name in peek.names(lock.inside / BLOBS) if is_digest(name))
+        names = [trash.names_in(one.inside / BLOBS) for one in (lock, *(one for _, one in others))]
+        digests = dict.fromkeys(name for of_one in names for name in of_one if is_digest(name))
+        for key, other in others:  # before it: a process that dies in between leaves the checkpoint as it was
+            with suppress(FileNotFoundError):  # another process moved it at this moment
+                trash.move_to_trash(layout, layout.checkpoint(key), other)
+            context.known.directories.changed(key, None, None)
         try:
             # Right before the rename: a lock service that was restarted may have given the run to another host.
             run_lock.check()
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock, undo_s=undo_s if context.has_undo else 0)
             change = RunChange(before, layout.run_stamp(info.run))
-        except FileNotFoundError:  # another process put one there at this moment
+        except FileNotFoundError:  # another process moved it at this moment
             raise gone(info) from None
         run_lock.release()  # savers need not wait for the disk
         # The new name first: if a power cut left neither name, nothing would tell gc of its blobs.
-        files.sync_directory(layout.trash)
-        files.sync_directory(path.parent)
-    context.known.directories.changed(info.key, None, change)
-    events.note(context, "dropped", info.key, id=info.id, why=why)
-    return Dropped(digests, catalogued=_reconcile(context, info))
-
-
-def _bury(layout: Layout, info: CheckpointInfo) -> None:
-    """Move the checkpoint that this one replaced to trash, where a process died before it could.
-
-    Else it would come back when this one has left its place.
-    """
-    found = [replaced.old for replaced in two_renames.begun(layout) if replaced.key == info.key]
-    for old in found:
-        with suppress(NoSuchRef), _taken(info, old) as lock:  # it is gone: another process swept it
-            trash.move_to_trash(layout, old, lock)
-    if found or layout.shared:  # a process of another host may just have moved it there, and not durably
-        for folder in (layout.trash, layout.staging):
+        for folder in (layout.trash, path.parent) if durable else ():
             files.sync_directory(folder)
+    context.known.directories.changed(info.key, None, change)
+    if not is_former_form:
+        events.note(context, "dropped", info.key.run_step, id=info.id, why=why)
+    keys = (info.key, *(key for key, _ in others))
+    return Dropped(tuple(digests), catalogued=catalogue and all(_reconcile(context, key) for key in keys))
+
+
+def _others_taken(
+    layout: Layout, info: CheckpointInfo, held: ExitStack
+) -> list[tuple[CheckpointKey, locks.DirectoryLock]]:
+    """Lock the other generations of a checkpoint."""
+    found = []
+    for key in other_generations(layout, info.key, info.id):
+        with suppress(NoSuchRef):  # another process dropped it
+            found.append((key, held.enter_context(_taken(info, layout.checkpoint(key)))))
+    return found
 
 
 def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
@@ -169,10 +183,10 @@ def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
     raise InUse(msg, hint="close it in the process that has it open, then delete again")
 
 
-def _reconcile(context: Context, info: CheckpointInfo) -> bool:
-    """Make the catalog equal to the directory: a saver may have published that step again by now."""
+def _reconcile(context: Context, key: CheckpointKey) -> bool:
+    """Make the catalog equal to the directory."""
     try:
-        reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
+        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     except (CatalogUnavailable, InUse, OSError):  # the next opener does it
         return False
     return True

@@ -32,6 +32,7 @@ from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
+from ckstore.objects.generations import other_generations
 from ckstore.objects.shared import grace as graces
 from ckstore.objects.shared.grace import Grace
 from ckstore.ops import events, fetched
@@ -40,12 +41,12 @@ from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.gc_plan import differences, linked_elsewhere, plan_gc
+from ckstore.ops.free.superseded import drop_superseded, due, is_undone
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catch_up import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.notices import warn
-from ckstore.ops.refs.listing import fill_dead
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")
@@ -72,7 +73,9 @@ def prune(
     # What is only shown may go by the rows of the catalog (rule D): to read 20,000 manifests takes seconds.
     plan = policy if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run, sure=not dry_run)
     if dry_run:
-        return replace(gc_dry(context, [entry.info.key for entry in plan.dropped]), retention=RetentionReport(plan))
+        going = [entry.info for entry in plan.dropped]
+        keys = [key for info in going for key in (info.key, *other_generations(context.layout, info.key, info.id))]
+        return replace(gc_dry(context, keys), retention=RetentionReport(plan))
     # Before the first drop: a store or settings that cannot be used must not be found out after it.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
@@ -99,9 +102,20 @@ def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcRe
     return replace(report, cached_bytes=cached_bytes)
 
 
+def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcPlan:
+    """Return the plan of `collect`, with the superseded checkpoints that it drops, as `plan_gc`."""
+    superseded = due(context, purge=purge, without=dropping)
+    waits = not purge and is_undone(context)  # what is no former generation waits in trash then
+    return plan_gc(
+        context,
+        [*dropping, *(one.info.key for one in superseded if one.is_former_form or not waits)],
+        purge=purge,
+    )
+
+
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
     """Say what `collect` would free now, or when some checkpoints are dropped."""
-    report = GcReport.of_plan(plan_gc(context, dropping, purge=purge))
+    report = GcReport.of_plan(planned(context, dropping, purge=purge))
     return replace(report, catalog_bytes=catalog_bytes(context), waiting=() if purge else waiting(context))
 
 
@@ -135,7 +149,11 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
     layout = context.layout
     free_bytes = peek.free_space(layout.path).unused_bytes
     with _start(context, grace, purge=purge) as collector, reserve.given_up(layout):
-        _make_current(context, grace, settle=settle)
+        _make_current(context, settle=settle)
+        if settle or purge:  # after each save it would cost too much, and the save drops what it replaces itself
+            drop_superseded(context, purge=purge, grace=grace)
+            seen = context.known.directories.look(layout)
+            trash.sweep_hidden(layout, [(run, name) for run, one in seen.items() for name in one.names], grace)
         plan = plan_gc(context, forecast=settle, purge=purge)
         swept = carry_out(context, plan, collector, grace)
         done = collector.collected
@@ -165,12 +183,11 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
     return report
 
 
-def _make_current(context: Context, grace: Grace | None, *, settle: bool) -> None:
+def _make_current(context: Context, *, settle: bool) -> None:
     """Let the catalog, which proposes what goes, catch up with what others published, dropped and unlinked."""
     thorough = context.catalog_is_private and settle
     catch_up(context, "all" if thorough else "counts")
     if context.shared:
-        fill_dead(context, grace)
         if settle:  # after each save it would cost too much, and all that it finds can wait
             _look_at_everything(context)
     elif thorough:  # others may have unlinked what this user alone can free the last name of
@@ -266,6 +283,6 @@ def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
 def _look_at_everything(context: Context) -> None:
     """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs."""
     # Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
-    keys = {(run, step) for run, step, _ in context.layout.published()} | context.catalog.listing().keys()
+    keys = {key for key, _ in context.layout.published()} | context.catalog.listing().keys()
     reconcile_all(context, sorted(keys))
     list_blobs(context, timeout_s=TIMEOUT_S)

@@ -19,10 +19,12 @@ from ckstore.model.reports.gc_report import GcPlan, NextToFree
 from ckstore.model.reports.held import LinkedBlob, PlannedBlob
 from ckstore.objects import trash
 from ckstore.objects.collector import Collected
+from ckstore.objects.generations import other_generations
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.context import Context, tags_by_checkpoint
-from ckstore.ops.refs.protection import pins_by_checkpoint
+from ckstore.ops.refs.listing import with_superseded
+from ckstore.ops.refs.protection import pins_by_id
 
 _LOOKS = 5
 
@@ -30,7 +32,7 @@ _LOOKS = 5
 def plan_gc(
     context: Context, dropping: Collection[CheckpointKey] = (), *, forecast: bool = True, purge: bool = False
 ) -> GcPlan:
-    """Say what gc does now, or after the checkpoints `dropping` (run, step) were dropped; change nothing.
+    """Say what gc does now, or after the checkpoints `dropping` were dropped; change nothing.
 
     With `forecast` also what comes of it, which asks of each blob the same as gc will ask again: after each save that
     would be a second look. `purge` takes what waits in trash to be brought back, too.
@@ -58,7 +60,7 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
         elif is_digest(digest := path.name.partition(".")[0]):  # a gc condemned it, and left it
             touched.add(digest)
             going.add(digest, path)
-    leaving += [layout.checkpoint(*key) for key in dropping]
+    leaving += [layout.checkpoint(key) for key in dropping]
     for path, held_path in through_parents((path, path) for path in leaving):  # thousands may be of one run
         touched.update(going.add_checkpoint(path, held_path))
     unused = {*plan.unused}
@@ -121,9 +123,9 @@ class _Names:
             tuple(layout.staging / name for name in trash.names_in(layout.staging)),
             tuple(layout.trash / name for name in trash.names_in(layout.trash)),
             tuple(
-                layout.checkpoint(run, step)
-                for (run, step), stamp in layout.stamps().items()
-                if (run, step) in dropping or known.get((run, step)) != stamp
+                layout.checkpoint(key)
+                for key, stamp in layout.stamps().items()
+                if key in dropping or known.get(key) != stamp
             ),
         )
 
@@ -181,15 +183,19 @@ def next_to_free(context: Context) -> NextToFree | None:
     """Return what deleting the oldest checkpoint would free that is not the newest and may go; None: there is none."""
     # Which is the oldest the catalog says; what it would free the link counts do.
     try:
-        spared = tags_by_checkpoint(context.layout).keys() | pins_by_checkpoint(context, datetime.now(UTC)).keys()
-        listed = [*context.catalog.listing()]
+        tagged, pinned = tags_by_checkpoint(context.layout), pins_by_id(context, datetime.now(UTC))
+        listed = context.catalog.infos()
     except CkstoreError:  # it is only advice
         return None
-    for key in listed[:-1]:  # the last is the newest
-        folder = context.layout.checkpoint(*key)
-        if key not in spared and blobs_in(folder / BLOBS):  # else it has no bytes here, as what is elsewhere
-            (freed,) = freed_in_turn(context, [folder])
-            return NextToFree(f"{key[0]}@{key[1]}", sum(nbytes for _, nbytes in freed))
+    for info in with_superseded(listed)[:-1]:  # the last is the newest
+        # A superseded one goes by itself, and its name is that of another.
+        if info.superseded or info.key.any_generation in tagged or info.id in pinned:
+            continue
+        keys = (info.key, *other_generations(context.layout, info.key, info.id))
+        folders = [context.layout.checkpoint(key) for key in keys]
+        if blobs_in(folders[0] / BLOBS):  # else it has no bytes here, as what is elsewhere
+            freed = freed_in_turn(context, folders)
+            return NextToFree(info.name, sum(nbytes for one in freed for _, nbytes in one))
     return None
 
 

@@ -40,6 +40,7 @@ from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
 from ckstore.ops.free.retain import carry_out, plan_drops, plan_local, plan_retention
+from ckstore.ops.free.superseded import drop_superseded, due
 from ckstore.ops.mirrored import behind
 from ckstore.ops.refs.listing import infos
 
@@ -57,7 +58,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     # free those.
     # What was fetched can be fetched again.
     fetched.clear(context.layout)
-    # Then what was dropped before: to be able to bring it back is worth less than this save, and than what is there.
+    # Then what was dropped before, and what is superseded: both are worth less than this save, and than what is there.
     purge(context)
     policy = policy_of(context.layout, MAKE_ROOM)
     if context.measure(new).fits:
@@ -125,11 +126,11 @@ def _droppable(context: Context, policy: RetentionPolicy) -> list[PlanEntry]:
 
 
 def purge(context: Context) -> bool:
-    """Free what waits to be brought back, as far as that works; False if nothing waits.
+    """Free what waits to be brought back and what is superseded, as far as that works; False if there is nothing.
 
     Where other hosts may be at work the grace holds.
     """
-    if context.shared or not trash.has_waiting(context.layout):
+    if context.shared or not (trash.has_waiting(context.layout) or due(context, purge=True)):
         return False
     with suppress(InUse):  # another collector is at work
         collect(context, settle=False, purge=True)
@@ -145,7 +146,7 @@ def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed:
 
 
 def _freed_by_gc(context: Context) -> Amount:
-    planned = plan_gc(context, purge=True)
+    planned = plan_gc(context, [one.info.key for one in due(context, purge=True)], purge=True)
     return Amount(planned.freed_bytes + fetched.cached_bytes(context.layout), planned.freed_count)
 
 
@@ -153,10 +154,14 @@ def _freed_by_each(
     context: Context, entries: Sequence[PlanEntry] | Sequence[CheckpointInfo], claimed: Collection[str] = ()
 ) -> list[Amount]:
     freed = []
-    for blobs in freed_in_turn(context, (context.layout.checkpoint(entry.run, entry.step) for entry in entries)):
+    for blobs in freed_in_turn(context, (context.layout.checkpoint(_info(one).key) for one in entries)):
         sizes = [nbytes for digest, nbytes in blobs if digest not in claimed]
         freed.append(Amount(sum(sizes), _CHECKPOINT_INODES + len(sizes)))
     return freed
+
+
+def _info(one: PlanEntry | CheckpointInfo) -> CheckpointInfo:
+    return one.info if isinstance(one, PlanEntry) else one
 
 
 def how_to_free(context: Context, missing: Amount | None = None) -> str:
@@ -216,6 +221,7 @@ def _keep_policy(context: Context, run: str, config: Mapping[str, Any]) -> tuple
     plans = [] if policy is None else [plan_drops(context, policy, run)]
     dropped = [info for plan in plans for info in carry_out(context, plan, undo_s).dropped]
     if rules.budget is not None and _used_bytes(context) > rules.budget.most:
+        drop_superseded(context, purge=True)  # worth less than any other
         plans.append(plan_retention(context, None))
         dropped += carry_out(context, plans[-1], undo_s).dropped
     unfreed = _collect(context, dropped=bool(dropped)) if policy is not None or dropped else ""

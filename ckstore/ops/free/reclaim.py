@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, InsufficientSpace, UnknownOutcome
-from ckstore.fs import files, locks
+from ckstore.fs import files
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector, EnterCandidates
@@ -70,19 +70,6 @@ def _moved(context: Context, staging: Staging) -> Inside | None:
         if error.errno not in files.NO_SPACE:
             raise
         return None
-
-
-def discard_path(context: Context, path: Inside, undo_s: float = 0) -> None:
-    """Move an unused directory in ``staging/`` to trash and empty it; a used one stays for the next opener."""
-    try:
-        lock = locks.try_exclusive(path)
-        if lock is None:
-            return
-        with lock:
-            trash.move_to_trash(context.layout, path, lock, undo_s=0 if context.shared else undo_s)
-    except OSError:  # the next opener sweeps it
-        return
-    give_back(context)
 
 
 def give_back(context: Context, digests: Iterable[str] = (), *, purge: bool = False) -> None:

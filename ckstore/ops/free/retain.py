@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.mirrored import behind, not_yet, spared
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
-from ckstore.ops.refs.protection import check_tags, pins_by_checkpoint
+from ckstore.ops.refs.protection import check_tags, pins_by_id
 
 # Who has it alone is dropping it, which takes a moment; then the next newest is held instead.
 _GUARD_TIMEOUT_S = 1.0
@@ -59,9 +59,11 @@ def plan_retention(
         if not stored.by_run and not stored.default and stored.budget is None:
             _refuse_no_policy(context)
     now = datetime.now(UTC)
-    looked_at = infos(context, run)
+    every = infos(context, run, superseded=True)
+    looked_at = [info for info in every if not info.superseded]
     history = _history(context, now, looked_at, rules, budget, urgent=urgent)
-    return _plan(context, rules, now, history, sure=sure, budget=budget)
+    beside = _beside(context, now, [info for info in every if info.superseded], rules, budget)
+    return _plan(context, rules, now, history, sure=sure, budget=budget, beside=beside)
 
 
 def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> RetentionPlan:
@@ -125,7 +127,8 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> Retention
 def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
     """Return the newest so many of a run with all whose step `every` does not divide, and the names of the newest."""
     at = chosen(context, run, newest=newest, off_every=every)
-    if at is not None and len(found := infos(context, run, at=at)) == len(at):  # then none that is left out is newer
+    found = [] if at is None else [info for info in infos(context, run, at=at) if not info.superseded]
+    if at is not None and len(found) == len(at):  # then none that is left out is newer
         return found, {info.name for info in found[-newest:]}
     last = {info.name: info for info in infos(context, run, newest=newest)}
     others = {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
@@ -140,15 +143,16 @@ def _plan(
     *,
     sure: bool,
     budget: Budget | None = None,
+    beside: Mapping[str, Mapping[str, int]] | None = None,
 ) -> RetentionPlan:
     """Plan until everything that the plan drops, and everything that outranks it, was looked at: once each."""
     looked_at: set[tuple[str, bool]] = set()
     while True:
-        made = plan(policy, list(history.values()), now, budget)
+        made = plan(policy, list(history.values()), now, budget, beside)
         unsure = [(entry.info, entry.relied_on) for entry in made.entries if entry.relied_on or not entry.keep]
         unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
         known_better = False
-        places = ((each, context.layout.checkpoint(*each[0].key)) for each in unsure)
+        places = ((each, context.layout.checkpoint(each[0].key)) for each in unsure)
         for (info, relied_on), path in through_parents(places):
             looked_at.add((info.name, relied_on))
             facts = history[info.name]
@@ -198,12 +202,12 @@ def _history(
     check_tags(context.layout)
     looked_at = [*looked_at]
     waiting = {} if urgent else spared(context, looked_at)
-    pins = pins_by_checkpoint(context, now)
+    pins = pins_by_id(context, now)
     return {
         info.name: Candidate(
             info=info,
             tags=info.tags,
-            pins=tuple(str(pin) for pin in pins.get(info.key, ())),
+            pins=tuple(str(pin) for pin in pins.get(info.id, ())),
             damage=_misplaced(context, info),
             doubt=context.notices.problems.get(annotation_problem(info), ""),
             wanted_by=waiting.get(info.name, ""),
@@ -211,6 +215,22 @@ def _history(
         )
         for info in looked_at
     }
+
+
+def _beside(
+    context: Context,
+    now: datetime,
+    superseded: Sequence[CheckpointInfo],
+    rules: RetentionPolicy | Mapping[str, RetentionPolicy],
+    budget: Budget | None,
+) -> dict[str, dict[str, int]]:
+    """Return for each run the blobs of superseded checkpoints that a tag or a pin keeps, where there is a budget."""
+    found: dict[str, dict[str, int]] = {}
+    pins = pins_by_id(context, now) if superseded else {}
+    for info in superseded:
+        if (info.tags or info.id in pins) and (budget is not None or _has_budget(rules, info.run)):
+            found[info.run] = found.get(info.run, {}) | _blobs(context, info)
+    return found
 
 
 def _has_budget(rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None, run: str) -> bool:
@@ -221,7 +241,7 @@ def _has_budget(rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None, r
 def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
     """Return the blobs of a checkpoint and their sizes as its directory has them (rule D)."""
     with suppress(FileNotFoundError, NotADirectoryError):  # it went since it was listed
-        return {name: status.st_size for name, status in blobs_in(context.layout.checkpoint(*info.key) / BLOBS)}
+        return {name: status.st_size for name, status in blobs_in(context.layout.checkpoint(info.key) / BLOBS)}
     return {}
 
 
@@ -258,7 +278,7 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     """Lock the newest of the kept checkpoints that is valid now for use, so that no process drops it meanwhile."""
     for info in sorted(kept, key=lambda info: info.order, reverse=True):
         try:
-            lock = locks.lock_shared(context.layout.checkpoint(info.run, info.step), timeout_s=_GUARD_TIMEOUT_S)
+            lock = locks.lock_shared(context.layout.checkpoint(info.key), timeout_s=_GUARD_TIMEOUT_S)
         except (FileNotFoundError, PermissionError, InUse):
             continue
         guarded.enter_context(lock)

@@ -51,5 +51,5 @@ def _own_files(manifest: Manifest) -> set[str]:
 
 def _manifest(context: Context, entry: PlanEntry) -> Manifest | None:
     with suppress(FileNotFoundError, NotADirectoryError):  # it went since the plan was made
-        return glance(context.layout.checkpoint(*entry.info.key), *entry.info.key, context.known.manifests).manifest
+        return glance(context.layout.checkpoint(entry.info.key), entry.info.key, context.known.manifests).manifest
     return None

@@ -7,22 +7,25 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import SupportsIndex
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef, StepExists
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.refs import has_id, parse_ref
+from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
-from ckstore.objects.checkpoints import id_at
+from ckstore.objects.checkpoints import key_with_id
 from ckstore.objects.layout import MANIFEST, RunChange
+from ckstore.objects.publish import give_name
 from ckstore.ops import events
 from ckstore.ops.check.validity import glance
 from ckstore.ops.config_file import GRACE_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free.gc_plan import freed_in_turn
 from ckstore.ops.index.reconcile import reconcile_one, stamps
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import text_of
 from ckstore.ops.refs.listing import infos
 
@@ -42,24 +45,24 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
     entries = [
         (_left_s(layout.trash / name, window_s), name, place)
         for name, place in named
-        if place is not None and step in (None, place[1])
+        if place is not None and step in (None, place.step)
     ]
     entries = sorted(entry for entry in entries if entry[0] > 0)
     freed = freed_in_turn(context, (layout.trash / name for _, name, _ in entries))
     for (left_s, name, place), blobs in zip(entries, freed, strict=True):
         path = layout.trash / name
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # gone, or another user's
-            looked = glance(path, *place, context.known.manifests)
+            looked = glance(path, place, context.known.manifests)
             if looked.manifest is None and not peek.exists(path / MANIFEST):  # a failed save, or nearly taken apart
                 continue
             # Where all waits for a grace, so does the form that a checkpoint had before it was compacted.
-            if id_at(layout.checkpoint(*place)) == looked.manifest_id:
+            if key_with_id(layout, *place.run_step, looked.manifest_id) is not None:
                 continue
             now = datetime.now(UTC)
             dropped = text_of_time(min(now, datetime.fromtimestamp(peek.status(path).st_ctime, UTC)))
             until = text_of_time(now + timedelta(seconds=left_s))
             nbytes = sum(size for _, size in blobs)
-            found.append(Waiting(*place, looked.manifest_id, dropped, until, nbytes, name, looked.problem))
+            found.append(Waiting(*place.run_step, looked.manifest_id, dropped, until, nbytes, name, looked.problem))
     latest = {(one.ref, one.id, one.problem): one for one in sorted(found, key=lambda one: one.dropped)}
     return tuple(sorted(latest.values(), key=lambda one: one.dropped, reverse=True))
 
@@ -82,40 +85,40 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
             command_hint="ckstore gc --now frees what is left of it",
         )
     layout = context.layout
-    path, place = layout.trash / chosen.entry, layout.checkpoint(chosen.run, chosen.step)
+    path, run = layout.trash / chosen.entry, layout.checkpoints / chosen.run
     lock = locks.try_exclusive(path)  # L1: a collector that takes it apart has it
     if lock is None:
         raise _freed(chosen)
     with lock:
-        looked = glance(path, chosen.run, chosen.step)
-        if not lock.names(path) or looked.problem or looked.manifest_id != chosen.id:
+        looked = glance(path, trash.former_place(chosen.entry))
+        if not lock.names(path) or looked.problem or looked.manifest is None or looked.manifest_id != chosen.id:
             raise _freed(chosen)
-        links.make_directory(place.parent)
+        links.make_directory(run)
         with store_locks.lock_run(layout, chosen.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as run_lock:
-            if peek.exists(place):
-                raise _taken(chosen)
             run_lock.check()
             before = layout.run_stamp(chosen.run)
-            try:
-                links.rename(path, place)  # onto a directory that is not empty it fails: a save was faster
-            except OSError as error:
-                if error.errno in links.ALREADY_THERE:
-                    raise _taken(chosen) from error
-                raise
+            key, existing = give_name(layout, path, lock, chosen.run, chosen.step, chosen.id)
+            if existing is not None:  # it came by a pull meanwhile, or was brought back from another entry
+                raise _freed(chosen)
             change = RunChange(before, layout.run_stamp(chosen.run))
         # The new parent first (law N4); trash/ last, so that after a power cut it is in one place at least. In staging/
         # the name that it was saved under may not be gone durably, if its saver and who dropped it died (law N3).
-        for folder in (place.parent, layout.checkpoints, layout.staging, layout.trash):
+        for folder in (run, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
-        context.known.directories.changed((chosen.run, chosen.step), peek.status(place).st_ino, change)
+        context.known.directories.changed(key, peek.status(layout.checkpoint(key)).st_ino, change)
     # Not while it is held: its directory is locked for use to be looked at.
     with suppress(CkstoreError, OSError):  # else the next opening enters it
-        reconcile_one(context, (chosen.run, chosen.step), timeout_s=_CATALOG_TIMEOUT_S)
+        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
-    found = infos(context, at=stamps(context, [(chosen.run, chosen.step)]))
-    if not found:  # dropped again by another process
+    of_step = infos(context, at=stamps(context, layout.of_step(chosen.run, chosen.step)), superseded=True)
+    found = next((info for info in of_step if info.id == chosen.id), None)
+    if found is None:  # dropped again by another process
         raise _freed(chosen)
-    return found[0]
+    if found.superseded:
+        warn(
+            f"{chosen.ref} has a newer checkpoint: {short_id(found.id)} names the one that came back; tag it to keep it"
+        )
+    return found
 
 
 def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Waiting:
@@ -152,12 +155,6 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
 
 def _whole_first(found: Iterable[Waiting]) -> list[Waiting]:
     return sorted(found, key=lambda one: bool(one.problem))
-
-
-def _taken(chosen: Waiting) -> StepExists:
-    return StepExists(
-        f"{chosen.ref} is another checkpoint by now", hint=f"delete it first, which can be undone, too: {chosen.ref}"
-    )
 
 
 def _freed(chosen: Waiting) -> NoSuchRef:

@@ -99,7 +99,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
         return None
     found = context.catalog.propose({run: one.names for run, one in runs.items()}, newest=1)
     newest = found.newest
-    if newest.wrong_count or any(context.layout.stamp(*place) != stamp for place, stamp in newest.stamps.items()):
+    if newest.wrong_count or any(context.layout.stamp(place) != stamp for place, stamp in newest.stamps.items()):
         return None
     published = {place for one in runs.values() for place in found.unknown if place in one.published}
     return published | found.missing
@@ -111,13 +111,13 @@ def _differing(context: Context, listing: Mapping[CheckpointKey, Stamp], runs: s
         published = context.layout.stamps()
     else:
         published = {place: stamp for run in runs for place, stamp in context.layout.stamps(run).items()}
-    known = listing if runs is None else {place: stamp for place, stamp in listing.items() if place[0] in runs}
+    known = listing if runs is None else {place: stamp for place, stamp in listing.items() if place.run in runs}
     return set() if known == published else {place for place, _ in known.items() ^ published.items()}
 
 
 def _replaced(context: Context) -> set[CheckpointKey]:
-    """Return the checkpoints that others replaced, also where the new directory has the old inode number."""
+    """Return the directories that hold another checkpoint than the catalog says, also with the same inode number."""
     from ckstore.objects.checkpoints import id_at
 
     known = {info.key: info.id for info in context.catalog.infos()}
-    return {place for place, known_id in known.items() if id_at(context.layout.checkpoint(*place)) != known_id}
+    return {place for place, known_id in known.items() if id_at(context.layout.checkpoint(place)) != known_id}

@@ -42,8 +42,8 @@ _OF_MANIFEST = (
 
 
 def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
-    """Return what the manifest at a place (run, step) says. Annotations and tags are not in it."""
-    path = context.layout.checkpoint(*place)
+    """Return what the manifest in a directory says. Annotations and tags are not in it."""
+    path = context.layout.checkpoint(place)
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:
         # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
@@ -61,9 +61,9 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
             context.known.manifests.remember_facts(stamp, facts)
-    if (facts.run, facts.step) != place:
-        raise DamagedBlob(f"{where} says that it is {facts.name}")
-    return facts
+    if not place.fits(facts.run, facts.step, facts.id):
+        raise DamagedBlob(f"{where} says that it is {facts.name} with id {facts.id}")
+    return facts if facts.key == place else replace(facts, directory=place.directory)
 
 
 def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
@@ -80,14 +80,14 @@ def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple
     """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
     if (info.durable, info.tags) != (context.durable, tags):
         info = replace(info, durable=context.durable, tags=tags)
-    return with_small_files(context, info, runs.small_files(info.run, info.step))
+    return with_small_files(context, info, runs.small_files(info.key))
 
 
 def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
     """Write the row of a checkpoint again if it says something else than the manifest, and say so."""
-    place = (facts.run, facts.step)
+    place = facts.key
     try:
-        rows, _, _ = context.catalog.current({place: context.layout.stamp(*place)}, seek=True)
+        rows, _, _ = context.catalog.current({place: context.layout.stamp(place)}, seek=True)
     except CatalogUnavailable:  # then no row says anything
         return
     # Only then: a reader must not take the catalog's lock for a row that is right.
@@ -149,10 +149,10 @@ def propose(
     # A wrong row could hide that its checkpoint is the newest.
     if found.newest.wrong_count or len(found.unknown) > _MOST_UNKNOWN:
         return None
-    published = {place: runs.stamp(*place) for place in (*found.newest.stamps, *found.unknown)}
+    published = {place: runs.stamp(place) for place in (*found.newest.stamps, *found.unknown)}
     if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):
         return None  # the checkpoint there may be older than others
     for place in context.known.distrusted.keys() - published.keys():  # its row may hide that it is the newest
-        if str(place[1]) in listed.get(place[0], {}):
-            published[place] = runs.stamp(*place)
+        if place.directory in listed.get(place.run, {}):
+            published[place] = runs.stamp(place)
     return Proposed(listed, published, found.unknown)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import Published, Stamp
     from ckstore.objects.checkpoints import Verdict
 
-Note = Callable[[str, int, "Verdict"], None]
+Note = Callable[[CheckpointKey, "Verdict"], None]
 
 # A rebuild holds the lock for half a second at a time, so a process that waits longer waits for something else.
 TIMEOUT_S = 30.0
@@ -38,12 +38,12 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | 
     # found at each place; it must not use the catalog.
     from ckstore.objects.checkpoints import look
 
-    def look_at(run: str, step: int) -> Published | None:
-        found = look(context.layout, run, step)
+    def look_at(key: CheckpointKey) -> Published | None:
+        found = look(context.layout, key)
         if found.problem and not found.is_closed:
-            context.notices.problems[f"{run}@{step}"] = f"incomplete checkpoint, left alone: {found.problem}"
+            context.notices.problems[key.name] = f"incomplete checkpoint, left alone: {found.problem}"
         if note is not None:
-            note(run, step, found)
+            note(key, found)
         return found.published
 
     waiting = deque(keys)
@@ -57,8 +57,8 @@ def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> 
         return
     from ckstore.objects.checkpoints import look
 
-    def look_at(run: str, step: int) -> Published | None:
-        return look(context.layout, run, step).published
+    def look_at(key: CheckpointKey) -> Published | None:
+        return look(context.layout, key).published
 
     context.catalog.reconcile([key], look_at, timeout_s=timeout_s)
 
@@ -82,7 +82,7 @@ def runs_in_doubt(context: Context) -> set[str]:
 
 def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKey, Stamp]:
     """Return which checkpoint each key has, where there is one."""
-    found = ((key, context.layout.stamp(*key)) for key in keys)
+    found = ((key, context.layout.stamp(key)) for key in keys)
     return {key: stamp for key, stamp in found if stamp is not None}
 
 
@@ -123,7 +123,7 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
         warn(said)
     for place in () if damaged_count else places:
         # With the stamp: a checkpoint that is saved there later has a row of its own, which counts.
-        context.known.distrusted[place] = context.layout.stamp(*place)
+        context.known.distrusted[place] = context.layout.stamp(place)
     if context.readonly or context.writes_disabled_because:
         return
     try:
@@ -142,5 +142,5 @@ def _damaged(count: int) -> str:
 
 
 def _forged(places: Collection[CheckpointKey]) -> str:
-    named = some_of([f"{run}@{step}" for run, step in sorted(places)], 3)
+    named = some_of([key.name for key in sorted(places)], 3)
     return f"the catalog and the manifest disagree about {named}; the manifest counts"

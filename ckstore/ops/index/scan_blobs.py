@@ -81,7 +81,7 @@ class StoreInventory:
     """Counts, as `note` is called for each checkpoint and then `look_at_blobs` once."""
 
     layout: Layout
-    places: set[CheckpointKey] = field(default_factory=set)  # complete checkpoints, by run and step
+    places: set[CheckpointKey] = field(default_factory=set)  # complete checkpoints
     incomplete: list[Incomplete] = field(default_factory=list)  # directories that are not complete checkpoints
     # Blobs in ``blobs/`` that no complete checkpoint names, and their sizes.
     orphans: dict[str, int] = field(default_factory=dict)
@@ -91,17 +91,17 @@ class StoreInventory:
     _uses: dict[str, _Use] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)
 
-    def note(self, run: str, step: int, found: Verdict) -> None:
+    def note(self, key: CheckpointKey, found: Verdict) -> None:
         """Count what was found at one place."""
         if found.problem:
-            self.incomplete.append(Incomplete(run, step, found.problem))
+            self.incomplete.append(Incomplete(*key.run_step, found.problem))
         if found.published is None:
             return
-        self.places.add((run, step))
+        self.places.add(key)
         for blob in found.published.manifest.stored:
             if blob.digest in found.published.elsewhere:
                 continue
-            use = self._uses.setdefault(blob.digest, _Use(blob.nbytes, 0, (run, step)))
+            use = self._uses.setdefault(blob.digest, _Use(blob.nbytes, 0, key))
             use.count += 1
 
     def look_at_blobs(self) -> None:
@@ -134,7 +134,7 @@ class StoreInventory:
             # By checkpoint: each is locked once for all names that it can give.
             by_place[use.place].append((digest, use.nbytes))
         return sum(
-            len(restore_names(self.layout, self.layout.checkpoint(*place), lost)) for place, lost in by_place.items()
+            len(restore_names(self.layout, self.layout.checkpoint(place), lost)) for place, lost in by_place.items()
         )
 
     @property

@@ -117,7 +117,7 @@ class _Known:
     def look(self, places: set[CheckpointKey], rows: Rows) -> None:
         self.looked = self.looked or bool(places)
         layout = self._context.layout
-        stamps = layout.stamps() if len(places) > _MANY else {place: layout.stamp(*place) for place in places}
+        stamps = layout.stamps() if len(places) > _MANY else {place: layout.stamp(place) for place in places}
         for place in places:
             stamp = stamps.get(place)
             row = rows.get(place)

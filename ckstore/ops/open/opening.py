@@ -17,27 +17,25 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse, NewerFormat, StoreNotFound
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.host import probe
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.owner import may_give
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
 from ckstore.model.doctor.place import PlaceFacts, check_place, durability
-from ckstore.model.seal import read, to_write
-from ckstore.model.settings.settings import StoreSettings, parse_settings
+from ckstore.model.seal import to_write
+from ckstore.model.settings.settings import CHECKPOINT_IDS, SETTINGS_MAX_BYTES, StoreSettings, parse_settings
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import Layout
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.context import Context
 from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, place_of, refuse_foreign, why_shared
 from ckstore.ops.notices import warn
-from ckstore.ops.refs.listing import fill_dead
+from ckstore.ops.settings_file import read_settings
 
 # Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
 _LOCK_TIMEOUT_S = 30.0
-NO_DIRECTORY_HINT = "a store is a directory, and this is not one"
-_SETTINGS_MOST_BYTES = 2**20
 # Closed to others: a user who wants a shared store opens it knowingly.
 _DIRECTORY_MODE = 0o700
 _NEW = "not made yet"
@@ -48,7 +46,9 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already."""
     peek.open_closed_streams()
     now = text_of_time(datetime.now(UTC))
-    settings = StoreSettings(uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now)
+    settings = StoreSettings(
+        uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now, requires=(CHECKPOINT_IDS,)
+    )
     settings.algorithm.start()  # raises here if the package for it is missing
     layout = Layout(root)
     if not peek.exists(layout.settings):
@@ -82,7 +82,7 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
     try:
         where = str(layout.settings)
-        data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
+        data = to_write(settings, parse_settings, most_bytes=SETTINGS_MAX_BYTES, where=where)
         # Whole and durable before it has its name (law D1): with store.json the store exists.
         files.create_file(fresh, data, mode=0o444)
         links.link(fresh, layout.settings)  # never over another
@@ -134,24 +134,6 @@ def remove_leftovers(layout: Layout) -> None:
                 links.unlink(layout.root / name)
 
 
-def read_settings(root: Path) -> StoreSettings:
-    """Return what ``store.json`` says."""
-    path = Layout(root).settings
-    try:
-        data = files.read_file(path, most_bytes=_SETTINGS_MOST_BYTES)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreNotFound(f"there is no store at {root}", hint=_hint(root)) from error
-    return read(data, parse_settings, str(path))
-
-
-def _hint(root: Path) -> str:
-    """Say what to do where no store is."""
-    if (found := peek.find(root)) is not None and not stat.S_ISDIR(found.st_mode):
-        return NO_DIRECTORY_HINT
-    inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
-    return f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"
-
-
 def recover(context: Context) -> list[str]:
     """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know."""
     # Called twice, or by several processes at once, it does no harm. Raises OSError: the system refused; the store is
@@ -168,14 +150,16 @@ def recover(context: Context) -> list[str]:
     finally:
         # Even if the trial failed: other processes may have made the directories and died (rule F).
         _make_store_durable(context)
+    if CHECKPOINT_IDS not in context.settings.requires:
+        from ckstore.ops.open.convert import convert  # few stores are of a draft
+
+        # Before the sweep, to which what a draft was replacing looks like a dead save.
+        notes += [f"not converted: {text}" for text in convert(context).left]
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
-        # Before the sweep: a half-done replacement needs both of its stagings.
-        fill_dead(context)
         trash.sweep_staging(layout)  # gc makes the move durable before it takes them apart (rule F)
     probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
-        # After the gaps are filled, so that the catalog hears of what came back.
         said = catch_up(context, "names")
     except NewerFormat:
         raise

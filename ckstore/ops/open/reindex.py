@@ -40,7 +40,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     links.make_missing(layout.directories)  # a copy may have left out empty ones
     # Before anything is put aside: a full disk with half a catalog is worse than an old one.
     _check_space(context)
-    places = sorted((run, step) for run, step, _ in layout.published())
+    places = sorted(key for key, _ in layout.published())
     shown = _Shown(context, places, progress, relink=relink)
     # Before the blobs are counted, so that the report has the link counts of afterwards.
     relinked = _relink(context, shown.blob_bytes) if relink else None
@@ -48,9 +48,9 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = StoreInventory(layout)
 
-    def note(run: str, step: int, found: Verdict) -> None:
-        census.note(run, step, found)
-        shown.manifest_of(run, step)
+    def note(key: CheckpointKey, found: Verdict) -> None:
+        census.note(key, found)
+        shown.manifest_of(key)
 
     # In batches, so that saves of other processes go on meanwhile.
     reconcile_all(context, places, note)
@@ -71,12 +71,12 @@ def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
     staging = Staging.create(context.layout, trash.RELINKING, None)
     try:
         relinker = Relinker(context.layout, staging.path, report)
-        places = sorted((run, step) for run, step, _ in context.layout.published())
-        for run, step in places:
-            relinker.checkpoint(run, step)
+        places = sorted(key for key, _ in context.layout.published())
+        for key in places:
+            relinker.checkpoint(key)
         if relinker.found_damage:  # a right file may have turned up after a checkpoint that lacks one
-            for run, step in places:
-                relinker.checkpoint(run, step)
+            for key in places:
+                relinker.checkpoint(key)
     except BaseException:
         staging.lock.release()
         raise
@@ -113,7 +113,7 @@ class _Shown:
         self._blob_bytes = self._manifest_bytes = self._all_bytes = 0
         if progress is None:
             return
-        self._sizes = {place: _size(context.layout.checkpoint(*place) / MANIFEST) for place in places}
+        self._sizes = {place: _size(context.layout.checkpoint(place) / MANIFEST) for place in places}
         self._all_bytes = sum(self._sizes.values())
         if relink:  # at most: what is linked as it should be is not read
             self._all_bytes += sum(_size(path) for path in canonical_blobs(context.layout))
@@ -123,9 +123,9 @@ class _Shown:
         self._blob_bytes = done_bytes
         self._tell()
 
-    def manifest_of(self, run: str, step: int) -> None:
+    def manifest_of(self, key: CheckpointKey) -> None:
         """Take note that a manifest was read."""
-        self._manifest_bytes += self._sizes.get((run, step), 0)
+        self._manifest_bytes += self._sizes.get(key, 0)
         self._tell()
 
     def _tell(self) -> None:
@@ -144,9 +144,9 @@ def _report(
 ) -> ReindexReport:
     tags = context.layout.tags()
     problems = [
-        f"the tag {name} names {run}@{step}, which does not exist"
-        for name, (run, step) in sorted(tags.items())
-        if (run, step) not in census.places
+        f"the tag {name} names {key.name}, which does not exist"
+        for name, key in sorted(tags.items())
+        if key not in {place.any_generation for place in census.places}
     ]
     doubtful = doubtful_tags(context.layout).items()
     problems += [f"{problem}, so that nothing is dropped; {way_out(name)}" for name, problem in doubtful]
@@ -176,9 +176,9 @@ def _report(
 
 def _bad_annotations(context: Context, places: set[CheckpointKey]) -> list[str]:
     problems = []
-    for run, step in sorted(places):
+    for key in sorted(places):
         try:
-            read_annotations(context.layout.checkpoint(run, step))
+            read_annotations(context.layout.checkpoint(key))
         except (CkstoreError, OSError) as error:
-            problems.append(f"what was added to {run}@{step} cannot be read: {error}")
+            problems.append(f"what was added to {key.name} cannot be read: {error}")
     return problems

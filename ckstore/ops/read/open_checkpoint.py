@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ckstore.errors import BadInput, CkstoreError, NoSuchRef
+from ckstore.fs import peek
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside, Where
 from ckstore.model.brief import BriefList, brief
@@ -24,8 +25,9 @@ from ckstore.model.names import plain
 from ckstore.model.reports.diff import type_text
 from ckstore.model.sizes import size_text
 from ckstore.model.words import named
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id
 from ckstore.objects.documents.annotations import read_annotations
+from ckstore.objects.layout import Layout
 from ckstore.ops.acts import act
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
@@ -339,7 +341,7 @@ def open_path(path: Path, max_bytes: int | None = None) -> OpenCheckpoint:
     except (FileNotFoundError, NotADirectoryError) as error:
         msg = f"{path} is not a directory"
         raise BadInput(
-            msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP, or a copy of it"
+            msg, hint="give the directory of one checkpoint: STORE/checkpoints/RUN/STEP.ID, or a copy of it"
         ) from error
     with _closed_by_an_error(directory):
         info = replace(_info_of_open(directory), durable=examine(path).durable)
@@ -368,7 +370,7 @@ def _open_again(top: Path, parts: tuple[str, ...], info: CheckpointInfo, max_byt
 
 def _again(path: Where, info: CheckpointInfo) -> CheckpointDirectory:
     try:
-        directory = CheckpointDirectory.at(path)
+        directory = CheckpointDirectory.at(_now_at(path, info))
     except FileNotFoundError as error:
         msg = f"{info.name} is no longer in {path}: it was removed since it was opened"
         raise NoSuchRef(msg, hint="keep it open in the process that opened it, or pin it") from error
@@ -378,6 +380,15 @@ def _again(path: Where, info: CheckpointInfo) -> CheckpointDirectory:
         msg = f"{path} was replaced since {info.name} was opened there"
         raise NoSuchRef(msg, hint="keep it open in the process that opened it, or pin it")
     return directory
+
+
+def _now_at(path: Where, info: CheckpointInfo) -> Where:
+    """Return where a checkpoint lies that was opened at `path`: a compaction gives it another directory."""
+    if not isinstance(path, Inside) or path.parts[:1] != ("checkpoints",) or peek.exists(path):
+        return path
+    layout = Layout(Path(path.top))
+    key = key_with_id(layout, info.run, info.step, info.id)
+    return path if key is None else layout.checkpoint(key)
 
 
 def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:

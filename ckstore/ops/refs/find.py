@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from dataclasses import replace
 from typing import Literal, SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.best import Best
-from ckstore.model.checkpoint.refs import BEST, Ref, has_id, is_latest_valid, parse_ref, resolve
+from ckstore.model.checkpoint.refs import BEST, Ref, is_latest_valid, parse_ref, resolve
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.shared.two_renames import Gap
 from ckstore.ops.context import Context, tags_by_checkpoint
-from ckstore.ops.index.facts import as_it_is, sure
+from ckstore.ops.index.facts import as_it_is, facts_at, sure
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.notices import way_in
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
-from ckstore.ops.refs.listing import infos, refuse_unfinished, settle
+from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
 
 T = TypeVar("T")
@@ -47,42 +46,52 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         return latest
     # From refs/ and not from the catalog, which may not have heard of a tag yet.
     tags = context.layout.tags()
-    key = _key_of(context, parsed, tags)
-    if key is not None and (present := infos(context, at=stamps(context, [key]))):
-        return present[0]
-    if key is not None:
-        _refuse_damaged(context, key)
-    elif parsed.kind == "tag" and (problem := doubtful_tags(context.layout).get(parsed.value)):
+    keys = _keys_of(context, parsed, tags)
+    present = infos(context, at=stamps(context, keys), superseded=True)
+    if parsed.kind == "step" or not present:
+        _refuse_damaged(context, keys, present)
+    if present:
+        return present[-1] if parsed.kind == "step" else _marked(context, present[-1])
+    if parsed.kind == "tag" and (problem := doubtful_tags(context.layout).get(parsed.value)):
         raise damaged_tag(parsed.value, problem)
-    listed = infos(context)
-    if key is not None and all(info.key != key for info in listed):  # or `resolve` might name that step of another run
-        refuse_unfinished(context, key[0], lambda gap: gap.key == key)
     try:
-        return resolve(parsed, listed, tags)
+        return among_all(context, parsed)
     except NoSuchRef as error:
         missed = error
     # Not in the `except`: the error keeps the one that the caller was handling.
-    refuse_unfinished(context, parsed.run, partial(_has_id, parsed))
-    raise missed if key is None else _missed(context, key, missed)
+    raise missed if keys or parsed.kind not in ("step", "tag") else _missed(context, parsed, missed)
 
 
-def _missed(context: Context, key: CheckpointKey, error: NoSuchRef) -> NoSuchRef:
-    """Return the error for a step that is not there, with what is left of it."""
-    name = f"{key[0]}@{key[1]}"
-    if context.layout.inode(*key) is not None:
-        msg = f"{error.message}; but {context.layout.checkpoint(*key)} is there, and is no whole checkpoint"
-        return NoSuchRef(msg, hint="ckstore verify says what it lacks")
-    if not trash.waits(context.layout, *key):
+def among_all(context: Context, ref: Ref) -> CheckpointInfo:
+    """Return the checkpoint that `ref` names among all that the store has."""
+    listed = infos(context, superseded=True)
+    incomplete = {key for key, _ in context.layout.published()} - {info.key for info in listed}
+    return resolve(ref, listed, context.layout.tags(), incomplete)
+
+
+def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
+    """Return a checkpoint that was found by its id with whether another one of its step supersedes it."""
+    of_step = context.layout.of_step(info.run, info.step)
+    if len(of_step) < 2:
+        return info
+    listed = infos(context, at=stamps(context, of_step), superseded=True)
+    superseded = any(other.id != info.id and other.order > info.order for other in listed)
+    return replace(info, superseded=superseded)
+
+
+def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
+    """Return the error for a step or a tag that is not there, with the way to get it back if it was dropped."""
+    if ref.kind == "tag":
+        target = context.layout.tags().get(ref.value)
+        run_step = None if target is None else target.run_step
+    else:
+        run_step = (_run_of_step(context, ref), int(ref.value))
+    if run_step is None or not trash.waits(context.layout, *run_step):
         return error
+    name = f"{run_step[0]}@{run_step[1]}"
     by_command = f"{name} was deleted; ckstore undo {name} brings it back"
     hint = f"{name} was deleted; store.undelete({name!r}) brings it back"
     return NoSuchRef(error.message, hint=hint, command_hint=by_command)
-
-
-def _has_id(ref: Ref, gap: Gap) -> bool:
-    from ckstore.objects.checkpoints import id_at
-
-    return ref.kind == "id" and has_id(ref, id_at(gap.old) or "")
 
 
 def text_of(ref: str | SupportsIndex) -> str:
@@ -97,60 +106,84 @@ def text_of(ref: str | SupportsIndex) -> str:
     raise BadInput(f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}")
 
 
-def _refuse_damaged(context: Context, key: CheckpointKey) -> None:
-    """Raise if a directory with a manifest is there, and it is not a whole checkpoint: another answer would mislead."""
+def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Sequence[CheckpointInfo]) -> None:
+    """Raise if one of the directories has a manifest, is no whole checkpoint, and none of `present` is newer."""
+    # Of a step whose newest checkpoint is damaged an older one is not what was asked for.
     from ckstore.objects.checkpoints import look
 
-    if context.layout.stamp(*key) is None and not context.layout.passed_over:
-        return
-    found = look(context.layout, *key)
-    if found.is_closed:
-        raise CkstoreError(found.problem, hint=way_in(context.layout, context.layout.checkpoint(*key).inner))
-    if found.published is None and found.problem and not found.is_another:
-        hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
-        raise DamagedBlob(found.problem, hint=hint)
+    for key in sorted({*keys} - {info.key for info in present}):
+        if context.layout.stamp(key) is None and not context.layout.passed_over:
+            continue
+        found = look(context.layout, key)
+        if found.is_closed and not present:
+            raise CkstoreError(found.problem, hint=way_in(context.layout, context.layout.checkpoint(key).inner))
+        if found.published is not None or found.is_closed or found.is_another or not found.problem:
+            continue
+        try:
+            # Of one checkpoint another form is whole.
+            is_older = bool(present) and facts_at(context, key).order[:3] <= present[-1].order[:3]
+        except (FileNotFoundError, NotADirectoryError, DamagedBlob):
+            is_older = bool(present)  # without a manifest nothing tells that it is newer
+        if not is_older:
+            hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
+            raise DamagedBlob(found.problem, hint=hint)
 
 
-def _key_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> CheckpointKey | None:
-    """Return the key that is meant if a checkpoint is there, which `resolve` would say, too; else it decides."""
+def _keys_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> list[CheckpointKey]:
+    """Return the directories that a tag, a step or a whole id can mean; of other refs, and without one, `resolve` says.
+
+    For a tag these are the generations of one checkpoint, for a step all checkpoints of it.
+    """
     if ref.kind == "tag":
-        key = tags.get(ref.value)
-        return key if key is not None and ref.run in (None, key[0]) else None
+        target = tags.get(ref.value)
+        if target is None or ref.run not in (None, target.run):
+            return []
+        of_step = context.layout.of_step(*target.run_step)
+        # A tag of a draft names the step alone; it is rewritten when the store is converted.
+        return [key for key in of_step if key.any_generation == target] or (of_step if target.is_draft else [])
     if ref.kind == "id":
-        return _key_of_whole_id(context, ref)
-    if ref.kind != "step":
-        return None
-    runs = [DEFAULT_RUN] if ref.run is None else [ref.run]
-    if ref.run is None and len(names := context.layout.runs()) == 1:
-        runs = names
-    return runs[0], int(ref.value)
+        return _keys_of_whole_id(context, ref)
+    return context.layout.of_step(_run_of_step(context, ref), int(ref.value)) if ref.kind == "step" else []
 
 
-def _key_of_whole_id(context: Context, ref: Ref) -> CheckpointKey | None:
-    """Return where the catalog has a whole id, if the manifest there has it: then no other checkpoint can be meant."""
+def _run_of_step(context: Context, ref: Ref) -> str:
+    if ref.run is not None:
+        return ref.run
+    return names[0] if len(names := context.layout.runs()) == 1 else DEFAULT_RUN
+
+
+def _keys_of_whole_id(context: Context, ref: Ref) -> list[CheckpointKey]:
+    """Return where the catalog has a whole id, if the manifests there have it: then no other can be meant."""
     from ckstore.objects.checkpoints import id_at
 
     if not is_digest(ref.value):
-        return None
+        return []
     try:
-        places = context.catalog.places_of_id(ref.value)
+        keys = context.catalog.places_of_id(ref.value)
     except CatalogUnavailable:
-        return None
-    if len(places) != 1 or ref.run not in (None, places[0][0]):
-        return None
-    return places[0] if id_at(context.layout.checkpoint(*places[0])) == ref.value else None
+        return []
+    if len({key.run_step for key in keys}) != 1 or ref.run not in (None, keys[0].run):
+        return []
+    return [key for key in keys if id_at(context.layout.checkpoint(key)) == ref.value]
 
 
 def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
-    from ckstore.objects.checkpoints import id_at
+    from ckstore.objects.checkpoints import id_at, key_with_id
 
-    settle(context)
-    if id_at(context.layout.checkpoint(wanted.run, wanted.step)) != wanted.id:
-        refuse_unfinished(context, wanted.run, lambda gap: id_at(gap.old) == wanted.id)
+    fitting = [key for key in context.layout.of_step(wanted.run, wanted.step) if key.fits(*wanted.key[:2], wanted.id)]
+    forms = infos(context, at=stamps(context, fitting)) if len(fitting) > 1 else []
+    if (form := next((info for info in reversed(forms) if info.id == wanted.id), None)) is not None:
+        return _marked(context, form)
+    key: CheckpointKey | None = wanted.key
+    if id_at(context.layout.checkpoint(wanted.key)) != wanted.id:  # dropped, or compacted since
+        key = key_with_id(context.layout, wanted.run, wanted.step, wanted.id)
+    if key is None:
         msg = f"checkpoint {wanted.name} with id {wanted.id} is no longer in the store"
         raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
+    found = replace(wanted, directory=key.directory)
     with context.layout.open_runs() as runs:
-        return as_it_is(context, runs, wanted, tags_by_checkpoint(context.layout).get(wanted.key, ()))
+        known = as_it_is(context, runs, found, tags_by_checkpoint(context.layout).get(key.any_generation, ()))
+    return _marked(context, known)
 
 
 def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
@@ -160,13 +193,13 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
     for _ in range(_OPEN_TRIES):
         info = find(context, ref)
         try:
-            directory = open_checked(context, context.layout.checkpoint(info.run, info.step))
+            directory = open_checked(context, context.layout.checkpoint(info.key))
         except FileNotFoundError:  # dropped between finding and locking: look again
             continue
-        # Compared under the lock: from here on it cannot be replaced.
+        # Compared under the lock: from here on it cannot be dropped.
         if directory.manifest_id == info.id:
             return directory
-        directory.close()  # replaced between finding and locking, or its row is wrong
+        directory.close()  # its row is wrong
         with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next look tells
             sure(context, info)
     raise NoSuchRef(f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened")

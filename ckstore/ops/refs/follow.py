@@ -19,7 +19,7 @@ from ckstore.fs import files
 from ckstore.fs.notify import Watch
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
-from ckstore.model.names import DEFAULT_RUN, STEP_PATTERN, CheckpointKey, check_run
+from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run, key_of
 from ckstore.ops.acts import act, places_of
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, find
@@ -52,7 +52,7 @@ class Follower:
         self._after = after
         self._timeout_s = timeout_s
         self._given: dict[CheckpointKey, Stamp] = {}
-        self._ids: dict[CheckpointKey, str] = {}
+        self._ids: set[str] = set()
         self._ready: deque[CheckpointInfo] = deque()
         self._torn: set[str] = set()
         self._watch: Watch | None = None
@@ -133,7 +133,6 @@ class Follower:
                 self._watch = Watch.of(self._context.layout.checkpoints / self.run)
             names = None
         stamps = self._stamps(names)
-        # By stamp, so that a checkpoint that was replaced is given again.
         fresh = {place: stamp for place, stamp in stamps.items() if self._given.get(place) != stamp}
         if not fresh:
             return
@@ -144,12 +143,14 @@ class Follower:
         ):
             with suppress(PermissionError):  # who may only read the checkpoints
                 files.sync_directory(parent)
-        found = infos(self._context, at=fresh)
+        found = infos(self._context, at=fresh, superseded=True)
         # A directory without a whole checkpoint, as in the middle of a restore: looked at again each time.
-        self._torn = {str(step) for _, step in fresh.keys() - {info.key for info in found}}
+        self._torn = {key.directory for key in fresh.keys() - {info.key for info in found}}
         self._given |= {info.key: fresh[info.key] for info in found}
-        new = [info for info in found if self._ids.get(info.key) != info.id]  # a compaction makes another directory
-        self._ids |= {info.key: info.id for info in new}
+        # By id: a compaction makes another directory of the same checkpoint.
+        new = [info for info in {info.id: info for info in found}.values() if info.id not in self._ids]
+        new = [info for info in new if not info.superseded]
+        self._ids |= {info.id for info in new}
         self._ready.extend(info for info in new if self._after is None or info.order > self._after.order)
 
     def _stamps(self, names: set[str] | None) -> dict[CheckpointKey, Stamp]:
@@ -158,10 +159,9 @@ class Follower:
             self._all_at_s = time.monotonic()
             found = layout.stamps(self.run)
             self._given = {place: stamp for place, stamp in self._given.items() if place in found}
-            self._ids = {place: known for place, known in self._ids.items() if place in found}
         else:
-            steps = [int(name) for name in names if STEP_PATTERN.match(name)]
-            found = {(self.run, step): layout.stamp(self.run, step) for step in steps}
+            keys = [key for name in names if (key := key_of(self.run, name)) is not None]
+            found = {key: layout.stamp(key) for key in keys}
         return {place: stamp for place, stamp in found.items() if stamp is not None}
 
     def _wait(self, timeout_s: float) -> set[str] | None:

@@ -21,7 +21,7 @@ from ckstore.model.checkpoint.tag import Tag, tag_text
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, check_tag
 from ckstore.model.times import expiry, text_of_time
-from ckstore.objects.checkpoints import id_at
+from ckstore.objects.checkpoints import key_with_id
 from ckstore.objects.documents.annotations import add_annotations
 from ckstore.objects.documents.pins import read_pins, remove_pin, write_pin
 from ckstore.objects.layout import Layout
@@ -34,17 +34,17 @@ from ckstore.ops.refs.protection import doubtful_tags, gone, held, way_out
 _CATALOG_TIMEOUT_S = 5.0
 
 
-def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
+def write_tag(layout: Layout, tag: str, key: CheckpointKey) -> None:
     """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step."""
-    _point(layout, tag, run, step)
+    _point(layout, tag, key)
     files.sync_directory(layout.refs)
 
 
-def _point(layout: Layout, tag: str, run: str, step: int) -> None:
+def _point(layout: Layout, tag: str, key: CheckpointKey) -> None:
     # The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
-        links.symlink(tag_text(run, step), fresh)
+        links.symlink(tag_text(key), fresh)
         # Renamed over the old one: at no moment does the tag name nothing, which would leave its checkpoint
         # unprotected.
         links.rename(fresh, layout.refs / tag)
@@ -61,7 +61,7 @@ def tag_all(context: Context, wanted: Iterable[tuple[CheckpointInfo, Sequence[st
             check_tag(name)
         with held(context, info):
             for name in names:
-                _point(context.layout, name, *info.key)
+                _point(context.layout, name, info.key)
             files.sync_directory(context.layout.refs)
     _tell_catalog(context)
 
@@ -93,12 +93,15 @@ def tags(context: Context) -> list[Tag]:
     """Return every tag by name, with what it names; warn of those that cannot be read."""
     from ckstore.ops.refs.listing import infos
 
-    ids = {info.key: info.id for info in infos(context)}
+    listed = infos(context, superseded=True)
+    ids = {info.key.any_generation: info.id for info in listed}
+    of_steps = {(info.run, info.step): info.id for info in listed}
     found = context.layout.tags()
     for name, problem in doubtful_tags(context.layout).items():
         if name not in found:
             warn(f"{problem}, so that nothing is dropped; {way_out(name)}")
-    return [Tag(name, *target, ids.get(target)) for name, target in sorted(found.items())]
+    ids = {key: of_steps[key.run_step] for key in found.values() if key.run_step in of_steps and key.is_draft} | ids
+    return [Tag(name, key.run, key.step, ids.get(key)) for name, key in sorted(found.items())]
 
 
 def _no_tag(context: Context, name: str) -> NoSuchRef:
@@ -136,15 +139,6 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
     return made
 
 
-def pin_again(context: Context, key: CheckpointKey, checkpoint_id: str) -> list[str]:
-    """Let the pins of a checkpoint that was replaced name the one that has its place; return their names."""
-    moved = [found for found in read_pins(context.layout) if (found.run, found.step) == key]
-    for found in moved:
-        if found.id != checkpoint_id:
-            write_pin(context.layout, replace(found, id=checkpoint_id))
-    return [found.name for found in moved]
-
-
 def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
     """Remove the pin of that name, or all pins of the checkpoint that `target` names; return their names."""
     context.check_writable()
@@ -157,7 +151,7 @@ def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
     except (NoSuchRef, BadInput) as error:
         msg = f"no pin has the name {target!r}, and it is not a checkpoint either: {error.message}"
         raise NoSuchRef(msg, hint="store.pins() lists the pins") from error
-    names = [found.name for found in read_pins(context.layout) if (found.run, found.step) == info.key]
+    names = [found.name for found in read_pins(context.layout) if found.id == info.id]
     removed = [name for name in names if remove_pin(context.layout, name)]
     if not removed:
         raise NoSuchRef(f"{info.name} is not pinned", hint="store.pins() lists the pins")
@@ -167,7 +161,7 @@ def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
 def pins(context: Context) -> list[Pin]:
     """Return every pin, expired ones too, in the order in which they were made."""
     found = sorted(read_pins(context.layout), key=lambda pin: (pin.created, pin.name))
-    return [replace(pin, dangling=id_at(context.layout.checkpoint(pin.run, pin.step)) != pin.id) for pin in found]
+    return [replace(pin, dangling=key_with_id(context.layout, pin.run, pin.step, pin.id) is None) for pin in found]
 
 
 def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, note: str | None) -> CheckpointInfo:
@@ -175,7 +169,7 @@ def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, n
     # Raises CkstoreError: what was added before is damaged; nothing was changed.
     info = find(context, ref)
     more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
-    path = context.layout.checkpoint(info.run, info.step)
+    path = context.layout.checkpoint(info.key)
     with held(context, info) as lock:
         try:
             add_annotations(context.layout, lock, more)

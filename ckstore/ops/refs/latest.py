@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.model.manifest.info import RunSummary, summaries
-from ckstore.model.names import CheckpointKey, step_of
-from ckstore.objects.shared import two_renames
+from ckstore.model.names import CheckpointKey, parse_directory
 from ckstore.ops.context import Context
 from ckstore.ops.index.facts import propose, sure
 from ckstore.ops.notices import warn
-from ckstore.ops.refs.listing import in_order, infos, infos_at, refuse_unfinished, settle
+from ckstore.ops.refs.listing import in_order, infos, infos_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,20 +30,17 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
     # Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
     # says something else than the manifest makes no other checkpoint the newest.
     sured: set[str] = set()
-    # A replacement in two renames leaves the newest checkpoint without a place for a moment.
-    settle(context)
     while True:
         with context.layout.open_runs() as runs:
             few = propose(context, runs, run, newest=1)
             published = runs.stamps(run) if few is None else few.published
             found = infos_at(context, runs, published, run, newest=1, seek=few is not None)
-        if not found or found[0].out_of_order:
+        if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be whole
             found = infos(context, run)[-1:]
         if not found:
-            refuse_unfinished(context, run)
             return None
         last = _written_last(context, published, found[0])
-        suspects = {info.name: info for info in (*found, *last)}
+        suspects = {info.id: info for info in (*last, *found)}
         # All that could be the newest was read, and it is still the same one: so the loop ends.
         if suspects.keys() <= sured:
             return found[0]
@@ -69,10 +65,10 @@ def _written_last(
         return []
     # By time as well as by number: a row whose number rotted to a small one hides the newest checkpoint.
     place = max(written, key=lambda place: written[place].mtime_ns)
-    if place == (newest.run, newest.step):
+    if place == newest.key:
         return []
     found = infos(context, at={place: written[place]})
-    name = f"{place[0]}@{place[1]}"
+    name = place.name
     if (
         not found
         and (problem := context.notices.problems.get(name))
@@ -108,9 +104,8 @@ def in_one_run(context: Context, ref: Ref) -> Ref:
 
 
 def _refuse_several(context: Context, ref: Ref) -> None:
-    """Raise if checkpoints of several runs are there, in their places or in a gap between two renames."""
-    filled = filter(context.layout.is_filled, context.layout.runs())
-    names = sorted({*filled} | {gap.key[0] for gap in two_renames.gaps(context.layout)})
+    """Raise if the store has checkpoints of several runs."""
+    names = [*filter(context.layout.is_filled, context.layout.runs())]
     if len(names) < 2:
         return
     found = [latest for name in names if (latest := newest(context, name)) is not None]
@@ -133,7 +128,6 @@ def _listed(found: list[CheckpointInfo]) -> str:
 
 def run_summaries(context: Context) -> list[RunSummary]:
     """Return all runs that have a complete checkpoint, in the order of their newest commits, oldest first."""
-    settle(context)
     found: list[RunSummary] = []
     with context.layout.open_runs() as runs:
         for run in context.layout.runs():
@@ -152,5 +146,5 @@ def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
     newest = infos_at(context, runs, found.published, run, newest=1, seek=True)
     if not newest:
         return None
-    steps = [step for step in map(step_of, found.listed[run]) if step is not None]
+    steps = {name.step for name in map(parse_directory, found.listed[run]) if name is not None}
     return RunSummary(run, len(steps), newest[0], max(steps))

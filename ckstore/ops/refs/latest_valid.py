@@ -19,10 +19,10 @@ from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.latest import in_one_run
-from ckstore.ops.refs.listing import infos, refuse_unfinished
+from ckstore.ops.refs.listing import infos
 
 T = TypeVar("T")
-Order = tuple[int, str, str]
+Order = tuple[int, str, str, int]
 _SHOWN = 5
 _LOCKED = "locked by "
 # For all together: a restart of a training must not wait ten seconds for each of a hundred.
@@ -51,8 +51,9 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     run = _run_of(context, ref)
     passed: list[Passed] = []
     deadline_s = time.monotonic() + LOCKED_S
-    for info in newest_first(infos(context, run)):
-        path = context.layout.checkpoint(info.run, info.step)
+    # A superseded one comes after the one that supersedes it, so only if that is damaged.
+    for info in newest_first(infos(context, run, superseded=True)):
+        path = context.layout.checkpoint(info.key)
         try:
             # Locked before it is judged, so that what was found valid is what is read.
             with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
@@ -78,14 +79,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         else:
             context.notices.problems.pop("latest-valid", None)
         return taken
-    none_left = _none_left(context, run, passed)
-    try:
-        # A training that finds no checkpoint begins again from step 0: that must not happen in the gap of a
-        # replacement.
-        refuse_unfinished(context, run)
-    except InUse as error:
-        raise error from none_left  # which says what is wrong with the others
-    raise none_left
+    raise _none_left(context, run, passed)
 
 
 def _why_locked(place: Inside, error: InUse) -> str:
@@ -139,7 +133,7 @@ def _run_of(context: Context, ref: str) -> str | None:
 def _current(context: Context, info: CheckpointInfo, directory: CheckpointDirectory) -> CheckpointInfo:
     if info.id == directory.manifest_id:
         return info
-    return info_of(context, directory.manifest, directory.manifest_id)  # replaced since it was listed
+    return info_of(context, directory.manifest, directory.manifest_id, key=info.key)  # its row was wrong
 
 
 def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_touched: bool) -> None:
@@ -168,21 +162,23 @@ def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[
 
 def _incomplete(context: Context, run: str | None) -> list[Passed]:
     """Return the directories that are not complete checkpoints, so that they are not listed as ones."""
-    listed = {info.key for info in infos(context, run)}
+    listed = {info.key for info in infos(context, run, superseded=True)}
     found = []
-    for name, step, _ in context.layout.published(run):
-        if (name, step) in listed:
+    for key, _ in context.layout.published(run):
+        if key in listed:
             continue
         try:
-            glanced = glance(context.layout.checkpoint(name, step), name, step)
+            glanced = glance(context.layout.checkpoint(key), key)
         except (FileNotFoundError, NotADirectoryError):
             continue
         manifest = glanced.manifest
-        order = None if manifest is None else (manifest.sequence, manifest.created, glanced.manifest_id)
+        order = None
+        if manifest is not None:
+            order = (manifest.sequence, manifest.created, glanced.manifest_id, key.generation)
         if glanced.problem:
             # Without a manifest nothing says when it was saved.
             problem = glanced.problem if order is not None else f"{glanced.problem} (so it may be older)"
-            found.append(Passed(f"{name}@{step}", problem, order))
+            found.append(Passed(key.name, problem, order))
     return found
 
 

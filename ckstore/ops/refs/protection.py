@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
@@ -20,39 +20,32 @@ from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, tags_by_checkpoint
 
 
-def check_unprotected(
-    context: Context, key: CheckpointKey, *, moving: Container[str] = (), replacing: bool = False
-) -> None:
-    """Raise if a tag or an unexpired pin names a checkpoint. The caller holds its run locked against all others."""
-    # `moving`: tags that do not count, since the caller is about to move them. `replacing`: whether it is to be
-    # replaced by a save, which can be forced.
+def check_unprotected(context: Context, key: CheckpointKey, id: str | None = None) -> None:
+    """Raise if a tag or an unexpired pin names a checkpoint. The caller has its directory locked against all others.
+
+    Without an `id`, since its manifest cannot be read, any pin of its step whose id begins as its directory says.
+    """
     # First: while one entry of refs/ cannot be read, any checkpoint may be the one that it protects.
     check_tags(context.layout)
-    name = f"{key[0]}@{key[1]}"
-    tags = [tag for tag in tags_by_checkpoint(context.layout).get(key, ()) if tag not in moving]
-    if tags:
-        untag = f"ckstore tag -d {tags[0]}"
-        raise _protected(f"{name} has the tag {', '.join(tags)}", "remove the tag first", untag, replacing=replacing)
-    pins = pins_by_checkpoint(context, datetime.now(UTC)).get(key)
-    if pins:
-        message = f"{name} is pinned: {'; '.join(map(str, pins))}"
-        raise _protected(message, "unpin it first", f"ckstore pin -d {name}", replacing=replacing)
+    if tags := tags_by_checkpoint(context.layout).get(key.any_generation):
+        hint = "remove the tag first"
+        message = f"{key.name} has the tag {', '.join(tags)}"
+        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore tag -d {tags[0]}")
+    now = datetime.now(UTC)
+    pins = [pin for pin in read_pins(context.layout) if not pin.expired(now)]
+    if pins := [pin for pin in pins if (key.fits(pin.run, pin.step, pin.id) if id is None else pin.id == id)]:
+        message = f"{key.name} is pinned: {'; '.join(map(str, pins))}"
+        hint = "unpin it first"
+        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore pin -d {key.name}")
 
 
-def _protected(message: str, hint: str, command: str, *, replacing: bool) -> Protected:
-    if not replacing:
-        return Protected(message, hint=hint, command_hint=f"{hint}: {command}")
-    others = ", save under another step, or give "
-    return Protected(message, hint=f"{hint}{others}force=True", command_hint=f"{hint} ({command}){others}--force")
-
-
-def pins_by_checkpoint(context: Context, now: datetime) -> dict[CheckpointKey, tuple[Pin, ...]]:
-    """Return the unexpired pins of every checkpoint that has some."""
-    found: dict[CheckpointKey, list[Pin]] = {}
+def pins_by_id(context: Context, now: datetime) -> dict[str, tuple[Pin, ...]]:
+    """Return the unexpired pins of every checkpoint that has some, by its id."""
+    found: dict[str, list[Pin]] = {}
     for pin in read_pins(context.layout):
         if not pin.expired(now):
-            found.setdefault((pin.run, pin.step), []).append(pin)
-    return {key: tuple(pins) for key, pins in found.items()}
+            found.setdefault(pin.id, []).append(pin)
+    return {id: tuple(pins) for id, pins in found.items()}
 
 
 def doubtful_tags(layout: Layout) -> dict[str, str]:
@@ -73,8 +66,8 @@ def _doubt(layout: Layout, name: str, text: str | None) -> str:
     target = parse_tag(text)
     if target is None:
         return f"the tag {name} is damaged: refs/{name} must lead to one checkpoint, got {shown(text)}"
-    if not target.twice and layout.inode(target.run, target.step) is None:
-        return f"the tag {name} names {target.run}@{target.step}, which is not there, and may be damaged"
+    if not target.twice and layout.inode(target.key) is None:
+        return f"the tag {name} names {target.key.name}, which is not there, and may be damaged"
     return ""
 
 
@@ -103,19 +96,18 @@ def way_out(name: str) -> str:
 @contextmanager
 def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) -> Iterator[locks.DirectoryLock]:
     """Lock the directory of a checkpoint for use (rule L), after making sure that it survives a power cut (rule F)."""
-    # Its run is locked for use before it, so that no save replaces the checkpoint meanwhile. With `is_durable` the
-    # caller has made sure of it.
+    # With `is_durable` the caller has made sure of it.
     context.check_writable()
-    path = context.layout.checkpoint(info.run, info.step)
+    path = context.layout.checkpoint(info.key)
     with ExitStack() as locked:
         try:
             # The run before the checkpoint, the order of all who take both (docs/adr/0004): else two would wait for
-            # each other.
+            # each other. That of the run reaches the other hosts of a shared filesystem, which drop.
             run_lock = locked.enter_context(store_locks.lock_run(context.layout, info.run, exclusive=False))
             lock = locked.enter_context(locks.lock_shared(path))
         except FileNotFoundError:
             raise gone(info) from None
-        # Under both locks: the checkpoint that was found before may have been replaced.
+        # Under both locks: the checkpoint that was found before may have been dropped.
         if id_at(path) != info.id or not lock.names(path):
             raise gone(info)
         for parent in () if is_durable else (path.parent, context.layout.checkpoints, context.layout.staging):

@@ -20,6 +20,7 @@ from ckstore.model.doctor import abilities, contents, owners
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import key_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
@@ -92,15 +93,13 @@ def _machine(context: Context) -> Findings:
 def _abilities(context: Context) -> Findings:
     layout = context.layout
     may_write = may_write_in(layout.staging)
-    wrong, exchange = _try_links(context) if may_write else (None, None)
+    wrong = _try_links(context) if may_write else None
     facts = abilities.AbilityFacts(
         links=wrong,
-        exchange=exchange,
         lease="shared" if context.shared else _lease(layout),
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
     yield abilities.check_links(facts)
-    yield abilities.check_exchange(facts)
     yield abilities.check_lease(facts)
     yield abilities.check_reflink(facts)
 
@@ -111,13 +110,14 @@ def _lease(layout: Layout) -> str:
     return machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
 
 
-def _try_links(context: Context) -> tuple[str, bool | None]:
-    """Return what `AbilityFacts` says of links, and of the exchange of names."""
+def _try_links(context: Context) -> str:
+    """Return what `AbilityFacts` says of links."""
     layout = context.layout
     try:
-        return "", probe.try_links(layout.staging, layout.linked)
+        probe.try_links(layout.staging, layout.linked)
     except UnsafePlace as error:
-        return error.message, None
+        return error.message
+    return ""
 
 
 def _sqlite(_context: Context) -> Findings:
@@ -198,13 +198,14 @@ def _pins(context: Context) -> Findings:
 
 def _checkpoints(context: Context) -> Findings:
     """Look at all checkpoints, by one listing: at ten thousand it is what takes the time."""
-    listed = infos(context)
-    misplaced = [info for info in listed if info.out_of_order]
+    every = infos(context, superseded=True)
+    listed = [info for info in every if not info.superseded]
+    misplaced = [info for info in every if info.out_of_order]
     yield contents.check_order([context.notices.problems[order_problem(info)] for info in misplaced])
     status = status_of(context, listed)
     if status is not None:
         yield contents.check_mirror(status)
-    yield from _elsewhere(context, listed)
+    yield from _elsewhere(context, every)
 
 
 def _damage(context: Context) -> Findings:
@@ -224,12 +225,13 @@ def _hashes(context: Context) -> Findings:
     for path, place in layout.places():
         found = id_at(place)
         if found is not None and not found.startswith(f"{layout.hash_prefix}-"):
-            strangers.append(f"{path.parent.name}@{path.name}")
+            key = key_of(path.parent.name, path.name)
+            strangers.append(path.inner if key is None else key.name)
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
 
 
 def _elsewhere(context: Context, listed: Sequence[CheckpointInfo]) -> Findings:
-    away = [context.layout.checkpoint(*info.key) for info in listed if info.elsewhere]
+    away = [context.layout.checkpoint(info.key) for info in listed if info.elsewhere]
     counts = Counter(name for path in away for name in holders_at(path))
     if counts:
         known = read_config(context.layout).get("remotes") or {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckstore.errors import CatalogUnavailable
@@ -46,8 +46,8 @@ class _File:
 
 def usage(context: Context) -> Usage:
     """Return what the checkpoints take; see `ckstore.Store.du`."""
-    listed = infos(context)
-    files = _files(context)
+    listed = infos(context, superseded=True)
+    files = _files(context, {info.key.any_generation: info.key for info in listed})
     packs = _PackUses(context, listed)
     sums = _Sums()
     for file in files:
@@ -60,6 +60,8 @@ def usage(context: Context) -> Usage:
             alone_bytes=sums.alone[info.key],
             shared_bytes=sums.shared[info.key],
             dead_bytes=packs.dead_bytes(info.key),
+            id=info.id,
+            superseded=info.superseded,
         )
         for info in listed
     )
@@ -89,8 +91,8 @@ def _compacted_bytes(context: Context) -> tuple[int, int]:
     # One that is plain as well saves nothing.
     plain, files = {}, {}
     there: set[str] = set()
-    for run, step, _ in context.layout.published():
-        encoding = encoding_at(context.layout.checkpoint(run, step))
+    for key, _ in context.layout.published():
+        encoding = encoding_at(context.layout.checkpoint(key))
         if encoding is None:
             continue
         there.update(file.digest for file in encoding.files)
@@ -112,12 +114,12 @@ class _Sums:
 
     def add(self, file: _File) -> None:
         holders = sorted(file.holders)
-        runs = {run for run, _ in holders}
+        runs = {key.run for key in holders}
         into = self.alone if file.is_last and len(holders) == 1 else self.shared
         run_into = self.run_alone if file.is_last and len(runs) == 1 else self.run_shared
         for key, part in zip(holders, parts_of(file.nbytes, len(holders)) if holders else (), strict=True):
             into[key] += part
-            run_into[key[0]] += part
+            run_into[key.run] += part
 
 
 def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums) -> tuple[RunUsage, ...]:
@@ -138,8 +140,11 @@ def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums) -> tuple[RunUsa
     return tuple(sorted(found, key=lambda one: (-one.alone_bytes, -one.shared_bytes, one.run)))
 
 
-def _files(context: Context) -> list[_File]:
-    """Return every file that has the name of a blob in a published directory, in ``blobs/``, or in what waits."""
+def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> list[_File]:
+    """Return every file that has the name of a blob in a published directory, in ``blobs/``, or in what waits.
+
+    `listed` has the key of each checkpoint by that of its first generation: what another one has is its, too.
+    """
     found: dict[_Inode, _File] = {}
 
     def note(status: os.stat_result) -> _File:
@@ -148,9 +153,9 @@ def _files(context: Context) -> list[_File]:
         return file
 
     waiting = waiting_blobs(context.layout)
-    for run, step, _ in context.layout.published():
-        for _, status in blobs_in(context.layout.checkpoint(run, step) / BLOBS):
-            note(status).holders.add((run, step))
+    for key, _ in context.layout.published():
+        for _, status in blobs_in(context.layout.checkpoint(key) / BLOBS):
+            note(status).holders.add(listed.get(key.any_generation, key))
     for name in names_in(context.layout.blobs):
         for digest, status in blobs_in(context.layout.blobs / name):
             note(status).waits = digest in waiting
@@ -188,7 +193,7 @@ class _PackUses:
 
     def _add_from_manifests(self, context: Context, keys: list[CheckpointKey]) -> None:
         for key in keys:
-            found = look(context.layout, *key).published
+            found = look(context.layout, key).published
             if found is None:  # it went meanwhile
                 continue
             uses = blob_uses(found.manifest)

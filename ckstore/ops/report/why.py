@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from typing import get_args
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
@@ -18,11 +20,13 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
 from ckstore.ops.context import Context
+from ckstore.ops.index.reconcile import stamps
+from ckstore.ops.refs.listing import infos
 
 # As for ids: fewer match by accident in a store of some thousand blobs.
 _LEAST_DIGITS = 6
 _PATTERN = re.compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{6,64})\Z")
-_Found = tuple[tuple[int, str, str], Use]
+_Found = tuple[tuple[int, str, str, int], Use]
 
 
 def why(context: Context, digest: str) -> list[Use]:
@@ -30,18 +34,24 @@ def why(context: Context, digest: str) -> list[Use]:
     wanted = _complete_pattern(context, digest)
     whole = is_digest(wanted)
     digests: set[str] = set()
-    found: list[_Found] = []
-    for run, step in _places(context, wanted) if whole else _published(context):
-        manifest = _manifest_with(context, run, step, wanted)
+    found: dict[str, _Found] = {}
+    superseded = _superseded(context)
+    for key in _places(context, wanted) if whole else _published(context):
+        manifest = _manifest_with(context, key, wanted)
         if manifest is None:
             continue
         names_by_digest, kinds = _users(manifest[0], wanted, whole=whole)
         digests.update(names_by_digest)
         names = {name: None for listed in names_by_digest.values() for name in listed}
         if names_by_digest:
-            order = (manifest[0].sequence, manifest[0].created, manifest[1])
-            remotes = _remotes(context, (run, step), names_by_digest)
-            found.append((order, Use(run, step, tuple(names), remotes, *_kept(manifest[0], kinds))))
+            order = (manifest[0].sequence, manifest[0].created, manifest[1], key.generation)
+            remotes = _remotes(context, key, names_by_digest)
+            kept = _kept(manifest[0], kinds)
+            use = Use(
+                key.run, key.step, tuple(names), remotes, *kept, id=manifest[1], superseded=manifest[1] in superseded
+            )
+            # Of one checkpoint the latest form; a former one goes with the next gc.
+            found[manifest[1]] = max(found.get(manifest[1], (order, use)), (order, use), key=itemgetter(0))
     digests.update(_unused(context, wanted, whole=whole))
     if len(digests) > 1:
         listed = ", ".join(sorted(digests)[:4])
@@ -50,7 +60,17 @@ def why(context: Context, digest: str) -> list[Use]:
     if not digests:
         msg = f"{digest}: no checkpoint uses a blob or a piece of that name, and the store has no such blob"
         raise NoSuchRef(msg, hint="the names of the files in a checkpoint's blobs/ are digests")
-    return [use for _, use in sorted(found, key=lambda entry: entry[0])]
+    return [use for _, use in sorted(found.values(), key=itemgetter(0))]
+
+
+def _superseded(context: Context) -> set[str]:
+    """Return the ids of the superseded checkpoints."""
+    keys = _published(context)
+    counts = Counter(key.run_step for key in keys)
+    at = stamps(context, (key for key in keys if counts[key.run_step] > 1))
+    found = infos(context, at=at) if at else []
+    current = {info.id for info in found if not info.superseded}
+    return {info.id for info in found} - current
 
 
 def _complete_pattern(context: Context, digest: str) -> str:
@@ -65,7 +85,7 @@ def _complete_pattern(context: Context, digest: str) -> str:
 
 
 def _published(context: Context) -> list[CheckpointKey]:
-    return [(run, step) for run, step, _ in context.layout.published()]
+    return [key for key, _ in context.layout.published()]
 
 
 def _places(context: Context, digest: str) -> list[CheckpointKey]:
@@ -80,23 +100,23 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
     return [
         place
         for place in _published(context)
-        if peek.find(context.layout.checkpoint(*place) / BLOBS / digest) is not None
-        or any(peek.exists(context.layout.checkpoint(*place) / name) for name in (ELSEWHERE, PLAIN))
+        if peek.find(context.layout.checkpoint(place) / BLOBS / digest) is not None
+        or any(peek.exists(context.layout.checkpoint(place) / name) for name in (ELSEWHERE, PLAIN))
     ]
 
 
 def _remotes(context: Context, key: CheckpointKey, digests: Iterable[str]) -> tuple[str, ...]:
     """Return which remotes have what a checkpoint uses; none if it has it here."""
-    folder = context.layout.checkpoint(*key)
+    folder = context.layout.checkpoint(key)
     if any(peek.exists(folder / BLOBS / digest) for digest in digests):
         return ()
     return holders_at(folder)
 
 
-def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Manifest, str] | None:
+def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Manifest, str] | None:
     """Return manifest and id of a checkpoint if it has the text in it; most are not parsed for that."""
     try:
-        path = context.layout.checkpoint(run, step)
+        path = context.layout.checkpoint(key)
         data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
         with suppress(FileNotFoundError):  # only a compacted checkpoint has one
             data += files.read_file(path / PLAIN, most_bytes=MANIFEST_MAX_BYTES)
@@ -109,7 +129,7 @@ def _manifest_with(context: Context, run: str, step: int, text: str) -> tuple[Ma
     # A search in the text is far cheaper than parsing it, and most manifests do not have it.
     if text.encode("ascii") not in data:
         return None
-    published = look(context.layout, run, step).published
+    published = look(context.layout, key).published
     return None if published is None else (published.manifest, published.manifest_id)
 
 

@@ -32,9 +32,8 @@ class SaveOptions(TypedDict, total=False):
             `CheckpointInfo`.
         if_exists: What to do when the run has another checkpoint at that step: raise (``error``, the default),
             ``replace`` it, or ``keep`` it, so that nothing is saved. The same content again is no error, and a damaged
-            checkpoint is replaced.
-        force: Replace a checkpoint with other bytes although a tag or a pin names it: they name the new one then,
-            and `warnings` say so. A tag in `tags` moves in any case.
+            checkpoint is replaced. A checkpoint that is replaced is dropped, unless a tag or a pin names it or it is
+            open: then it stays, superseded, and `warnings` say so.
     """
 
     metrics: Mapping[str, Any] | None
@@ -43,7 +42,6 @@ class SaveOptions(TypedDict, total=False):
     tags: Iterable[str]
     parent: str | SupportsIndex | CheckpointInfo | None
     if_exists: IfExists
-    force: bool
 
 
 def request_of(  # noqa: PLR0917 - as `Request` has them
@@ -68,8 +66,7 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
         raise BadInput(msg, hint=f"give a list with one name: [{tags!r}]")
     if step is not None:
         step = check_step(step)
-    rule, force = options.get("if_exists", "error"), options.get("force", False)
-    return Request(run, step, about, tuple(tags), rule, force=force, progress=progress)
+    return Request(run, step, about, tuple(tags), options.get("if_exists", "error"), progress=progress)
 
 
 def order_of(request: Request, parent: str) -> Order:
@@ -82,6 +79,5 @@ def order_of(request: Request, parent: str) -> Order:
         about=request.about,
         tags=request.tags,
         if_exists=request.if_exists,
-        force=request.force,
         parent=parent,
     )

@@ -228,11 +228,11 @@ class Recheck:
         hurt = []
         with Verifier(self._context) as checker:
             # Every checkpoint, not the catalog's list: which ones hold the damaged inode only their directories say.
-            for run, step, _ in sorted(layout.published()):
-                status = peek.find(layout.checkpoint(run, step) / BLOBS / digest)
+            for key, _ in sorted(layout.published()):
+                status = peek.find(layout.checkpoint(key) / BLOBS / digest)
                 if status is None:
                     continue
-                result = checker.checkpoint(run, step, {(status.st_dev, status.st_ino, digest)})
+                result = checker.checkpoint(key, {(status.st_dev, status.st_ino, digest)})
                 if result is not None and any(found.affects and found.blob == digest for found in result[1]):
-                    hurt.append(f"{run}@{step}")
+                    hurt.append(key.name)
         return hurt

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from ckstore.errors import DamagedBlob, NotUnchanged, SaveFailed, StateChanged
 from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.checkpoints import CheckpointDirectory, places_with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -99,18 +99,21 @@ class RecordedSource:
 
 def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Manifest:
     """Return the manifest of the checkpoint that storages are to be taken from."""
-    try:
-        with CheckpointDirectory.at(context.layout.checkpoint(run, step), context.layout.hash_prefix) as directory:
-            # The place may hold another checkpoint by now, whose blobs are not what the trainer compared.
-            if directory.manifest_id == manifest_id:
-                return directory.manifest
-        reason = "another checkpoint is there now"
-    except (FileNotFoundError, NotADirectoryError):
-        reason = "it was deleted"
-    except DamagedBlob as error:
-        reason = error.message
+    for path in places_with_id(context.layout, run, step, manifest_id):
+        try:
+            with CheckpointDirectory.at(path, context.layout.hash_prefix) as directory:
+                if directory.manifest_id == manifest_id:
+                    return directory.manifest
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except DamagedBlob as error:
+            raise _not_taken(run, step, error.message) from error
+    raise _not_taken(run, step, "it was deleted")
+
+
+def _not_taken(run: str, step: int, reason: str) -> SaveFailed:
     msg = f"unchanged tensors were to be taken from {run}@{step}: {reason}; nothing was published"
-    raise SaveFailed(msg, hint=NEXT)
+    return SaveFailed(msg, hint=NEXT)
 
 
 def recorded_sources(

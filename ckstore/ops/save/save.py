@@ -4,7 +4,7 @@
 2. hash each chunk, claim it by a link, or
 3. write it, make it durable, offer it by a link                    (ops.save.save.write)
 4. write the manifest; make the staging directory durable
-5. rename it into place; make the parents durable: committed        (objects.publish)
+5. rename it to its name; make the parents durable: committed       (objects.publish)
 6. tags, catalog; then the save is acknowledged
 7. the retention policy of the store, if it has one                 (ops.free.make_room)
 
@@ -54,16 +54,17 @@ from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
 from ckstore.ops.acts import describe_os_error, why_of
-from ckstore.ops.config_file import UNDO_BY_RULE_S, read_config, save_checks_or_all, setting_of
+from ckstore.ops.config_file import read_config, save_checks_or_all
 from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import after_save, how_to_free
+from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
 from ckstore.ops.notices import tell_not_durable
 from ckstore.ops.pace import Laps
-from ckstore.ops.refs.labels import pin_again, write_tag
-from ckstore.ops.refs.protection import check_unprotected, held
+from ckstore.ops.refs.labels import write_tag
+from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
@@ -72,11 +73,11 @@ from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckstore.catalog.values import Counted
     from ckstore.model.reports.progress import Progress
-    from ckstore.objects.publish import IfExists, Outcome
+    from ckstore.objects.publish import IfExists, Outcome, Rule
 
 # The save is durable already: a catalog that another process holds must not keep the trainer, the next opening adds it.
 CATALOG_TIMEOUT_S = 5.0
@@ -94,7 +95,6 @@ class Request:
     about: Description
     tags: tuple[str, ...]
     if_exists: IfExists
-    force: bool = False
     progress: Progress | None = None
 
     def check(self) -> None:
@@ -243,13 +243,14 @@ def save_staged(
     # Retention and tags below may fail; each becomes a note, since a caller that sees an error would save once more.
     published = outcome.existing
     if published is None:
-        published = Published(manifest=manifest, manifest_id=manifest_id, stamp=staging.stamp)
+        published = Published(manifest=manifest, manifest_id=manifest_id, key=outcome.key, stamp=staging.stamp)
         # Else the next save would list the run again: 12 ms for 10,000 checkpoints.
-        context.known.directories.changed((manifest.run, manifest.step), staging.inode, outcome.change)
+        context.known.directories.changed(outcome.key, staging.inode, outcome.change)
     elif published.manifest.content != manifest.content:
         notes.append(_kept(published.manifest))
     # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
-    watch.committed(replace(CheckpointInfo.of(published.manifest, published.manifest_id), durable=context.durable))
+    committed = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
+    watch.committed(replace(committed, durable=context.durable))
     # Once, and after the commit: rules that were changed during the save must hold for what is dropped now.
     settings = cache(partial(read_config, context.layout))
     info = _follow_up(context, staging, staged, request.tags, published, outcome, notes, settings)
@@ -257,8 +258,8 @@ def save_staged(
     info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
     context.totals.saved(info)
     if outcome.existing is None:
-        kind, took_s = "saved" if outcome.old is None else "replaced", round(sum(laps.seconds.values()), 3)
-        events.note(context, kind, info.key, id=info.id, nbytes=info.new_bytes, seconds=took_s)
+        kind, took_s = "replaced" if outcome.older else "saved", round(sum(laps.seconds.values()), 3)
+        events.note(context, kind, info.key.run_step, id=info.id, nbytes=info.new_bytes, seconds=took_s)
         if context.saved is not None:
             context.saved(settings)
     return info
@@ -280,21 +281,20 @@ def _follow_up(  # noqa: PLR0917
     try:
         # Tags first: the catalog reads them from `refs/`, and retention below must see what they protect.
         tags = _tag(context, published, wanted_tags, notes, is_durable=own is not None)
-        if outcome.old is not None:
-            notes += _say_followed(context, published, [tag for tag in tags if tag not in wanted_tags], outcome)
-        why_not_catalogued = _catalogue(context, manifest.run, manifest.step, own, staged)
+        info = info_of(context, manifest, manifest_id, tags=tags, key=published.key)
+        # After the tags: an older checkpoint that lost its tag to the new one is protected no more.
+        notes += drop_older(context, info, outcome.older)
+        why_not_catalogued = _catalogue(context, (published.key, *outcome.older), own, staged)
     finally:
         # The staging of equal content was not renamed; its claims would keep blobs alive until the next opener.
         if outcome.existing is not None:
             reclaim.discard(context, staging)
         # L2: held until now, so that no other process drops the checkpoint before its tags and rows exist.
         staging.lock.release()
-    # Only now: the row in the catalog names the new checkpoint, and the pins were written again for it.
-    if outcome.old is not None:
-        reclaim.discard_path(context, outcome.old, _undo_s(context))
     notes += _without_parent(context, manifest)
     context.known.last_parents[manifest.run] = manifest_id
-    info = info_of(context, manifest, manifest_id, tags=tags)
+    if outcome.older:
+        reclaim.give_back(context)
     notes += staged.warnings()
     # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
     notes += after_save(context, manifest.run, settings)
@@ -347,8 +347,10 @@ def _publish(  # noqa: PLR0917
     step = request.step if request.step is not None else _next_step(context, request.run)
     # Another process may publish the step between the look and the rename; each try takes the next number.
     counted = staged.counted
+    least = 1
     for _ in range(_AUTO_STEP_TRIES):
-        manifest = replace(staged.draft, step=step, sequence=next_sequence(context, counted))
+        sequence = max(least, next_sequence(context, counted))
+        manifest = replace(staged.draft, step=step, sequence=sequence)
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
         # Readers refuse a larger one, so such a save would be acknowledged and never load.
         if len(data) > MANIFEST_MAX_BYTES:
@@ -364,36 +366,32 @@ def _publish(  # noqa: PLR0917
         context.known.manifests.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         try:
             # A step that the store chose never counts as the same save, equal content or not (docs/adr/0003).
-            rule = "taken" if request.step is None else request.if_exists
-            if_there = publishing.IfThere(rule, partial(_check_replaceable, context, (request.run, step), request))
+            rule: Rule = "taken" if request.step is None else request.if_exists
             laps.end("sealing_s")
             # The trainer is asked last: after its no, or its giving up, the rename must not happen (docs/adr/0014).
             watch.publishing(step)
-            watch.sealed(staging, manifest, if_there)
-            return (
-                manifest,
-                manifest_id,
-                publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs),
+            watch.sealed(staging, manifest, rule)
+            synced, of_step = context.known.synced_runs, partial(context.known.directories.of_step, context.layout)
+            outcome = publishing.publish(
+                context.layout, staging, manifest, manifest_id, rule, synced, of_step, as_newest=True
             )
         except StepExists:
             if request.step is not None:
                 raise
             step = _step_after(step, request.run)  # another process took the step that was free a moment ago
             counted = None
+        except publishing.Overtaken as error:  # another process took the same number for this step
+            least, counted = error.sequence + 1, None
+        else:
+            return manifest, manifest_id, outcome
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"
     raise SaveFailed(msg, hint="give a step: step=")
-
-
-def _check_replaceable(context: Context, key: CheckpointKey, request: Request) -> None:
-    """Refuse to put other bytes under a name that a tag or a pin protects, unless the caller says `force`."""
-    if not request.force:
-        check_unprotected(context, key, moving=request.tags, replacing=True)
 
 
 def _next_step(context: Context, run: str) -> int:
     # The highest step, not the newest: after a resume the newest may be an older number, and one more would collide.
     known = context.known.directories.look(context.layout).get(run)
-    return _step_after(max((step for _, step in known.published), default=-1) if known else -1, run)
+    return _step_after(max((key.step for key in known.published), default=-1) if known else -1, run)
 
 
 def _step_after(step: int, run: str) -> int:
@@ -460,11 +458,11 @@ def _tag(
     failed: set[str] = set()
     try:
         if tags:
-            info = CheckpointInfo.of(published.manifest, published.manifest_id)
-            # L2: without it a replacement could move the checkpoint between the look at its id and the symlink.
+            info = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
+            # L2: without it another process could drop the checkpoint between the look at its id and the symlink.
             with held(context, info, is_durable=is_durable):
-                _write_tags(context, published.manifest, tags, failed, notes)
-        found = tags_by_checkpoint(context.layout).get((published.manifest.run, published.manifest.step), ())
+                _write_tags(context, published, tags, failed, notes)
+        found = tags_by_checkpoint(context.layout).get(published.key.any_generation, ())
         return tuple(tag for tag in found if tag not in failed)
     except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
         reason = why_of(error)
@@ -473,36 +471,15 @@ def _tag(
 
 
 def _write_tags(
-    context: Context, manifest: Manifest, tags: tuple[str, ...], failed: set[str], notes: list[str]
+    context: Context, published: Published, tags: tuple[str, ...], failed: set[str], notes: list[str]
 ) -> None:
     for tag in tags:
         try:
-            write_tag(context.layout, tag, manifest.run, manifest.step)
+            write_tag(context.layout, tag, published.key)
         # One tag that fails must not take the others with it: the checkpoint is saved, and each tag is tried.
         except OSError as error:
             failed.add(tag)
-            notes.append(_untagged(manifest, tag, describe_os_error(error)))
-
-
-def _say_followed(context: Context, new: Published, tags: list[str], outcome: Outcome) -> list[str]:
-    """Let the pins of a checkpoint that was replaced name the new one; return what the user should know."""
-    name = new.manifest.name
-    try:
-        # A pin names an id; without this step a replaced checkpoint would be unprotected the moment it is published.
-        pins = pin_again(context, (new.manifest.run, new.manifest.step), new.manifest_id)
-    except (CkstoreError, OSError) as error:
-        return [f"{name} was replaced, and its pins still name what was there before: {why_of(error)}"]
-    followed = [*(f"the tag {tag}" for tag in tags), *(f"the pin {pin}" for pin in pins)]
-    if not outcome.other_bytes or not followed:
-        return []
-    return [f"{name} was replaced: {' and '.join(followed)} may protect other bytes now"]
-
-
-def _undo_s(context: Context) -> float:
-    try:
-        return setting_of(context.layout, UNDO_BY_RULE_S)
-    except (CkstoreError, OSError):  # the checkpoint is saved; what it replaced goes as if nothing was set
-        return 0
+            notes.append(_untagged(published.manifest, tag, describe_os_error(error)))
 
 
 def _kept(existing: Manifest) -> str:
@@ -517,18 +494,18 @@ def _untagged(manifest: Manifest, tag: str, reason: str) -> str:
     return f"{name} is saved, but its tag {tag!r} is not: {reason}; to try again: ckstore tag {tag} {name}"
 
 
-def _catalogue(context: Context, run: str, step: int, own: Published | None, staged: Staged) -> str:
+def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published | None, staged: Staged) -> str:
     """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
 
-    def look_at(name: str, number: int) -> Published | None:
-        if own is not None and context.layout.stamp(name, number) == own.stamp:
-            return own  # it was not replaced: no need to read it back
-        return look(context.layout, name, number).published
+    def look_at(key: CheckpointKey) -> Published | None:
+        if own is not None and key == own.key and context.layout.stamp(key) == own.stamp:
+            return own  # it is as it was published: no need to read it back
+        return look(context.layout, key).published
 
     try:
         with python_gc_paused():
             context.catalog.reconcile(
-                [(run, step)],
+                keys,
                 look_at,
                 timeout_s=CATALOG_TIMEOUT_S,
                 tags=context.layout.tags,

@@ -88,7 +88,7 @@ class Copies:
 
     def decoded(self, wanted: Wanted) -> Right | None:
         """Return a plain blob out of a compacted checkpoint that has it encoded; None if none has it right."""
-        own = (self._layout.checkpoint(run, step) for run, step, _ in self._layout.published())
+        own = (self._layout.checkpoint(key) for key, _ in self._layout.published())
         found = decoded(chain(own, *(tree.compacted for tree in self._sources)), wanted.digest, wanted.nbytes)
         return None if found is None else Right(f"its encoded form in {found[1]}", data=found[0])
 
@@ -149,8 +149,8 @@ class Copies:
     @cached_property
     def _own_pieces(self) -> dict[str, list[Range]]:
         found: dict[str, list[Range]] = {}
-        for run, step, _ in self._layout.published():
-            path = self._layout.checkpoint(run, step)
+        for key, _ in self._layout.published():
+            path = self._layout.checkpoint(key)
             manifest = _manifest_at(path / MANIFEST)
             if manifest is not None:
                 _add_places(found, manifest.parsed, path)
@@ -222,7 +222,7 @@ def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
 def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
     """Return every name that the store has for a blob, one for each inode; checkpoints on their way out have some."""
     inodes = set()
-    held = [layout.checkpoint(run, step) for run, step, _ in layout.published()]
+    held = [layout.checkpoint(key) for key, _ in layout.published()]
     for folder in (layout.trash, layout.staging):
         held += [folder / name for name in names_in(folder)]
     for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):

@@ -30,7 +30,7 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
 
 def with_remotes(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     """Return `info` with the names of the remotes that have what is elsewhere."""
-    return replace(info, remotes=holders_at(context.layout.checkpoint(*info.key))) if info.elsewhere else info
+    return replace(info, remotes=holders_at(context.layout.checkpoint(info.key))) if info.elsewhere else info
 
 
 def record_readings(context: Context, digests: Iterable[str], read_ns: int) -> None:

@@ -13,6 +13,7 @@ from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.manifest.stored import EncodedBlob, Encoding
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Repair
 from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, id_at
 from ckstore.objects.documents import marks
@@ -25,18 +26,20 @@ from ckstore.ops.verify.copies import Copies
 _FRESH = ".manifest-new"
 
 
-def repair_manifest(context: Context, copies: Copies, run: str, step: int) -> tuple[Repair | None, str]:
+def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tuple[Repair | None, str]:
     """Give a checkpoint its manifest back, if there is one with the id that it had; else return why not."""
     # A compacted checkpoint gets its two documents: a plain manifest in the place of the encoding would say that blobs
     # are missing which are there in encoded form.
-    path = context.layout.checkpoint(run, step)
+    run, step, _ = key
+    path = context.layout.checkpoint(key)
     try:
         with CheckpointDirectory.at(path):
             return None, ""  # the manifest is right: something else is wrong with the directory
     except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
         pass
     # By the id that the checkpoint had: a manifest of the same run and step alone may be of another training.
-    ids = _ids_of(context, run, step, path)
+    # The name of the directory has the first digits of the id, in all but stores of drafts.
+    ids = [id for id in _ids_of(context, run, step, path) if key.fits(run, step, id)]
     reason = "no right manifest was found"
     if not ids:
         reason = "nothing here says which id it had; ckstore pull brings it back from a remote, or save its step again"

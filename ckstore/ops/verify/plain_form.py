@@ -33,8 +33,8 @@ _CATALOG_TIMEOUT_S = 5.0
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
     """Return which plain blob an encoded file is a form of, and a manifest that has it; None: of no blob."""
     # Checkpoints that another process has locked for too long are added to `held`.
-    for run, step, _ in context.layout.published():
-        path = context.layout.checkpoint(run, step)
+    for key, _ in context.layout.published():
+        path = context.layout.checkpoint(key)
         encoding = encoding_at(path)
         found = None if encoding is None else _decoded_from(encoding, file)
         if found is None:
@@ -43,7 +43,7 @@ def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> t
             with CheckpointDirectory.at(path) as directory:
                 return found, directory.manifest
         except InUse as error:
-            held[run, step] = error
+            held[key] = error
         except (CkstoreError, OSError):  # another one may do
             continue
     return None
@@ -60,8 +60,8 @@ def put_plain(context: Context, file: str, plain: BlobRecord, good: Inside, temp
     # What no document names any more stays in their directories, for `put_leftovers_away`.
     count = 0
     held: dict[CheckpointKey, InUse] = {}
-    for run, step, _ in context.layout.published():
-        path = context.layout.checkpoint(run, step)
+    for key, _ in context.layout.published():
+        path = context.layout.checkpoint(key)
         encoding = encoding_at(path)
         if encoding is None or _decoded_from(encoding, file) is None:
             continue
@@ -71,11 +71,11 @@ def put_plain(context: Context, file: str, plain: BlobRecord, good: Inside, temp
         except FileNotFoundError:  # it is gone
             continue
         except InUse as error:  # usually it is being taken apart, and needs nothing any more
-            held[run, step] = error
+            held[key] = error
             continue
         count += 1
         with suppress(CkstoreError):  # what is not done in time the next opener does
-            reconcile_one(context, (run, step), timeout_s=_CATALOG_TIMEOUT_S)
+            reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     return Given(count, held)
 
 
@@ -102,8 +102,8 @@ def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
 
 def leftovers(context: Context) -> Iterator[Inside]:
     """Give the directories that have something which was of a compacted form and which no document names now."""
-    for run, step, _ in context.layout.published():
-        path = context.layout.checkpoint(run, step)
+    for key, _ in context.layout.published():
+        path = context.layout.checkpoint(key)
         # It goes last, so a repair that was killed is found by it.
         if peek.exists(path / PLAIN) and _leftovers_in(path):
             yield path

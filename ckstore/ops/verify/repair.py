@@ -94,8 +94,8 @@ def repair(
 
 
 def _repair_manifests(context: Context, copies: Copies, damage: Iterable[Damage], done: Repaired) -> None:
-    for place in dict.fromkeys((found.run, found.step) for found in damage if not found.blob):
-        repaired, reason = repair_manifest(context, copies, *place)
+    for place in dict.fromkeys(found.key for found in damage if not found.blob):
+        repaired, reason = repair_manifest(context, copies, place)
         if repaired is not None:
             done.repaired.append(repaired)
         elif reason:
@@ -121,16 +121,16 @@ def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey
     by_place: dict[CheckpointKey, set[str]] = {}
     for found in damage:
         if found.blob:
-            by_place.setdefault((found.run, found.step), set()).add(found.blob)
-    for (run, step), digests in by_place.items():
+            by_place.setdefault(found.key, set()).add(found.blob)
+    for key, digests in by_place.items():
         try:
-            with CheckpointDirectory.at(context.layout.checkpoint(run, step)) as directory:
+            with CheckpointDirectory.at(context.layout.checkpoint(key)) as directory:
                 for blob in directory.manifest.stored:
                     if blob.digest in digests:
                         wanted.setdefault(blob.digest, Wanted(blob.digest, blob.nbytes))
                 add_pieces(directory.manifest, {digest: wanted[digest] for digest in digests if digest in wanted})
         except InUse as error:
-            held[run, step] = error
+            held[key] = error
         except (FileNotFoundError, NotADirectoryError, DamagedBlob):  # it is gone
             continue
     return wanted

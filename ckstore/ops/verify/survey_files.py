@@ -49,9 +49,9 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
         stale = stale and _differing(context, checker, stale)
         if stale and may_write:
             _write_again(context, stale)
-        for run, step in stale:
+        for key in stale:
             yield StoreFinding(
-                "catalog", f"the catalog does not agree with the manifest of {run}@{step}", mended=may_write
+                "catalog", f"the catalog does not agree with the manifest of {key.name}", mended=may_write
             )
     except (CatalogUnavailable, InUse, NewerFormat) as error:
         yield StoreFinding("catalog", f"the catalog cannot be compared: {error.message}")
@@ -62,25 +62,25 @@ def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey
     listing = context.catalog.listing()
     rows = {info.key: info for info in context.catalog.infos()}
     found = []
-    for run, step in keys:
-        published = look(context.layout, run, step).published
-        if published is None or published.manifest_id != checker.ids[run, step]:  # not whole, or another one by now
+    for key in keys:
+        published = look(context.layout, key).published
+        if published is None or published.manifest_id != checker.ids[key]:  # not whole, or another one by now
             continue
-        row, info = rows.get((run, step)), CheckpointInfo.of(published.manifest, published.manifest_id)
-        same = row is not None and same_facts(row, info) and listing.get((run, step)) == published.stamp
+        row, info = rows.get(key), CheckpointInfo.of(published.manifest, published.manifest_id)
+        same = row is not None and same_facts(row, info) and listing.get(key) == published.stamp
         # The uses too: gc looks for unused blobs by them. What is elsewhere is not used here.
         here = {blob for blob in published.manifest.stored if blob.digest not in published.elsewhere}
-        if not same or context.catalog.blobs_of(run, step) != here:
-            found.append((run, step))
+        if not same or context.catalog.blobs_of(key) != here:
+            found.append(key)
     return found
 
 
 def _write_again(context: Context, keys: list[CheckpointKey]) -> None:
-    def nothing(_run: str, _step: int) -> None:
+    def nothing(_key: CheckpointKey) -> None:
         return None
 
-    def present(run: str, step: int) -> Published | None:
-        return look(context.layout, run, step).published
+    def present(key: CheckpointKey) -> Published | None:
+        return look(context.layout, key).published
 
     # Rows with the right id are taken for right, so they go first. Between the two the links protect the blobs.
     context.catalog.reconcile(keys, nothing, timeout_s=_TIMEOUT_S)
@@ -99,8 +99,8 @@ def file_findings(context: Context) -> Iterator[StoreFinding]:
             yield StoreFinding("settings", str(error), layout.config.name, harmful=True)
     yield from _tags(context)
     yield from _pins(context)
-    for run, step, _ in sorted(layout.published()):
-        yield from _file(context, "notes", layout.checkpoint(run, step) / ANNOTATIONS)
+    for key, _ in sorted(layout.published()):
+        yield from _file(context, "notes", layout.checkpoint(key) / ANNOTATIONS)
 
 
 def _read(path: Inside) -> bytes | None:
@@ -144,8 +144,8 @@ def _tags(context: Context) -> Iterator[StoreFinding]:
             yield StoreFinding("tag", f"{doubtful[name]}; {way_out(name)}", subject, harmful=True)
         elif text is None or (target := parse_tag(text)) is None:  # it was written since
             continue
-        elif layout.inode(target.run, target.step) is None:
-            message = f"the tag {name} points to {target.run}@{target.step}, which is not there; {way_out(name)}"
+        elif not any(key.any_generation == target.key.any_generation for key in layout.of_step(*target.key.run_step)):
+            message = f"the tag {name} points to {target.key.name}, which is not there; {way_out(name)}"
             yield StoreFinding("tag", message, subject, harmful=True)
         elif not target.twice:
             message = (

@@ -79,8 +79,8 @@ class Inventory:
     def of(cls, context: Context, places: Sequence[CheckpointKey]) -> Inventory:
         """List the directories of checkpoints."""
         made = cls()
-        for index, (run, step) in enumerate(places):
-            for digest, status in blobs_in(context.layout.checkpoint(run, step) / BLOBS):
+        for index, key in enumerate(places):
+            for digest, status in blobs_in(context.layout.checkpoint(key) / BLOBS):
                 unit = (status.st_dev, status.st_ino, digest)
                 made.sizes[unit] = status.st_size
                 made.first.setdefault(unit, index)
@@ -140,7 +140,7 @@ class Verification:
         damage = self._damage()
         healable = () if options.repair or options.quick or options.budget_s else could_heal(self._context, damage)
         unread, oldest = self._age(checker)
-        hurt = {(found.run, found.step) for found in damage if found.affects}
+        hurt = {found.key for found in damage if found.affects}
         return VerifyReport(
             checkpoint_count=len(self._order),
             checked_bytes=checker.checked_bytes,
@@ -148,7 +148,7 @@ class Verification:
             damage=tuple(damage),
             sample=1.0 if options.sample is None else float(options.sample),
             mode=options.mode,
-            whole=tuple(f"{run}@{step}" for run, step in self._in_order() if (run, step) not in hurt),
+            whole=tuple(key.name for key in self._in_order() if key not in hurt),
             findings=tuple(findings),
             blob_count=len(self._inventory.sizes),
             read_count=len(checker.good | checker.bad),
@@ -161,7 +161,7 @@ class Verification:
             quarantined=tuple(done.quarantined),
             healable=healable,
             elsewhere=tuple(
-                Away(*key, holders_at(self._context.layout.checkpoint(*key)))
+                Away(*key.run_step, holders_at(self._context.layout.checkpoint(key)))
                 for key in self._in_order()
                 if key in checker.away
             ),
@@ -213,7 +213,7 @@ class Verification:
         return rounds
 
     def _visit(self, checker: Verifier, key: CheckpointKey, only: Container[Unit] | None) -> None:
-        checked = checker.checkpoint(*key, only)
+        checked = checker.checkpoint(key, only)
         if checked is None:
             return
         place, damage = checked
@@ -284,8 +284,8 @@ class Verification:
         passed_over = {key: ("repaired", error) for key, error in (done.held if done else {}).items()}
         passed_over |= {key: ("checked", error) for key, error in checker.locked.items()}
         locked = [
-            StoreFinding("locked", f"{run}@{step} was not {what}: {error.message}", f"{run}@{step}", harmful=True)
-            for (run, step), (what, error) in sorted(passed_over.items())
+            StoreFinding("locked", f"{key.name} was not {what}: {error.message}", key.name, harmful=True)
+            for key, (what, error) in sorted(passed_over.items())
         ]
         if not self._everything:
             return locked
@@ -317,8 +317,5 @@ class _CopiesOf(Container[Unit]):
 
 def verify(context: Context, ref: AnyRef | None, options: Options) -> VerifyReport:
     """Verify a checkpoint, or all; see `ckstore.Store.verify`."""
-    if ref is None:
-        keys = sorted((run, step) for run, step, _ in context.layout.published())
-    else:
-        keys = [find(context, ref).key]
+    keys = [find(context, ref).key] if ref is not None else sorted(key for key, _ in context.layout.published())
     return Verification(context, keys, options, everything=ref is None).run()

@@ -7,46 +7,45 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from ckstore.errors import (
     CkstoreError,
     NoSuchRemote,
-    Protected,
     RemoteDenied,
     RemoteError,
     RemoteUnavailable,
-    StepExists,
 )
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
-from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.manifest import Manifest
+from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.names import CheckpointKey
 from ckstore.model.seal import seal
+from ckstore.model.settings import settings
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
-from ckstore.objects.checkpoints import look
+from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.documents.elsewhere import elsewhere_bytes, read_elsewhere
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
-from ckstore.objects.publish import IfExists
+from ckstore.objects.publish import Rule
 from ckstore.objects.staging import Staging
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
+from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.refs.protection import check_unprotected
+from ckstore.ops.requires import require
+from ckstore.ops.save.save import CATALOG_TIMEOUT_S
 from ckstore.remote import keys
-from ckstore.remote.beside import take_names
+from ckstore.remote.beside import named_at, take_names
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.elsewhere.evict import require
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull, is_here
@@ -80,7 +79,7 @@ def list_remote(
     """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
     context.check_writable()
     holder = Holder(uuid_of(remote), remote.name)
-    require(context)
+    require(context, settings.ELSEWHERE)
     source = source_of(remote)
     pull = Pull(context, source, Manner())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
@@ -88,6 +87,7 @@ def list_remote(
     unlisted: list[str] = []
     places = source.places() if places is None else [*places]
     waiting = [place for place in places if not is_here(context, place)]
+    named = named_at(source) if waiting else set()
     for start in range(0, len(waiting), _BATCH):
         read: list[tuple[CheckpointInfo, Found, Annotations | None]] = []
 
@@ -104,16 +104,19 @@ def list_remote(
 
         batch = waiting[start : start + _BATCH]
         for_each(fetch, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
-        # Of several at one step the newest is meant.
-        read.sort(key=lambda one: one[0].order)
-        for info, found, said in {one[0].key: one for one in read}.values():
-            check = partial(_check_superseded, context, info, holder)
-            how: IfExists = "replace" if _is_superseded(context, info, holder) else "keep"
-            with suppress(Protected, StepExists):
-                if publish_manifest(
-                    context, found.manifest, found.data, said, document, if_exists=how, check_replaceable=check
-                ):
-                    listed.add(info.key)
+        # Of several at one step the newest counts, and comes first; of the others those that a tag or a pin names.
+        read.sort(key=lambda one: one[0].order, reverse=True)
+        steps: set[tuple[str, int]] = set()
+        for info, found, said in read:
+            is_newest = info.key.run_step not in steps
+            steps.add(info.key.run_step)
+            if not is_newest and info.id not in named:
+                continue
+            # What is here and not at this remote stays what its step names. Nothing is dropped: gc does it.
+            rule: Rule = "beside" if _may_join(context, info, holder) else "keep"
+            key = publish_manifest(context, found, said, document, rule=rule)
+            if key is not None:
+                listed.add(key)
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
@@ -121,7 +124,9 @@ def list_remote(
     catch_up(context, "all")
     # Of those too that an earlier call listed: it may have been killed before it came to their names.
     ids = {place.id for place in places}
-    take_names(context, source, [info for info in infos(context) if info.id in ids], pull.warnings, new=listed)
+    take_names(
+        context, source, [info for info in infos(context, superseded=True) if info.id in ids], pull.warnings, new=listed
+    )
     return len(listed), pull.warnings
 
 
@@ -132,13 +137,15 @@ def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:
     return read_manifest(source, place, hash_prefix)
 
 
-def _is_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> bool:
-    """Whether the store has an older checkpoint at that step, all of it at the same remote: then none is lost."""
-    published = look(context.layout, *info.key).published
-    if published is None or CheckpointInfo.of(published.manifest, published.manifest_id).order >= info.order:
-        return False
+def _may_join(context: Context, info: CheckpointInfo, holder: Holder) -> bool:
+    """Whether each checkpoint that the store has at that step is newer, or all of it at the same remote."""
+    of_step = published_of_step(context.layout, info.run, info.step)
+    return all(one.order > info.order or _is_only_at(context, one, holder) for one in of_step)
+
+
+def _is_only_at(context: Context, published: Published, holder: Holder) -> bool:
     try:
-        with locks.lock_shared(context.layout.checkpoint(*info.key)) as lock:
+        with locks.lock_shared(context.layout.checkpoint(published.key)) as lock:
             there = read_elsewhere(lock.fd)
     except (FileNotFoundError, CkstoreError):
         return False
@@ -146,23 +153,20 @@ def _is_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> bo
     return there is not None and is_whole_there and {one.uuid for one in there.remotes} == {holder.uuid}
 
 
-def _check_superseded(context: Context, info: CheckpointInfo, holder: Holder) -> None:
-    check_unprotected(context, info.key)
-    if not _is_superseded(context, info, holder):
-        raise StepExists(f"{info.name} is here by now")
-
-
 def publish_manifest(
     context: Context,
-    manifest: Manifest,
-    data: bytes,
+    found: Found,
     annotations: Annotations | None,
     document: Elsewhere,
     *,
-    if_exists: IfExists,
-    check_replaceable: Callable[[], None] = lambda: None,
-) -> bool:
-    """Publish a checkpoint without blobs; False if another one keeps its place."""
+    rule: Rule,
+    drops: bool = False,
+) -> CheckpointKey | None:
+    """Publish a checkpoint without blobs; None if another one of its step counts instead.
+
+    With `drops` those that it supersedes are dropped at once, else gc drops them.
+    """
+    manifest = found.manifest
     staging = Staging.create(context.layout, manifest.run, manifest.step)
     try:
         own = staging.lock.inside
@@ -170,19 +174,24 @@ def publish_manifest(
         files.create_file(own / ELSEWHERE, elsewhere_bytes(document, where), mode=0o600)
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
-        staging.seal(data)
-        if_there = publishing.IfThere(if_exists, check_replaceable)
-        outcome = publishing.publish(context.layout, staging, manifest, if_there, context.known.synced_runs)
+        staging.seal(found.data)
+        outcome = publishing.publish(context.layout, staging, manifest, found.id, rule, context.known.synced_runs)
     except BaseException as error:
         reclaim.abandon(context, staging, error)
         raise
     if outcome.existing is not None:
         reclaim.discard(context, staging)
-        return False
+        return None
     staging.lock.release()
-    if outcome.old is not None:
-        reclaim.discard_path(context, outcome.old)
-    return True
+    if drops and outcome.older:
+        info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
+        for text in drop_older(context, info, outcome.older):
+            warn(text)
+        with suppress(CkstoreError):  # what is not done in time the next opening does
+            for key in outcome.older:
+                reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
+        reclaim.give_back(context)
+    return outcome.key
 
 
 class News:

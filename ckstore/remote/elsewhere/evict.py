@@ -20,12 +20,11 @@ from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.retention_report import Skipped
 from ckstore.model.reports.transfer import EvictReport
-from ckstore.model.seal import to_write
-from ckstore.model.settings.settings import ELSEWHERE, parse_settings
+from ckstore.model.settings.settings import ELSEWHERE
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
-from ckstore.objects.checkpoints import id_at, judge_blobs
-from ckstore.objects.documents import atomic_file, marks
+from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id
+from ckstore.objects.documents import marks
 from ckstore.objects.documents.elsewhere import touch, write_elsewhere
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
@@ -35,8 +34,9 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.free.retain import plan_local
 from ckstore.ops.index.reconcile import reconcile_one
-from ckstore.ops.open.opening import read_settings
 from ckstore.ops.refs.find import open_directory
+from ckstore.ops.refs.protection import gone
+from ckstore.ops.requires import require
 from ckstore.remote.elsewhere.attest import Attest, attest_of
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Manner
@@ -45,7 +45,6 @@ from ckstore.remote.reach import OtherStore, reach, uuid_of
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
-_SETTINGS_MOST_BYTES = 2**20
 
 
 def evict(
@@ -77,7 +76,7 @@ def evict(
             evicted.append(info)
             if not dry_run:
                 reason = why.get(info.name, "by hand")
-                note(context, "evicted", info.key, id=info.id, why=f"{remote.name} has it; {reason}")
+                note(context, "evicted", info.key.run_step, id=info.id, why=f"{remote.name} has it; {reason}")
     finally:
         # Also after an error: what was read back once need not be read again.
         if not dry_run:
@@ -119,7 +118,11 @@ def _try_one(  # noqa: PLR0917
         try:
             if isinstance(remote, OtherStore):
                 # Until the bytes here are gone: it must not let go of its own because of ours.
-                held.enter_context(locks.lock_shared(remote.context.layout.checkpoint(*info.key)))
+                its = remote.context.layout
+                key = key_with_id(its, info.run, info.step, info.id)
+                if key is None:
+                    return f"{remote.name} does not have it"
+                held.enter_context(locks.lock_shared(its.checkpoint(key)))
             problem = attest.lacks(place_of(info), blobs, read=not dry_run)
         except FileNotFoundError:
             return f"{remote.name} does not have it"
@@ -134,24 +137,26 @@ def _try_one(  # noqa: PLR0917
 
 def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
     layout = context.layout
-    path = layout.checkpoint(*info.key)
+    path = layout.checkpoint(info.key)
     # Before the first checkpoint without blobs is there: a reader that does not know them would take it for torn.
-    require(context)
+    require(context, ELSEWHERE)
     make_kept_durable(context, info.run)
     with ExitStack() as held:
-        # The run first, as savers do: no other process replaces the checkpoint meanwhile.
+        # The run first, as savers do: one that looks at the checkpoints of a step must not meet one without blobs.
         run_lock = held.enter_context(store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
         lock = locks.try_exclusive(path)
+        if lock is None and not peek.is_directory(path):
+            raise gone(info)
         if lock is None:
             raise InUse(f"{info.name} is open for reading", hint="close it, then evict again")
         held.enter_context(lock)
         if id_at(path) != info.id or not lock.names(path):
-            raise InUse(f"{info.name} was replaced meanwhile")
+            raise gone(info)
         document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
         write_elsewhere(layout, lock, document)
         run_lock.check()
         # One rename: its directory has all of its blobs, or none and the word where they are.
-        target = trash.free_name(layout.trash, f"{info.run}@{info.step}")
+        target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")
         links.rename(path / BLOBS, target)
         links.make_directory(path / BLOBS)
         # The new parent first; only then may the collector unlink what is below it (rule F).
@@ -162,21 +167,6 @@ def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
         reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
     except (CkstoreError, OSError):  # the next opener does it: the times of the manifest say so
         return
-
-
-def require(context: Context) -> None:
-    """Say in ``store.json``, durably, that a reader must know of blobs that are elsewhere."""
-    if ELSEWHERE in context.settings.requires:
-        return
-    layout = context.layout
-    with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
-        settings = read_settings(layout.path)
-        if ELSEWHERE not in settings.requires:
-            settings = replace(settings, requires=(*settings.requires, ELSEWHERE))
-            where = str(layout.settings)
-            data = to_write(settings, parse_settings, most_bytes=_SETTINGS_MOST_BYTES, where=where)
-            atomic_file.replace_file(layout, lock, fd, layout.settings.name, data)
-    context.settings = settings
 
 
 def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:

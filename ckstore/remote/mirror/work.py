@@ -12,7 +12,7 @@ from ckstore.errors import CkstoreError, NoSuchRef
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.mirrored import add_mirrored, behind, read_mirrored, uuid_now
-from ckstore.ops.refs.listing import infos
+from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.asking import PAGE_ASKS, look
 from ckstore.remote.beside import annotations_of, pins_of, tags_of
@@ -76,7 +76,7 @@ class Mirror:
         name = self.name
         if name is None:
             return []
-        lacking = behind(self._context.layout, name, infos(self._context))
+        lacking = behind(self._context.layout, name, current_or_named(self._context))
         return sorted(lacking, key=lambda info: self._failures[info.id])  # stable: else the newest first
 
     def has_work(self) -> bool:
@@ -132,7 +132,7 @@ class Mirror:
 
     def _unsaid(self, name: str) -> tuple[list[Said], set[str]]:
         """Return what was said of checkpoints that the mirror has and it was not given, and what is said no more."""
-        known, here = read_mirrored(self._context.layout, name), infos(self._context)
+        known, here = read_mirrored(self._context.layout, name), current_or_named(self._context)
         there = {info.id for info in here if info.id in known.ids or info.elsewhere}
         self._annotations = {info.id: self._annotations[info.id] for info in here if info.id in self._annotations}
         said = self._said(here)
@@ -203,7 +203,7 @@ class Mirror:
             self._failures[info.id] += 1
             raise
         self._note(name, uuid, [info], {one.key: one.digest for one in said})
-        note(context, "mirrored", info.key, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
+        note(context, "mirrored", info.key.run_step, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
     def _note(
         self,
@@ -213,5 +213,5 @@ class Mirror:
         documents: Mapping[str, str] = MappingProxyType({}),
         gone: Container[str] = (),
     ) -> None:
-        here, ids = infos(self._context), [info.id for info in done]
+        here, ids = current_or_named(self._context), [info.id for info in done]
         add_mirrored(self._context.layout, name, uuid, ids=ids, here=here, documents=documents, gone=gone)

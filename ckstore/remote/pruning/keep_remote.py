@@ -15,7 +15,6 @@ from ckstore.errors import InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.seal import read
 from ckstore.model.settings.retention import RetentionPolicy
@@ -28,7 +27,7 @@ from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_retention
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.refs.protection import pins_by_checkpoint
+from ckstore.ops.refs.protection import pins_by_id
 from ckstore.remote.find_there import facts_of
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
@@ -63,7 +62,7 @@ class KeepRemote:
         Raises:
             CkstoreError: A tag, a pin or a manifest there cannot be read: then nothing can be said.
         """
-        here = {info.id: info for info in infos(self.context)}
+        here = {info.id: info for info in infos(self.context, superseded=True)}
         stays = dict(self._stays_for_here([*here.values()]))
         if isinstance(self.remote, Remote):
             meant, replaced = self._candidates(self.remote, here, stays)
@@ -83,7 +82,7 @@ class KeepRemote:
         made = self.plan()
         skipped: list[Skipped] = []
         going: list[PlanEntry] = []
-        here = {info.id: info for info in infos(self.context)}
+        here = {info.id: info for info in infos(self.context, superseded=True)}
         uuid = uuid_of(self.remote) if made.dropped else ""
         for entry in made.dropped:
             if problem := self._forget_here(here.get(entry.info.id), entry, uuid):
@@ -111,19 +110,19 @@ class KeepRemote:
         reasons = {entry.info.id: "; ".join(entry.reasons) for entry in going}
         for info in dropped:
             why = f"at {self.remote.name} by keep_remote: {reasons[info.id]}"
-            note(self.context, "pruned", info.key, id=info.id, why=why)
+            note(self.context, "pruned", info.key.run_step, id=info.id, why=why)
         return RetentionReport(made, tuple(dropped), tuple(skipped))
 
     def _stays_for_here(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
         """Give the ids of checkpoints that stay there because of what this store says of them, and why."""
-        pins = pins_by_checkpoint(self.context, datetime.now(UTC))
+        pins = pins_by_id(self.context, datetime.now(UTC))
         newest = {info.run: info for info in sorted(listed, key=lambda info: info.order)}
         for info in listed:
             # A tag or a pin may have been made here after the push.
             if info.tags:
                 yield info.id, f"it has the tag {info.tags[0]} here"
-            elif info.key in pins:
-                yield info.id, f"it is pinned here: {pins[info.key][0]}"
+            elif info.id in pins:
+                yield info.id, f"it is pinned here: {pins[info.id][0]}"
             elif newest[info.run] is info:
                 yield info.id, f"it is the newest checkpoint of the run {info.run} here"
 
@@ -145,7 +144,7 @@ class KeepRemote:
             pin = read_pin(data, name, remote.name)
             if not pin.expired(now):
                 pins.setdefault(pin.id, []).append(str(pin))
-        found: dict[CheckpointKey, list[Candidate]] = {}
+        found: dict[tuple[str, int], list[Candidate]] = {}
         for place in places:
             info = here.get(place.id)
             candidate = self.known.get(place) if info is None else Candidate(info)
@@ -159,14 +158,15 @@ class KeepRemote:
                 pins=tuple(pins.get(place.id, ())),
                 wanted_by=stays.get(place.id, ""),
             )
-            found.setdefault(place.key, []).append(candidate)
+            found.setdefault(place.run_step, []).append(candidate)
         meant, replaced = [], []
         for several in found.values():
             # Of several ids at one step the newest is meant.
             *older, newest = sorted(several, key=lambda candidate: candidate.info.order)
             meant.append(newest)
             self._replaced.update((candidate.info.id, place_of(newest.info)) for candidate in older)
-            replaced += [_of_replaced(candidate, newest, is_here=candidate.info.id in here) for candidate in older]
+            current = {info.id for info in here.values() if not info.superseded}
+            replaced += [_of_replaced(candidate, newest, is_here=candidate.info.id in current) for candidate in older]
         return meant, replaced
 
     def _learn(self, source: ObjectSource, places: list[Place]) -> None:
@@ -187,7 +187,7 @@ class KeepRemote:
             return ""
         context = self.context
         try:
-            with locks.lock_shared(context.layout.checkpoint(*info.key)) as lock:
+            with locks.lock_shared(context.layout.checkpoint(info.key)) as lock:
                 document = read_elsewhere(lock.fd)
             if document is None or any(holder.uuid != uuid for holder in document.remotes):
                 return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError
+from ckstore.model.names import key_of
 from ckstore.saver.client.savers import savers_of
 from ckstore_cli._errors import HELD
 from ckstore_cli._format import columns
@@ -209,7 +210,8 @@ def saves_in_flight(store: Path, *, unfinished: bool = False) -> list[str]:
 
 def published(store: Path, run: str) -> list[int]:
     """Return the steps of `run` that are published, in their order."""
-    return sorted(int(path.name) for path in _listed(store / "checkpoints" / run) if path.name.isdigit())
+    keys = (key_of(run, path.name) for path in _listed(store / "checkpoints" / run))
+    return sorted({key.step for key in keys if key is not None})
 
 
 @contextmanager

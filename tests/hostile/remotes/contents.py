@@ -17,6 +17,7 @@ from ckstore.remote.objects import Remote
 from ckstore.remote.push import Manner, push
 from tests.hostile.archives_manifests import digest, dumps, framed, members_of, tensor
 from tests.remote.double import Double
+from tests.support.checkpoint_dirs import step_of_name
 
 Contents = dict[str, bytes]
 Spoil = Callable[[Contents], None]
@@ -45,7 +46,8 @@ def contents_of(store: Path, info: bytes) -> Contents:
         manifest = _file(path / "manifest.json")
         if manifest is None:
             continue
-        folder = f"checkpoints/{path.parent.name}/{path.name}/{digest_in(manifest)}"
+        step = step_of_name(path.name)
+        folder = f"checkpoints/{path.parent.name}/{path.name if step is None else step}/{digest_in(manifest)}"
         for name in ("manifest.json", "plain.json", "annotations.json"):
             data = _file(path / name)
             if data is not None:

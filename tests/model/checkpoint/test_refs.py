@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NoSuchRef
 from ckstore.model.checkpoint.refs import Ref, newest_first, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import check_tag
+from ckstore.model.names import CheckpointKey, check_tag
 
 
 def info(run: str, step: int, sequence: int, digits: str = "") -> CheckpointInfo:
@@ -62,7 +62,7 @@ def test_every_checkpoint_is_found_by_run_and_step_and_by_its_id(store: list[Che
 @given(store=stores(), at=st.integers(0, 7), tag=tag_names)
 def test_a_tag_is_what_it_points_to(store: list[CheckpointInfo], at: int, tag: str) -> None:
     checkpoint = store[at % len(store)]
-    tags = {tag: (checkpoint.run, checkpoint.step)}
+    tags = {tag: checkpoint.key}
 
     assert resolve(parse_ref(tag), store, tags) is checkpoint
     assert resolve(parse_ref(f"{checkpoint.run}@{tag}"), store, tags) is checkpoint
@@ -130,7 +130,7 @@ def test_any_text_is_a_checkpoint_or_a_typed_error(text: str, store: list[Checkp
 
 
 STORE = [info("exp", 100 * n, n + 1, f"{n}aaaaaa") for n in range(10)] + [info("other", 100, 11, "bbbbbb1")]
-TAGS = {"best": ("exp", 300), "gone": ("exp", 350), "baseline": ("other", 100)}
+TAGS = {"best": STORE[3].key, "gone": CheckpointKey("exp", 350, "350.0123456789"), "baseline": STORE[10].key}
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,18 @@ def test_digits_are_a_step_first_and_an_id_then() -> None:
     assert parse_ref("0123456") == Ref(None, "id", "0123456")
     with pytest.raises(NoSuchRef):
         resolve(parse_ref("12345"), [by_id], {})
+
+
+def test_a_step_is_its_newest_checkpoint_and_an_id_or_a_tag_also_names_a_superseded_one() -> None:
+    old = replace(info("main", 5, 3, "aaaaaaa"), superseded=True)
+    new, other = info("main", 5, 4, "bbbbbbb"), info("main", 4, 2, "ccccccc")
+    compacted = replace(old, directory=f"{old.key.directory}.1")
+
+    for store in ([old, new, other], [other, new, old], [compacted, new, other]):
+        assert resolve(parse_ref("5"), store, {}) is new
+        assert resolve(parse_ref("latest"), store, {}) is new
+        assert resolve(parse_ref("aaaaaa"), store, {}).id == old.id
+        assert resolve(parse_ref("best"), store, {"best": old.key}).id == old.id
 
 
 def test_ids_of_several_checkpoints_are_listed_newest_first() -> None:

@@ -19,6 +19,7 @@ from ckstore.ops.pace import Share
 from ckstore.saver import compactor, mirror
 from ckstore.saver.server.compactor import compact_all
 from ckstore.store import context_of
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.meanwhile import elsewhere
 
 _WAIT_S = 120.0
@@ -46,7 +47,7 @@ def state(step: int) -> dict[str, torch.Tensor]:
 
 
 def is_compacted(store: Store, step: int) -> bool:
-    return (store.path / f"checkpoints/main/{step}/plain.json").exists()
+    return (checkpoint_dir(store.path, "main", step) / "plain.json").exists()
 
 
 def test_nothing_is_started_until_it_is_asked_for(store: Store, started: list[str]) -> None:

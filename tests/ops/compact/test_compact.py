@@ -28,6 +28,7 @@ from ckstore.objects import trash
 from ckstore.ops.compact import encode, forms
 from ckstore.ops.verify import survey_files
 from tests.format import reader
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.descriptors import open_below
 from tests.support.forging import forge_manifest
 from tests.support.meanwhile import elsewhere
@@ -185,7 +186,7 @@ def test_one_large_blob_is_decoded_by_several_threads_and_checked(store: Store) 
     store.compact(keep_newest=1)
 
     assert all(torch.equal(store.load(step)["w"], value) for step, value in enumerate(values))
-    largest = max((store.path / "checkpoints/main/0/blobs").iterdir(), key=lambda path: path.stat().st_size)
+    largest = max(blobs_dir(store.path, "main", 0).iterdir(), key=lambda path: path.stat().st_size)
     largest.chmod(0o644)
     data = bytearray(largest.read_bytes())
     data[-1000] ^= 1
@@ -229,7 +230,7 @@ def test_a_copied_directory_is_complete(store: Store, tmp_path: Path) -> None:
     states = saved(store)
     store.compact()
     for step in range(STEPS):
-        shutil.copytree(store.path / "checkpoints" / "main" / str(step), tmp_path / str(step))
+        shutil.copytree(checkpoint_dir(store.path, "main", step), tmp_path / str(step))
     shutil.rmtree(store.path)
 
     for step, state in enumerate(states):
@@ -244,7 +245,7 @@ def test_the_reader_of_the_format_page_decodes_it(store: Store) -> None:
     store.compact()
 
     for step, state in enumerate(states):
-        found = reader.Checkpoint(store.path / "checkpoints" / "main" / str(step))
+        found = reader.Checkpoint(checkpoint_dir(store.path, "main", step))
         # The pack of the first save has a tensor that never changes; it is encoded for all that need it.
         assert found.encoding is not None
         found.check_blobs()
@@ -271,7 +272,7 @@ def test_what_is_tagged_or_pinned_stays_plain(store: Store) -> None:
         1: "it has the tag best",
     }
     assert {done.info.step for done in report.compacted} == {0, 3}
-    assert not (store.path / "checkpoints/main/1/plain.json").exists()
+    assert not (checkpoint_dir(store.path, "main", 1) / "plain.json").exists()
 
 
 def test_a_dry_run_changes_nothing(store: Store) -> None:
@@ -352,7 +353,7 @@ def test_after_a_directory_that_could_not_be_made_durable_nothing_more_is_writte
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     failing_files = SimpleNamespace(**{**vars(files), "sync_open_directory": failing})
-    monkeypatch.setattr("ckstore.objects.swap.files", failing_files)
+    monkeypatch.setattr("ckstore.objects.publish.files", failing_files)
     with pytest.raises(UnknownOutcome, match="could not be made durable"):
         store.compact()
     monkeypatch.undo()
@@ -377,16 +378,16 @@ def test_a_compaction_that_is_interrupted_behind_its_rename_keeps_no_lock(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(
-        "ckstore.objects.swap.files", SimpleNamespace(**{**vars(files), "sync_open_directory": interrupted})
+        "ckstore.objects.publish.files", SimpleNamespace(**{**vars(files), "sync_open_directory": interrupted})
     )
     with pytest.raises(KeyboardInterrupt) as caught:
         store.compact()
     monkeypatch.undo()
 
     assert caught.value.__traceback__ is not None  # what its frames refer to is still there
-    left = list((store.path / "staging").iterdir())
+    left = [path for path in (store.path / "checkpoints/main").iterdir() if path.name.count(".") == 2]
     assert left
-    assert not any(map(locks.is_locked, left))
+    assert not any(locks.is_locked(path) for path in (store.path / "checkpoints/main").iterdir())
     store.compact()
     assert all(same(store.load(step), state) for step, state in enumerate(states))
 
@@ -461,7 +462,7 @@ def test_small_tensors_are_compacted_after_each_save(store: Store) -> None:
 
 
 def depth_of(store: Store, step: int) -> int:
-    document = json.loads((store.path / f"checkpoints/main/{step}/manifest.json").read_bytes())["manifest"]
+    document = json.loads((checkpoint_dir(store.path, "main", step) / "manifest.json").read_bytes())["manifest"]
     bases = {item[0]: item[3] for item in document.get("encoded", ())}
 
     def depth(digest: str) -> int:
@@ -527,7 +528,7 @@ def test_a_follower_is_not_given_a_compacted_checkpoint_again(store: Store) -> N
 def test_damage_in_a_base_names_every_checkpoint_that_needs_it(store: Store) -> None:
     states = saved(store, 8)
     store.compact()
-    newest = store.path / "checkpoints/main/7/blobs"
+    newest = blobs_dir(store.path, "main", 7)
     # Of 5 and 6 the first pack is, of which they need what is decoded without a base.
     needing = {step for step in range(5) for path in newest.iterdir() if shares(store, step, path)} | {7}
     assert needing == {0, 1, 2, 3, 4, 7}
@@ -548,7 +549,7 @@ def test_damage_in_a_base_names_every_checkpoint_that_needs_it(store: Store) -> 
 
 
 def shares(store: Store, step: int, path: Path) -> bool:
-    return (store.path / f"checkpoints/main/{step}/blobs" / path.name).exists()
+    return (blobs_dir(store.path, "main", step) / path.name).exists()
 
 
 def test_every_flipped_byte_of_a_small_encoded_blob_is_found(store: Store) -> None:
@@ -556,7 +557,7 @@ def test_every_flipped_byte_of_a_small_encoded_blob_is_found(store: Store) -> No
     for step, state in enumerate(states):
         store.save(state, step=step)
     store.compact()
-    folder = store.path / "checkpoints/main/0"
+    folder = checkpoint_dir(store.path, "main", 0)
     (name, _), *_ = [
         item for item in reader.Checkpoint(folder).stored() if (folder / "blobs" / item[0]).read_bytes()[:5] == b"ckenc"
     ]
@@ -578,7 +579,7 @@ def test_every_flipped_byte_of_a_small_encoded_blob_is_found(store: Store) -> No
 def test_a_missing_part_is_damage_and_other_checkpoints_load(store: Store, missing: str) -> None:
     states = saved(store, 6)
     store.compact()
-    folder = store.path / "checkpoints/main/0"
+    folder = checkpoint_dir(store.path, "main", 0)
     found = reader.Checkpoint(folder)
     assert found.encoding is not None
     name = f"blobs/{next(iter(found.encoding.encoded.values()))[2][0]}" if missing == "base" else missing
@@ -695,7 +696,7 @@ def test_a_pack_of_more_tensors_than_a_header_takes_stays_plain_and_all_else_is_
 
 def test_nothing_is_encoded_against_a_damaged_base(store: Store) -> None:
     states = saved(store, 6)
-    for path in (store.path / "checkpoints/main/5/blobs").iterdir():
+    for path in blobs_dir(store.path, "main", 5).iterdir():
         if os.stat(path).st_nlink == 2:  # its own, and the canonical name
             path.chmod(0o644)
             with path.open("r+b") as file:
@@ -738,7 +739,7 @@ def test_a_compacted_checkpoint_is_pulled_as_it_was_saved(store: Store, tmp_path
 def test_a_reader_that_does_not_know_encoded_pieces_says_what_to_install(store: Store) -> None:
     saved(store, 5)
     store.compact()
-    data = (store.path / "checkpoints/main/0/manifest.json").read_bytes()
+    data = (checkpoint_dir(store.path, "main", 0) / "manifest.json").read_bytes()
 
     # Such a reader knows no second document beside this one.
     with pytest.raises(ckstore.NewerFormat, match="requires 'encoded-1', and this ckstore knows only") as found:
@@ -778,7 +779,7 @@ def test_a_copy_finds_its_master_by_itself_and_takes_nothing(store: Store) -> No
 @pytest.mark.parametrize("name, cut", [("master", 255), ("master", 3), ("copy", 1)])
 def test_elements_that_are_cut_by_the_end_of_a_forged_piece_are_no_sample(store: Store, name: str, cut: int) -> None:
     states = saved(store, 3)
-    folder = store.path / "checkpoints" / "main" / "1"
+    folder = checkpoint_dir(store.path, "main", 1)
     manifest, _ = parse_manifest((folder / "manifest.json").read_bytes(), where="")
     (index,) = (leaf.storage for leaf in manifest.leaves if leaf.name == name)
     first, *others = manifest.storages[index].extents

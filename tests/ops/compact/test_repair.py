@@ -19,6 +19,7 @@ from ckstore.ops.verify import plain_form
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture
 from tests.ops.refs.test_locked import Holder
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir, step_of_name
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["missing", "flipped"])
 def test_a_lost_encoding_is_found_again_by_the_files_beside_it(store: Store, how: str) -> None:
     values = compacted(store)
-    manifest = store.path / "checkpoints/main/0/manifest.json"
+    manifest = checkpoint_dir(store.path, "main", 0) / "manifest.json"
     before = json.loads(manifest.read_bytes())["manifest"]
     spoil(manifest, how)
 
@@ -80,7 +81,7 @@ def test_a_lost_plain_manifest_comes_from_a_copy(
     if compacted_copy:
         shutil.rmtree(tmp_path / "backup")
         shutil.copytree(store.path, tmp_path / "backup")
-    folder = store.path / "checkpoints/main/0"
+    folder = checkpoint_dir(store.path, "main", 0)
     for name in ("plain.json", *also):
         spoil(folder / name, "flipped")
     assert not store.verify(repair=True).ok
@@ -92,7 +93,7 @@ def test_a_lost_plain_manifest_comes_from_a_copy(
 
 
 def files_of(store: Store, step: int) -> list[Path]:
-    return sorted((store.path / f"checkpoints/main/{step}/blobs").iterdir())
+    return sorted(blobs_dir(store.path, "main", step).iterdir())
 
 
 def test_an_encoded_file_comes_from_an_encoded_copy(store: Store, tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def spoil_all(root: Path, name: str, how: str) -> None:
 
 def forms_of(store: Store, step: int) -> dict[str, str]:
     """Return the plain digest of every blob that a checkpoint has encoded -> the name of its file."""
-    document = json.loads((store.path / f"checkpoints/main/{step}/manifest.json").read_bytes())["manifest"]
+    document = json.loads((checkpoint_dir(store.path, "main", step) / "manifest.json").read_bytes())["manifest"]
     return {item[0]: document["files"][item[2]][0] for item in document.get("encoded", ())}
 
 
@@ -204,7 +205,7 @@ def test_what_a_reader_may_be_decoding_with_stays_until_the_next_repair(store: S
         spoil_all(store.path, file, "flipped")
         report = store.verify(repair_from=tmp_path / "backup")
         assert (report.ok, [one.digest for one in report.repaired]) == (True, [plain])
-        assert [path.parts[-3] for path in (store.path / "checkpoints").rglob(file)] == ["1"]
+        assert [step_of_name(path.parts[-3]) for path in (store.path / "checkpoints").rglob(file)] == [1]
         assert torch.equal(store.load(1)["w"], values[1])
 
     assert store.verify(repair=True).ok
@@ -264,6 +265,6 @@ def test_a_checkpoint_whose_last_encoded_piece_is_healed_is_plain_again(store: S
 
     assert store.verify(repair_from=tmp_path / "backup").ok
     assert not store.info(0).compacted
-    assert [path.name for path in (store.path / "checkpoints/main/0").iterdir()].count("plain.json") == 0
+    assert [path.name for path in checkpoint_dir(store.path, "main", 0).iterdir()].count("plain.json") == 0
     assert len(files_of(store, 0)) == 1
     assert torch.equal(store.load(0)["w"], values[0])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ckstore import RetentionPolicy, Store
 from ckstore.ops.free import retain
 from ckstore.ops.free.retain import plan_drops
+from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.examples import examples
 
 
@@ -21,7 +22,7 @@ def state(value: int) -> dict[str, Any]:
 
 
 def damage(store: Store, step: int) -> None:
-    for blob in (store.path / "checkpoints" / "main" / str(step) / "blobs").iterdir():
+    for blob in blobs_dir(store.path, "main", step).iterdir():
         blob.unlink()
 
 

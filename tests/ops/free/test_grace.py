@@ -20,16 +20,17 @@ import numpy as np
 import pytest
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import BadInput, InsufficientSpace, InUse, SaveFailed, UnsafePlace
+from ckstore.errors import BadInput, InsufficientSpace, InUse, SaveFailed
 from ckstore.fs import files, links, statx
-from ckstore.fs.inside import Inside, Where
+from ckstore.fs.inside import Inside
 from ckstore.fs.lock_files import LockFile
 from ckstore.objects import trash
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
 from ckstore.ops.free.make_room import how_to_free
-from ckstore.ops.refs import listing
-from tests.support.crashing import KILLED, run_and_kill
+from ckstore.ops.save import save
+from tests.support.checkpoint_dirs import checkpoint_dir
+from tests.support.crashing import run_and_kill_instead
 from tests.support.descriptors import open_below
 from tests.support.requirements import representatives, require_fuse, require_root
 from tests.support.shared_folder import shared_folder
@@ -192,10 +193,10 @@ def test_what_died_while_it_made_a_lock_is_swept_after_the_grace(one: Store, two
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-def test_that_nothing_comes_back_is_durable_before_a_checkpoint_is_dropped(
+def test_that_nothing_comes_back_is_durable_when_a_checkpoint_was_deleted(
     one: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another host that replaced it may have moved the old one to trash at this moment, and not durably."""
+    """Another host may have dropped an older checkpoint of the step at this moment, and not durably."""
     done: list[str] = []
     sync, move = files.sync_directory, trash.move_to_trash
 
@@ -211,8 +212,8 @@ def test_that_nothing_comes_back_is_durable_before_a_checkpoint_is_dropped(
     monkeypatch.setattr(trash, "move_to_trash", moving)
     one.delete(1)
 
-    before = done[: done.index("dropped")]
-    assert before[-2:] == ["trash", "staging"]
+    after = done[done.index("dropped") + 1 :]
+    assert after[:2] == ["trash", "main"]
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
@@ -300,64 +301,53 @@ def test_a_dead_save_is_swept_after_the_grace(one: Store, two: Store, later: Any
 
 
 def replace_and_die(path: Path) -> None:
-    """Replace step 1 where names cannot be exchanged, and die when the old one has left its place."""
-    rename = links.rename
-
-    def cannot(one: Where, other: Where) -> None:
-        raise UnsafePlace("this filesystem cannot exchange two names")
-
-    def dying(source: Where, target: Where, **given: Any) -> None:
-        rename(source, target, **given)
-        if str(target).endswith(".old"):
-            os._exit(KILLED)
-
-    links.exchange = cannot
-    links.rename = dying
-    open_as("one", path).save(state(9), step=1, if_exists="replace")
+    """Save step 1 again, and die before the older checkpoint is dropped."""
+    saving = open_as("one", path)
+    assert run_and_kill_instead(lambda: saving.save(state(9), step=1, if_exists="replace"), save, "drop_older")
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-def test_what_a_host_left_half_replaced_another_completes_after_the_grace(
-    one: Store, two: Store, later: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
-    assert run_and_kill(lambda: replace_and_die(one.path), at=10**9, before=True)
-    assert [info.step for info in two.checkpoints()] == [2]
-    (told,) = (warning for warning in two.warnings if "has not finished" in warning)
-    assert "gc after the grace" in told
-    assert "opening" not in told  # it does nothing here
+def test_what_a_host_left_superseded_another_drops_after_the_grace(one: Store, two: Store, later: Any) -> None:
+    older = one.info(1)
+    replace_and_die(one.path)
+
+    assert np.array_equal(two.load(1)["w"], state(9)["w"])
+    assert np.array_equal(two.load(older.id)["w"], state(1)["w"])
+    would = two.gc(dry_run=True)
+    assert (would.freed_bytes, would.waits_for_grace) == (MIB, True)
     two.gc()
-    assert not (one.path / "checkpoints/main/1").exists()
+    assert two.info(older.id).superseded
 
     later(1.1)
     two.gc()
 
+    assert {info.id for info in two.checkpoints(superseded=True)} == {two.info(1).id, two.info(2).id}
     assert np.array_equal(two.load(1)["w"], state(9)["w"])
-    assert {info.step for info in two.checkpoints()} == {1, 2}
+    assert blob_bytes(one) == 3 * MIB
+    for hours in (2.2, 3.3):
+        later(hours)
+        two.gc()
+    assert blob_bytes(one) == 2 * MIB
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-def test_what_is_half_replaced_names_the_gc_that_completes_it_at_once(
-    one: Store, two: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "DEADLINE_S", 0.01)
-    one.delete(2)
-    assert run_and_kill(lambda: replace_and_die(one.path), at=10**9, before=True)
-    with pytest.raises(InUse, match="or at once with --exclusive, if no other host is at work"):
-        two.latest()
+def test_what_a_host_left_superseded_goes_at_once_where_no_other_is_at_work(one: Store, two: Store) -> None:
+    replace_and_die(one.path)
 
-    two.gc(exclusive=True)
+    assert two.gc(exclusive=True).freed_bytes == MIB
 
     assert np.array_equal(two.load("latest")["w"], state(9)["w"])
+    assert len(two.checkpoints(superseded=True)) == 2
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 def test_until_then_a_checkpoint_can_be_put_back(one: Store, two: Store) -> None:
+    directory = checkpoint_dir(one.path, "main", 1)
     one.delete(1)
     one.gc()
     (dropped,) = (one.path / "trash").iterdir()
 
-    dropped.rename(one.path / "checkpoints/main/1")
+    dropped.rename(directory)
 
     assert np.array_equal(open_as("two", one.path).load(1)["w"], state(1)["w"])
     assert one.verify().ok

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import BadInput, Budget, CkstoreWarning, DamagedBlob, NoSuchRef, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, Budget, CkstoreWarning, DamagedBlob, NoSuchRef, RetentionPolicy, Store
 from ckstore.fs import files, locks
+from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
 from ckstore.objects import checkpoints
 from ckstore.ops.check import validity
@@ -163,16 +164,24 @@ def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) 
     assert kept.info("latest").step == 3
 
 
-def test_a_replaced_checkpoint_comes_back_once_its_place_is_free(kept: Store) -> None:
+def test_a_replaced_checkpoint_comes_back_and_is_superseded(kept: Store) -> None:
     save(kept, 1, seed=1)
-    first = kept.info(1)
+    first, before = kept.info(1), files_of(kept, 1)
     save(kept, 1, seed=2, if_exists="replace")
-    with pytest.raises(StepExists, match="another checkpoint by now"):
-        kept.undelete("main@1")
+    second = kept.info(1)
+    with pytest.warns(CkstoreWarning, match=f"main@1 has a newer checkpoint: {short_id(first.id)} names the one"):
+        again = kept.undelete("main@1")
+
+    assert (again.id, again.superseded, kept.dropped()) == (first.id, True, ())
+    assert files_of(kept, first.id) == before
+    assert kept.info(1) == second
+    assert [info.id for info in kept.checkpoints()] == [second.id]
+
     kept.delete(1)
 
-    assert kept.undelete(first).id == first.id
-    assert [one.ref for one in kept.dropped()] == ["main@1"]
+    assert (kept.info(1).id, kept.info(1).superseded) == (first.id, False)
+    assert [one.id for one in kept.dropped()] == [second.id]
+    assert kept.undelete(1) == second
 
 
 def test_rules_after_a_save_keep_for_their_own_time_and_budgets_not_at_all(kept: Store) -> None:

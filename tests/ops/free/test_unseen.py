@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ckstore import Store
+from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.holding import holding
 from tests.support.requirements import require_program, require_root
 from tests.support.users import common_folder, users
@@ -41,7 +42,7 @@ def made(path: Path, catalog: str | None = None) -> Path:
     with Store.init(path, catalog_path=catalog) as store:
         store.save({"w": np.arange(MIB, dtype=np.uint8)}, step=1)
         store.save({"w": np.arange(MIB, dtype=np.uint8) + 1}, step=2)
-        (blob,) = (path / "checkpoints/main/1/blobs").iterdir()
+        (blob,) = blobs_dir(path, "main", 1).iterdir()
         with holding("read", blob), pytest.MonkeyPatch.context() as patch:
             patch.setattr("ckstore.ops.free.drop.warn", lambda _: None)
             store.delete(1)
@@ -92,7 +93,7 @@ def test_where_other_users_processes_are_hidden_it_is_not_said_that_all_were_see
             "[store.save({'x': bytes([step] * 9000)}, step=step) for step in range(2)]",
             store,
         )
-        (blob,) = (store / "checkpoints/main/0/blobs").iterdir()
+        (blob,) = blobs_dir(store, "main", 0).iterdir()
         code = f"import json, sys; from ckstore import Store; r = Store(sys.argv[1]).gc(); {_SHOW}"
         hidden = replace(one, reach=f"{one.reach}mount -t proc -o hidepid=2 none /proc\n")
         with one.start(

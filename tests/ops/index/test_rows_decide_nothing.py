@@ -21,6 +21,7 @@ from ckstore.ops.free.gc_plan import freed_in_turn, next_to_free
 from ckstore.ops.free.retain import carry_out
 from ckstore_cli.app import app
 from tests.support.catalog_rows import change, flipped, forge_stamps, values_of
+from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.examples import examples
 from tests.support.look import directory_of
 
@@ -155,7 +156,7 @@ def test_a_save_with_a_policy_reads_each_manifest_once(store: Store, monkeypatch
             opened.save(state(step), step)
 
     assert len(read) == len(set(read))
-    assert {step for _, step in read} <= {"0", "1", "2", "3"}
+    assert {step_of_name(name) for _, name in read} <= {0, 1, 2, 3}
 
 
 # -------------------------------------------------------------------------------------------------- pieces
@@ -235,7 +236,9 @@ def test_what_deleting_would_free_is_counted_by_links(store: Store) -> None:
     change(store.path, "uses", "used_bytes", 1, where="1")
     change(store.path, "blobs", "nbytes", 7, where="1")
 
-    freed = freed_in_turn(store._context, [store._context.layout.checkpoint("main", step) for step in range(3)])
+    run = store._context.layout.checkpoints / "main"
+    folders = [run / checkpoint_dir(store.path, "main", step).name for step in range(3)]
+    freed = freed_in_turn(store._context, folders)
     advice = next_to_free(store._context)
     assert advice is not None
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore.fs.inside import Where
-from ckstore.model.names import step_of
+from ckstore.model.names import CheckpointKey, key_of
 from ckstore.objects import checkpoints
 from ckstore.objects.layout import Layout, RunChange
 from ckstore.ops import manifest_cache
@@ -90,7 +90,8 @@ def test_memory_is_bounded_by_the_number_of_blobs(store: Store, monkeypatch: pyt
     assert [why_not_valid(store._context, info) for info in infos] == [""] * 6
 
 
-NAMES = ("1", "2", "10", "01", "notes", str(2**53 + 1))
+SHORT = "0123456789"
+NAMES = ("1", f"2.{SHORT}", f"2.{SHORT}.1", f"10.{SHORT}", "01", f"2.{SHORT[:9]}", "notes", str(2**53 + 1))
 CHANGES = ("directory", "file", "link", "gone", "other directory")
 
 
@@ -104,7 +105,7 @@ def change(path: Path, what: str) -> None:
     if what == "file":
         path.write_bytes(b"")
     elif what == "link":
-        path.symlink_to("2")
+        path.symlink_to(NAMES[1])
     elif what != "gone":
         path.mkdir()
 
@@ -113,23 +114,23 @@ HERE = ("published here", "dropped here")
 
 
 def change_here(
-    directories: manifest_cache.DirectoryCache, layout: Layout, place: tuple[str, int], what: str
+    directories: manifest_cache.DirectoryCache, layout: Layout, key: CheckpointKey, what: str
 ) -> int | None:
     """Do it as a save or a drop of this process does; return the inode number of what was published."""
-    path = layout.checkpoint(*place).path
+    path = layout.checkpoint(key).path
     if (what == "published here") == os.path.lexists(path) or (what == "dropped here" and not path.is_dir()):
         return None
     made = layout.path / str(len(os.listdir(layout.path)))
-    before = layout.run_stamp(place[0])
+    before = layout.run_stamp(key.run)
     if what == "dropped here":
         path.rename(made)
-        directories.changed(place, None, RunChange(before, layout.run_stamp(place[0])))
+        directories.changed(key, None, RunChange(before, layout.run_stamp(key.run)))
         return None
     path.parent.mkdir(exist_ok=True)
     made.mkdir()
     inode = made.stat().st_ino
     made.rename(path)
-    directories.changed(place, inode, RunChange(before, layout.run_stamp(place[0])))
+    directories.changed(key, inode, RunChange(before, layout.run_stamp(key.run)))
     return inode
 
 
@@ -149,16 +150,16 @@ def test_what_is_listed_is_published(
     directories = manifest_cache.DirectoryCache()
     ours = set()
     for run, name, what in changes:
-        step = step_of(name)
+        key = key_of(run, name)
         if what not in HERE:
             change((layout.checkpoints / run / name).path, what)
-        elif step is not None:
-            ours.add(change_here(directories, layout, (run, step), what))
+        elif key is not None:
+            ours.add(change_here(directories, layout, key, what))
         time.sleep(0.012)  # until the clock of the kernel has moved on
-        expected = {(of_run, step): inode for of_run, step, inode in layout.published()}
+        expected = dict(layout.published())
         assert published(directories, layout) == published(directories, layout) == expected
-        unsure = {place for found in directories.look(layout).values() for place in found.unsure}
-        assert unsure == {place for place, inode in expected.items() if inode not in ours}
+        unsure = {key for found in directories.look(layout).values() for key in found.unsure}
+        assert unsure == {key for key, inode in expected.items() if inode not in ours}
 
 
 @pytest.mark.usefixtures("steady_clock")
@@ -193,9 +194,9 @@ def test_what_this_process_changes_is_not_listed(
     assert listed
 
 
-def published(directories: manifest_cache.DirectoryCache, layout: Layout) -> dict[tuple[str, int], int]:
+def published(directories: manifest_cache.DirectoryCache, layout: Layout) -> dict[CheckpointKey, int]:
     """Return what was seen, of all runs."""
-    return {place: inode for run in directories.look(layout).values() for place, inode in run.published.items()}
+    return {key: inode for run in directories.look(layout).values() for key, inode in run.published.items()}
 
 
 def test_a_list_says_all_of_new_names(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +207,9 @@ def test_a_list_says_all_of_new_names(store: Store, monkeypatch: pytest.MonkeyPa
     looked_at: list[int] = []
     inode = Layout.inode
 
-    def watched(layout: Layout, run: str, step: int) -> int | None:
-        looked_at.append(step)
-        return inode(layout, run, step)
+    def watched(layout: Layout, key: CheckpointKey) -> int | None:
+        looked_at.append(key.step)
+        return inode(layout, key)
 
     store.save({"w": np.arange(11)}, 11)
     store.delete(3)

@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckstore import Best, CheckpointInfo, CkstoreWarning, RetentionPolicy, Store
+from ckstore.errors import NoSuchRef
 from tests.support.catalog_rows import change, columns_of, flipped, values_of
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.look import directory_of
 from tests.support.stores import check_store
@@ -34,29 +36,38 @@ def fill(store: Store) -> list[CheckpointInfo]:
     return store.checkpoints()
 
 
+@pytest.mark.parametrize("named", ["by its id", "as the one before"])
 @pytest.mark.parametrize("what", ["dir_inode", "manifest_inode", "both"])
 @pytest.mark.parametrize("opened", ["before", "after"])
 def test_a_directory_that_was_replaced_by_hand_is_seen_at_once(
-    store: Store, tmp_path: Path, what: str, opened: str
+    store: Store, tmp_path: Path, what: str, opened: str, named: str
 ) -> None:
     fill(store)
     with Store.init(tmp_path / "elsewhere") as other:
         wanted = other.save(state(77), 4, metrics={"loss": 77.0})
         there = directory_of(other, 4)
-    place = store.path / "checkpoints" / "main" / "4"
-    shutil.rmtree(place)
+    former = checkpoint_dir(store.path, "main", 4)
+    shutil.rmtree(former)
+    place = former.with_name(there.name) if named == "by its id" else former
     shutil.copytree(there, place)
     # As on a filesystem that gives the numbers of what was removed to what comes next.
     for column, path in {"dir_inode": place, "manifest_inode": place / "manifest.json"}.items():
         if what in (column, "both"):
             change(store.path, "checkpoints", column, path.stat().st_ino, where="step = 4", forged=True)
     with store if opened == "before" else Store.open(store.path) as handle:
-        assert handle.info(4).id == handle.info("best").id == wanted.id
-        assert wanted.id in [info.id for info in handle.checkpoints()]
-        assert np.array_equal(handle.load(4)["w"], state(77)["w"])
+        if named == "by its id":
+            assert handle.info(4).id == wanted.id
+            assert wanted.id in [info.id for info in handle.checkpoints()]
+            assert np.array_equal(handle.load(4)["w"], state(77)["w"])
+        else:  # no checkpoint has a name that does not fit its id
+            for ref in (4, "best", wanted.id):
+                with pytest.raises(NoSuchRef):
+                    handle.load(ref)
+            assert [info.step for info in handle.checkpoints()] == [1, 2, 3]
 
     Store.open(store.path)
-    assert values_of("checkpoints", "manifest_id", store.path).count(wanted.id) == 1
+    ids = values_of("checkpoints", "manifest_id", store.path)
+    assert (len(ids), ids.count(wanted.id)) == ((4, 1) if named == "by its id" else (3, 0))
     shutil.rmtree(place)  # its blobs are no links
 
 

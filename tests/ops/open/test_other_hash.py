@@ -10,7 +10,9 @@ import pytest
 
 import ckstore
 from ckstore import Store
-from ckstore.errors import DamagedBlob, NoSuchRef, StepExists
+from ckstore.errors import DamagedBlob, NoSuchRef
+from ckstore.objects.publish import IfExists
+from tests.support.checkpoint_dirs import checkpoint_dir, checkpoint_dirs
 from tests.support.look import directory_of
 
 STATE = {"w": b"x" * 9000, "n": 3}
@@ -25,7 +27,8 @@ def mixed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         store.save(STATE, step=2)
     with Store.init(tmp_path / "store", hash=request.param) as store:
         store.save(STATE, step=1)
-    shutil.copytree(tmp_path / "other/checkpoints/main/2", tmp_path / "store/checkpoints/main/2")
+    directory = checkpoint_dir(tmp_path / "other", "main", 2)
+    shutil.copytree(directory, tmp_path / "store" / directory.relative_to(tmp_path / "other"))
     return tmp_path / "store"
 
 
@@ -63,24 +66,27 @@ def test_verify_and_doctor_say_it_and_leave_no_mark(mixed: Path) -> None:
     assert [finding.level for finding in found] == ["warning"]
     assert "main@2" in found[0].found
     assert "open_checkpoint" in found[0].do
-    assert not (mixed / "checkpoints/main/2/damaged.json").exists()
+    assert not (checkpoint_dir(mixed, "main", 2) / "damaged.json").exists()
 
 
-def test_a_save_neither_replaces_it_nor_relies_on_it(mixed: Path) -> None:
+@pytest.mark.parametrize("if_exists", ["error", "replace", "keep"])
+def test_a_save_at_its_step_neither_replaces_it_nor_relies_on_it(mixed: Path, if_exists: IfExists) -> None:
+    foreign = checkpoint_dir(mixed, "main", 2)
     with Store.open(mixed) as store:
-        for if_exists in ("error", "replace", "keep"):
-            with pytest.raises(StepExists, match="another hash"):
-                store.save(STATE, step=2, if_exists=if_exists)
+        info = store.save(STATE, step=2, if_exists=if_exists)
         store.save(STATE)
+        store.gc(now=True)
 
-        assert [info.step for info in store.checkpoints()] == [1, 3]
-        store.gc()
+        assert (info.warnings, info.reused_bytes) == ((), info.logical_bytes)  # of main@1
+        assert [info.step for info in store.checkpoints()] == [1, 2, 3]
+        assert store.load(2) == STATE
 
-    assert (mixed / "checkpoints/main/2/manifest.json").exists()
+    assert (foreign / "manifest.json").exists()
+    assert len(checkpoint_dirs(mixed, "main", 2)) == 2
 
 
 def test_it_opens_alone(mixed: Path) -> None:
-    with ckstore.open_checkpoint(mixed / "checkpoints/main/2") as checkpoint:
+    with ckstore.open_checkpoint(checkpoint_dir(mixed, "main", 2)) as checkpoint:
         assert checkpoint.load() == STATE
 
 

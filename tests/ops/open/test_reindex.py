@@ -22,9 +22,11 @@ from hypothesis import strategies as st
 
 from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace, NewerFormat, SaveFailed
+from ckstore.model.names import CheckpointKey
 from ckstore.ops.index import reconcile
 from ckstore.ops.open import reindex as reindexing
 from ckstore_migrations import VERSION
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
 from tests.support.in_full import in_full
@@ -78,7 +80,7 @@ def act(store: Store, what: str, *given: Any) -> None:
     if what == "save":
         run, step, big, small, metrics, text = given
         about = {"metrics": metrics, "message": text, "metadata": {"text": text}}
-        store.save(state(big, small), step, run, **about, if_exists="replace", force=True)
+        store.save(state(big, small), step, run, **about, if_exists="replace")
         return
     if what == "untag":
         if given[0] in {tag.name for tag in store.tags()}:
@@ -106,10 +108,10 @@ def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
     except BadInput:  # no checkpoint has the metric
         plan = []
     everything = {
-        "log": store.checkpoints(),
+        "log": [(info, info.superseded) for info in store.checkpoints(superseded=True)],
         "show": [
             (replace(store.info(info), oldest_reading=""), leaves_of(store, info), files_of(store, info))
-            for info in store.checkpoints()
+            for info in store.checkpoints(superseded=True)
         ],
         "latest": [store.latest(run) for run in ("main", "b")],
         "tags": store.tags(),
@@ -147,7 +149,7 @@ def test_after_a_reindex_a_store_says_what_it_said_before(
         for name, said in before.items():
             assert after[name] == said, name
         assert bool(report.old_catalog) == (how != "removed")
-        assert report.checkpoint_count == len(store.checkpoints())
+        assert report.checkpoint_count == len(store.checkpoints(superseded=True))
         assert report.blob_count == len(references_of_manifests(store.path))
         assert (report.tag_count, report.pin_count) == (len(store.tags()), len(store.pins()))
         assert report.ok
@@ -188,7 +190,7 @@ def test_it_says_what_is_there_and_what_is_wrong(store: Store) -> None:
     assert store.gc().freed_count == 1, "what the incomplete one names has a name in its directory"
 
     annotations.write_bytes(whole)
-    shutil.rmtree(directory_of(store, 1).parent / "2")
+    shutil.rmtree(checkpoint_dir(store.path, "main", 2))
     store.untag("t2")
 
 
@@ -342,9 +344,9 @@ def test_a_pin_waits_for_one_batch_only(store: Store, monkeypatch: pytest.Monkey
     def counted(catalog: Any, targets: Any, look: Any, **options: Any) -> None:
         listed: list[int] = []
 
-        def noted(run: str, step: int) -> Any:
-            listed.append(step)
-            return look(run, step)
+        def noted(key: CheckpointKey) -> Any:
+            listed.append(key.step)
+            return look(key)
 
         reconcile_rows(catalog, targets, noted, **options)
         batches.append(len(listed))

@@ -20,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore.errors import CkstoreError, UnsafePlace
+from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.reindex_report import RelinkReport
 from ckstore.objects import blobs
+from tests.support.checkpoint_dirs import blobs_dir, step_of_name
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.requirements import CRASH_FULL
@@ -194,12 +195,15 @@ def test_a_mark_goes_with_the_damage_that_another_file_heals(tmp_path: Path) -> 
     assert same(copy.load(1), state(0, 1))
 
 
-def test_where_a_file_takes_no_more_links_copies_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("which", ["the right one", "the other one"])
+def test_where_a_file_takes_no_more_links_copies_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
     copy = copied(filled(tmp_path / "store"), "cp -rp")
     link, before = links.link, files_of(copy)
 
-    def full(source: Path, target: Path) -> None:
-        if "new-" in target.name:
+    def full(source: Inside, target: Inside) -> None:
+        if "new-" in target.name and (which == "the right one") == (source.parent.parent.name == "blobs"):
             raise OSError(31, "Too many links")
         link(source, target)
 
@@ -210,7 +214,7 @@ def test_where_a_file_takes_no_more_links_copies_stay(tmp_path: Path, monkeypatc
     assert copy.verify().ok
 
 
-def test_a_canonical_file_that_was_exchanged_after_it_was_read_is_not_used(
+def test_a_canonical_file_that_was_replaced_after_it_was_read_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = copied(filled(tmp_path / "store"), "cp -rp")
@@ -279,29 +283,20 @@ def test_what_was_read_and_is_right_is_durable_before_it_is_trusted(
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
 
 
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_what_was_exchanged_before_an_error_is_durable_before_a_sweep_frees_the_old_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+def test_what_was_put_right_before_an_error_is_durable_before_a_sweep_frees_the_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power cut a name of the checkpoint could be that of a file that is gone."""
     copy = copied(filled(tmp_path / "store"), "copytree")
     calls: list[str] = []
-    exchange, sync, unlink = links.exchange, files.sync_directory, os.unlink
-
-    def exchanging(one: Inside, other: Inside) -> None:
-        if not exchanges:
-            raise UnsafePlace("this filesystem cannot exchange two names")
-        if calls:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        exchange(one, other)
-        calls.append("exchange")
+    rename, sync, unlink = links.rename, files.sync_directory, os.unlink
 
     def renaming(one: Inside, other: Inside, **given: Any) -> None:
         if other.parent.name == "blobs" and calls:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         rename(one, other, **given)
         if other.parent.name == "blobs":
-            calls.append("exchange")
+            calls.append("rename")
 
     def syncing(path: Inside) -> None:
         calls.append(f"sync {os.path.relpath(path.path, copy.path)}")
@@ -311,8 +306,6 @@ def test_what_was_exchanged_before_an_error_is_durable_before_a_sweep_frees_the_
         calls.append(f"unlink {path}")
         unlink(path, dir_fd=dir_fd)
 
-    rename = links.rename
-    monkeypatch.setattr(links, "exchange", exchanging)
     monkeypatch.setattr(links, "rename", renaming)
     monkeypatch.setattr(files, "sync_directory", syncing)
     monkeypatch.setattr(os, "unlink", unlinking)
@@ -330,11 +323,11 @@ def test_what_was_exchanged_before_an_error_is_durable_before_a_sweep_frees_the_
 
     done = calls[calls.index("swept") :]
     gone = next(at for at, call in enumerate(done) if call.startswith("unlink new-"))
-    assert "sync checkpoints/main/0/blobs" in done[:gone]
+    assert f"sync {blobs_dir(copy.path, 'main', 0).relative_to(copy.path)}" in done[:gone]
     assert copy.verify().ok
 
 
 def failing_below_checkpoints(sync: Callable[[Inside], None], path: Inside) -> None:
-    if path.name == "blobs" and path.parent.name == "0":
+    if path.name == "blobs" and step_of_name(path.parent.name) == 0:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     sync(path)

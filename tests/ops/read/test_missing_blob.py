@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ckstore import DamagedBlob, Store
+from tests.support.checkpoint_dirs import blobs_dir
 
 MIB = 2**20
 
@@ -20,7 +21,7 @@ def store(tmp_path: Path) -> Store:
     (tmp_path / "weights.bin").write_bytes(bytes(range(256)) * 2**13)
     store.commit(tmp_path / "weights.bin", 2)
     for step in (1, 2):
-        for blob in (store.path / "checkpoints" / "main" / str(step) / "blobs").iterdir():
+        for blob in blobs_dir(store.path, "main", step).iterdir():
             blob.unlink()
     return store
 

@@ -18,6 +18,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.ops.refs.find import open_directory
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.damage import flip
 
 ROOT = Path(__file__).parents[3]
@@ -62,7 +63,7 @@ def test_ranges_by_rising_start_give_the_bytes_and_read_each_piece_once(
 @pytest.fixture
 def checkpoint(saved: Store, tmp_path: Path) -> Path:
     """A copy of a checkpoint, to be damaged."""
-    return Path(shutil.copytree(Path(saved.path) / "checkpoints/main/1", tmp_path / "copy"))
+    return Path(shutil.copytree(checkpoint_dir(Path(saved.path), "main", 1), tmp_path / "copy"))
 
 
 def test_a_range_of_a_damaged_piece_is_refused_before_a_byte_of_it_is_handed_out(checkpoint: Path) -> None:

@@ -13,9 +13,11 @@ import pytest
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import BadInput, DamagedBlob, InUse, UnsafePlace
+from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import Layout
 from ckstore.ops.free.retain import carry_out
 from ckstore.ops.refs.protection import doubtful_tags
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.look import directory_of
 
 POLICY = RetentionPolicy(keep_last=1)
@@ -47,8 +49,8 @@ def point(store: Store, text: str, name: str = "good") -> Path:
 
 
 def other_name(store: Store) -> None:
-    text = os.readlink(store.path / "refs" / "good")
-    point(store, text[:-1] + "1")
+    first, _, _ = os.readlink(store.path / "refs" / "good").rpartition("/")
+    point(store, f"{first}/{checkpoint_dir(store.path, 'main', 1).name}")
 
 
 def name_once(store: Store) -> None:
@@ -159,7 +161,8 @@ def test_a_checkpoint_that_was_removed_by_hand_holds_up_nothing(tagged: Store) -
 
 
 def test_a_tag_of_an_older_ckstore_protects_as_ever_and_can_be_renewed(tagged: Store) -> None:
-    path = point(tagged, NAMED_ONCE.format(0))
+    once = NAMED_ONCE.format(checkpoint_dir(tagged.path, "main", 0).name)
+    path = point(tagged, once)
     (finding,) = tagged.verify(quick=True).findings
 
     assert (finding.kind, finding.harmful) == ("tag", False)
@@ -169,7 +172,7 @@ def test_a_tag_of_an_older_ckstore_protects_as_ever_and_can_be_renewed(tagged: S
 
     tagged.tag("good", "good")
 
-    assert os.readlink(path) != NAMED_ONCE.format(0)
+    assert os.readlink(path) != once
     assert not any(found.kind == "tag" for found in tagged.verify(quick=True).findings)
 
 
@@ -208,16 +211,16 @@ def test_a_tag_that_is_removed_with_its_checkpoint_meanwhile_is_in_no_doubt(
     tagged: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between reading the tag and looking for its checkpoint."""
-    point(tagged, NAMED_ONCE.format(0))
+    point(tagged, NAMED_ONCE.format(checkpoint_dir(tagged.path, "main", 0).name))
     look = Layout.inode
 
-    def removing(layout: Layout, run: str, step: int) -> int | None:
+    def removing(layout: Layout, key: CheckpointKey) -> int | None:
         if (tagged.path / "refs" / "good").is_symlink():
             monkeypatch.setattr(Layout, "inode", look)
             with Store.open(tagged.path) as other:
                 other.untag("good")
                 other.delete(0)
-        return look(layout, run, step)
+        return look(layout, key)
 
     monkeypatch.setattr(Layout, "inode", removing)
 
@@ -229,11 +232,12 @@ def test_a_tag_that_is_removed_with_its_checkpoint_meanwhile_is_in_no_doubt(
 def test_no_act_of_the_store_leaves_a_tag_without_its_checkpoint(tagged: Store) -> None:
     with pytest.raises(InUse, match="has the tag good"):
         tagged.delete(0)
-    tagged.save(state(9), 0, if_exists="replace", force=True)
+    tagged.save(state(9), 0, if_exists="replace")
     tagged.prune(POLICY)
+    tagged.gc(now=True)
 
     assert not any(tag.dangling for tag in tagged.tags())
-    assert tagged.load("good")["w"][0] == 9
+    assert (tagged.load("good")["w"][0], tagged.load(0)["w"][0]) == (0, 9)
 
 
 @pytest.mark.parametrize("is_link", [True, False])

@@ -18,6 +18,7 @@ from ckstore.fs.held import Held
 from ckstore.ops.free.retain import carry_out
 from ckstore.ops.index import facts, sequence
 from tests.support.catalog_rows import change
+from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.forging import forge_manifest
 
 COUNT = 12
@@ -49,7 +50,7 @@ def by_another(store: Store, *lines: str) -> None:
 
 
 def folder(store: Store, step: int) -> Path:
-    return store.path / "checkpoints" / "main" / str(step)
+    return checkpoint_dir(store.path, "main", step)
 
 
 def added_by_another(store: Store) -> list[int]:
@@ -74,17 +75,18 @@ def removed_by_hand(store: Store) -> list[int]:
 
 
 def copied_by_hand(store: Store) -> list[int]:
-    kept = store.path.parent / "kept"
-    shutil.copytree(folder(store, 11), kept / "11", copy_function=shutil.copy2)
+    place, kept = folder(store, 11), store.path.parent / "kept"
+    shutil.copytree(place, kept, copy_function=shutil.copy2)
     store.delete("main@11")
     store.gc()
-    shutil.copytree(kept / "11", folder(store, 11))
+    shutil.copytree(kept, place)
     return [*range(COUNT)]
 
 
 def exchanged_by_hand(store: Store) -> list[int]:
-    folder(store, 11).rename(store.path.parent / "away")
-    shutil.copytree(store.path.parent / "away", folder(store, 11))
+    place = folder(store, 11)
+    place.rename(store.path.parent / "away")
+    shutil.copytree(store.path.parent / "away", place)
     shutil.rmtree(store.path.parent / "away")
     return [*range(COUNT)]
 
@@ -164,7 +166,7 @@ def test_the_others_are_not_looked_into(full: Store, monkeypatch: pytest.MonkeyP
     with Store.open(full.path) as opened:
         opened.save(state(12), 12)
         opened.save(state(13), 13)
-    assert set(looked) <= {"0", "10", "11", "12", "13"}
+    assert {step_of_name(name) for name in looked} <= {0, 10, 11, 12, 13}
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
@@ -182,14 +184,17 @@ def test_a_wrong_row_makes_no_other_one_the_newest(
 
 
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
-def test_a_newest_whose_manifest_was_changed_is_looked_at(full: Store) -> None:
-    forge_manifest(folder(full, 11), sequence=2)
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "with its name"])
+def test_a_newest_whose_manifest_was_changed_is_looked_at(full: Store, *, in_place: bool) -> None:
+    forge_manifest(folder(full, 11), sequence=2, in_place=in_place)
 
     assert full.info("main@latest").step == 10
     assert [info.step for info in full.checkpoints("main", newest=2)] == [9, 10]
     with Store.open(full.path) as opened:
         assert opened.info("main@latest").step == 10
         assert opened.save(state(12), 12, "main").sequence == 13
+    if in_place:  # then it is no checkpoint
+        shutil.rmtree(folder(full, 11))
 
 
 def test_a_whole_id_is_found_without_a_look_at_the_others(full: Store) -> None:

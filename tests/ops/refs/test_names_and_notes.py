@@ -139,14 +139,17 @@ def test_a_pin_goes_by_its_name_and_all_pins_by_the_checkpoint(store: Store) -> 
         store.unpin("../../store")
 
 
-def test_a_pin_of_a_checkpoint_that_was_replaced_protects_what_is_there(store: Store) -> None:
+def test_a_pin_protects_its_checkpoint_when_another_one_supersedes_it(store: Store) -> None:
     fill(store, 1)
+    pinned = store.info(0)
     store.pin(0, "a")
-    store.save(state(9), 0, if_exists="replace", force=True)
+    store.save(state(9), 0, if_exists="replace")
 
-    assert [pin.dangling for pin in store.pins()] == [False]
+    assert [(pin.id, pin.dangling) for pin in store.pins()] == [(pinned.id, False)]
     with pytest.raises(InUse, match="is pinned"):
-        store.delete(0)
+        store.delete(pinned)
+    store.delete(0)  # which no pin names
+    assert store.info(0) == pinned
 
 
 @pytest.mark.parametrize(

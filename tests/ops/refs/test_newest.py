@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import checkpoints as directories
 from ckstore.ops.index import facts
 from ckstore.ops.refs.listing import infos
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
 
@@ -30,7 +32,7 @@ def state(value: int) -> dict[str, Any]:
 def in_trouble(store: Store, trouble: str) -> None:
     """Bring one or all checkpoints into a state that listing has to see through."""
     (newest,) = store.checkpoints(newest=1)
-    folder = store.path / "checkpoints" / newest.run / str(newest.step)
+    folder = checkpoint_dir(store.path, newest.run, newest.step)
     if trouble == "torn":
         (folder / "manifest.json").unlink()
     elif trouble == "replaced":
@@ -80,11 +82,11 @@ def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
         store.save(state(step), step)
     looked_at: list[int] = []
 
-    def looking(_layout: object, _run: str, step: int) -> directories.Verdict:
-        looked_at.append(step)
+    def looking(_layout: object, key: CheckpointKey) -> directories.Verdict:
+        looked_at.append(key.step)
         return directories.Verdict(None, "it is torn")
 
-    folder = store.path / "checkpoints" / "main" / "3"
+    folder = checkpoint_dir(store.path, "main", 3)
     (folder / "manifest.json").unlink()
 
     with monkeypatch.context() as patched:
@@ -99,14 +101,14 @@ def test_the_others_are_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPa
 def test_an_old_one_that_the_catalog_does_not_know_takes_no_place_of_a_newer_one(store: Store) -> None:
     for step in range(1, 5):
         store.save(state(step), step)
-    run = store.path / "checkpoints" / "main"
-    shutil.copytree(run / "1", run / "copy")
-    shutil.rmtree(run / "1")
-    (run / "copy").rename(run / "1")  # another inode number
-    (run / "4" / "manifest.json").unlink()
+    old, torn = checkpoint_dir(store.path, "main", 1), checkpoint_dir(store.path, "main", 4)
+    shutil.copytree(old, old.with_name("copy"))
+    shutil.rmtree(old)
+    old.with_name("copy").rename(old)  # another inode number
+    (torn / "manifest.json").unlink()
 
     assert [info.step for info in infos(store._context, newest=2)] == [2, 3]
-    shutil.rmtree(run / "4")
+    shutil.rmtree(torn)
 
 
 @pytest.mark.usefixtures("read_once")

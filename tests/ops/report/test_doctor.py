@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import Store
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.holding import holding
 from tests.support.loopfs import Kind
 from tests.support.requirements import require, require_root
@@ -115,7 +116,7 @@ def test_damage_a_lost_catalog_and_wrong_permissions_are_told(tmp_path: Path) ->
     root = tmp_path / "store"
     with Store.init(root) as store:
         store.save(STATE, step=1)
-        (root / "checkpoints" / "main" / "1" / "damaged.json").write_text("{}")
+        (checkpoint_dir(root, "main", 1) / "damaged.json").write_text("{}")
         assert "warning: 1 checkpoint marked as damaged: main@1" in told(store, "damage")
         (root / "catalog.db").write_bytes(b"no database" * 1000)
         assert "reindex" in told(store, "catalog")

@@ -14,6 +14,7 @@ import pytest
 from ckstore import BadInput, RetentionPolicy, Store
 from ckstore.model.times import seconds_text
 from ckstore.ops.report import html
+from tests.support.checkpoint_dirs import checkpoint_dir
 
 
 def fill(store: Store) -> None:
@@ -116,7 +117,7 @@ def test_a_short_time_has_two_digits(seconds: float, shown: str) -> None:
 def test_an_empty_store_and_a_damaged_checkpoint_have_a_report(store: Store) -> None:
     assert "no checkpoint yet" in store.report().html
     fill(store)
-    manifest = store.path / "checkpoints/gpt/3/manifest.json"
+    manifest = checkpoint_dir(store.path, "gpt", 3) / "manifest.json"
     whole = manifest.read_bytes()
     manifest.write_bytes(b"{}")
     assert "gpt@2" in store.report().html

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ckstore import BadInput, Store
+from tests.support.checkpoint_dirs import checkpoint_dir
 
 
 def test_bytes_and_runs_are_those_of_du_and_the_file_is_replaced(store: Store, tmp_path: Path) -> None:
@@ -52,15 +53,15 @@ def test_an_empty_store_has_metrics_and_a_closed_place_is_refused(store: Store, 
         store.metrics(tmp_path / "nowhere" / "ckstore.prom")
 
 
-@pytest.mark.parametrize("name", ["config.json", "catalog.db", "checkpoints/main/1/manifest.json", "refs/new"])
+@pytest.mark.parametrize("name", ["config.json", "catalog.db", "manifest.json", "refs/new"])
 def test_no_file_of_the_store_is_replaced(store: Store, tmp_path: Path, name: str) -> None:
     store.save({"w": np.arange(9)}, step=1)
     store.tag("kept", 1)
     (tmp_path / "link").symlink_to(store.path, target_is_directory=True)
-    path = store.path / name
+    path = checkpoint_dir(store.path, "main", 1) / name if name == "manifest.json" else store.path / name
     before = path.read_bytes() if path.exists() else None
 
-    for there in (path, tmp_path / "link" / name):
+    for there in (path, tmp_path / "link" / path.relative_to(store.path)):
         for write in (store.metrics, store.report, store.write_metrics):
             with pytest.raises(BadInput, match="is in the store"):
                 write(there)

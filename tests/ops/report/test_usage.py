@@ -115,7 +115,7 @@ def test_the_catalog_and_the_directories_say_the_same(saves: Any) -> None:
         for info in store.checkpoints():
             data = (directory_of(store, info) / "manifest.json").read_bytes()
             for digest, use in blob_uses(parse_manifest(data, where="")[0]).items():
-                assert rows.get(((info.run, info.step), digest)) in (use.used_bytes, None)
+                assert rows.get((info.key, digest)) in (use.used_bytes, None)
         assert with_catalog.dead_bytes == dead_bytes
         assert without_catalog(store).du() == with_catalog
 

@@ -13,12 +13,12 @@ from ckstore import Store
 from ckstore.errors import NoSuchRef, SaveFailed
 from ckstore.fs import files, links, locks
 from ckstore.ops.refs import labels
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.look import directory_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ckstore.objects.layout import Layout
 
 MIB = 2**20
 
@@ -96,12 +96,12 @@ def test_the_same_content_again_is_tagged_under_its_own_lock(store: Store, monke
     real = labels.write_tag
     taken: list[locks.DirectoryLock | None] = []
 
-    def write_tag(layout: Layout, tag: str, run: str, step: int) -> None:
-        lock = locks.try_exclusive(layout.checkpoint(run, step))
+    def write_tag(*arguments: Any) -> None:
+        lock = locks.try_exclusive(checkpoint_dir(store.path, "main", 1))
         if lock is not None:
             lock.release()
         taken.append(lock)
-        real(layout, tag, run, step)
+        real(*arguments)
 
     monkeypatch.setattr("ckstore.ops.save.save.write_tag", write_tag)
     info = store.save(drawn(1), step=1, tags=("best",))
@@ -142,26 +142,30 @@ def test_a_hit_that_is_too_short_is_healed_though_its_time_is_right(store: Store
     assert np.array_equal(store.load(1)["w"], drawn(1)["w"])
 
 
-def test_what_replaced_a_checkpoint_that_is_being_dropped_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A saver exchanges the directory between the lock on the old one and its rename to trash."""
+def test_what_took_the_name_of_a_checkpoint_that_is_being_dropped_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program puts a directory there between the lock on the checkpoint and its rename to trash."""
     store.save(drawn(1), step=1)
-    place, fresh = directory_of(store, 1), store.path / "staging" / "fresh"
+    place, fresh, away = directory_of(store, 1), store.path / "staging" / "fresh", store.path / "staging" / "away"
     fresh.mkdir()
-    (fresh / "of another saver").touch()
+    (fresh / "of another program").touch()
     real = links.rename
 
     def rename(source: Path, target: Path, **options: Any) -> None:
-        if str(source) == str(place):
-            links.exchange(place, fresh)
+        if str(source) == str(place) and not away.exists():
+            place.rename(away)
+            fresh.rename(place)
         real(source, target, **options)
 
     monkeypatch.setattr(links, "rename", rename)
     with pytest.raises(NoSuchRef):
         store.delete(1)
     found = os.listdir(place)
-    links.exchange(place, fresh)
+    place.rename(fresh)
+    away.rename(place)
     monkeypatch.undo()
     Store.open(store.path)
 
-    assert found == ["of another saver"]
+    assert found == ["of another program"]
     assert np.array_equal(store.load(1)["w"], drawn(1)["w"])

@@ -11,34 +11,31 @@ import numpy as np
 import pytest
 
 from ckstore import Store
-from ckstore.errors import SaveFailed, UnknownOutcome, UnsafePlace
+from ckstore.errors import NoSuchRef, SaveFailed, UnknownOutcome
 from ckstore.fs import files, links
 from ckstore.fs.locks import DirectoryLock
+from ckstore.objects.publish import IfExists
+from tests.support.checkpoint_dirs import step_of_name
 from tests.support.stores import check_store
 
 FIRST, SECOND = {"w": np.arange(1000)}, {"w": np.ones(1000)}
 
 
-def losing(monkeypatch: pytest.MonkeyPatch, name: str, code: int, is_lost: Callable[[str, str], bool]) -> list[str]:
-    """Have calls of `links` done and fail where the paths are such; return the targets of those that did."""
+def losing(
+    monkeypatch: pytest.MonkeyPatch, code: int, is_lost: Callable[[str, str], bool], most: int = 10
+) -> list[str]:
+    """Have renames done and fail where the paths are such; return the targets of those that did."""
     lost: list[str] = []
-    original = getattr(links, name)
+    original = links.rename
 
     def call(source: Any, target: Any, **given: Any) -> None:
         original(source, target, **given)
-        if is_lost(str(source), str(target)):
+        if is_lost(str(source), str(target)) and len(lost) < most:
             lost.append(str(target))
             raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(links, name, call)
+    monkeypatch.setattr(links, "rename", call)
     return lost
-
-
-def cannot_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cannot(*_: object) -> None:
-        raise UnsafePlace("this filesystem cannot exchange two names")
-
-    monkeypatch.setattr(links, "exchange", cannot)
 
 
 def into_place(_: str, target: str) -> bool:
@@ -47,7 +44,7 @@ def into_place(_: str, target: str) -> bool:
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOENT, errno.ETIMEDOUT])
 def test_a_checkpoint_that_got_its_place_is_saved(store: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    lost = losing(monkeypatch, "rename", code, into_place)
+    lost = losing(monkeypatch, code, into_place)
 
     info = store.save(FIRST, step=1)
 
@@ -56,14 +53,23 @@ def test_a_checkpoint_that_got_its_place_is_saved(store: Store, monkeypatch: pyt
     check_store(store.path)
 
 
-@pytest.mark.parametrize("how", ["exchange", "rename"])
-def test_a_checkpoint_that_took_the_place_of_another_is_saved(
-    store: Store, monkeypatch: pytest.MonkeyPatch, how: str
+def test_on_a_shared_filesystem_the_hidden_name_and_the_name_are_got_without_an_answer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store.config.shared = True
+    lost = losing(monkeypatch, errno.EIO, into_place)
+    with Store.open(store.path) as shared:
+        info = shared.save(FIRST, step=1)
+
+        assert [os.path.basename(target) for target in lost] == [".1", info.directory]
+        assert (shared.load(info)["w"] == FIRST["w"]).all()
+    monkeypatch.undo()
+    store.config.shared = None
+
+
+def test_a_checkpoint_that_supersedes_another_is_saved(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(FIRST, step=1)
-    if how == "rename":
-        cannot_exchange(monkeypatch)
-    lost = losing(monkeypatch, how, errno.EIO, into_place)
+    lost = losing(monkeypatch, errno.EIO, into_place)
 
     store.save(SECOND, step=1, if_exists="replace")
 
@@ -72,57 +78,52 @@ def test_a_checkpoint_that_took_the_place_of_another_is_saved(
     check_store(store.path)
 
 
+def test_a_save_whose_drop_of_the_older_one_got_no_answer_is_saved_and_says_so(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store.save(FIRST, step=1)
+    with monkeypatch.context() as patched:
+        lost = losing(patched, errno.EIO, lambda _, target: "/trash/" in target, most=1)
+        info = store.save(SECOND, step=1, if_exists="replace")
+
+    assert len(lost) == 1
+    assert info.warnings == ("the older checkpoint of main@1 was not dropped: Input/output error",)
+    assert store.checkpoints(superseded=True) == [info]
+    with pytest.raises(NoSuchRef):
+        store.load(first)
+    assert (store.load(1)["w"] == SECOND["w"]).all()
+    store.gc()
+    check_store(store.path)
+
+
 def test_a_save_is_not_misled_where_what_is_open_is_looked_up_by_its_last_path(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of libfuse do: which path a directory has now is told them by answers alone."""
-    store.save(FIRST, step=1)
-    exchanged: dict[str, str] = {}
-    exchange, fstat = links.exchange, os.fstat
-
-    def lost(source: Any, target: Any) -> None:
-        exchange(source, target)
-        exchanged.update({str(source): str(target), str(target): str(source)})
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def by_last_path(fd: int) -> os.stat_result:
-        path = os.readlink(f"/proc/self/fd/{fd}")
-        return os.stat(exchanged[path]) if path in exchanged else fstat(fd)
-
+    fstat = os.fstat
     with monkeypatch.context() as patched:
-        patched.setattr(links, "exchange", lost)
+        lost = losing(patched, errno.EIO, into_place)
+
+        def by_last_path(fd: int) -> os.stat_result:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            if path in lost:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return fstat(fd)
+
         patched.setattr(os, "fstat", by_last_path)
-        store.save(SECOND, step=1, if_exists="replace")
-
-    store.gc()  # what was replaced could not be told from what replaced it
-
-    assert exchanged
-    assert (store.load(1)["w"] == SECOND["w"]).all()
-    check_store(store.path)
-
-
-def test_a_checkpoint_that_left_its_place_comes_back_when_the_save_fails(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.save(FIRST, step=1)
-    cannot_exchange(monkeypatch)
-    lost = losing(monkeypatch, "rename", errno.EIO, lambda _, target: target.endswith(".old"))
-
-    with pytest.raises(SaveFailed, match="nothing was published"):
-        store.save(SECOND, step=1, if_exists="replace")
+        store.save(FIRST, step=1)
 
     assert len(lost) == 1
-    assert (store.path / "checkpoints/main/1").is_dir()  # at once: on a shared filesystem a gap stays for the grace
     assert (store.load(1)["w"] == FIRST["w"]).all()
     check_store(store.path)
 
 
 def test_where_it_cannot_be_told_the_outcome_is_unknown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    losing(monkeypatch, "rename", errno.EIO, into_place)
+    losing(monkeypatch, errno.EIO, into_place)
     names = DirectoryLock.names
 
     def unreachable(lock: DirectoryLock, path: Any) -> bool:
-        if str(path).endswith("/checkpoints/main/1"):
+        if "/checkpoints/main/" in str(path) and step_of_name(os.path.basename(str(path))) == 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return names(lock, path)
 
@@ -153,10 +154,10 @@ def test_a_rename_that_was_not_done_is_an_error(store: Store, monkeypatch: pytes
     check_store(store.path)
 
 
-@pytest.mark.parametrize("name", ["rename", "exchange"])
+@pytest.mark.parametrize("if_exists", ["error", "replace"])
 @pytest.mark.parametrize("goes_down", [True, False], ids=["down", "up"])
 def test_a_rename_that_a_filesystem_refuses_while_it_goes_down_may_have_happened(
-    store: Store, monkeypatch: pytest.MonkeyPatch, name: str, *, goes_down: bool
+    store: Store, monkeypatch: pytest.MonkeyPatch, if_exists: IfExists, *, goes_down: bool
 ) -> None:
     """The replay of its journal may do what it answered EIO to; one that still syncs did nothing."""
     store.save(FIRST, step=1)
@@ -176,11 +177,11 @@ def test_a_rename_that_a_filesystem_refuses_while_it_goes_down_may_have_happened
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         sync(fd)
 
-    original = getattr(links, name)
-    monkeypatch.setattr(links, name, refusing)
+    original = links.rename
+    monkeypatch.setattr(links, "rename", refusing)
     monkeypatch.setattr(files, "sync_open_directory", syncing)
     with pytest.raises(SaveFailed) as caught:
-        store.save(SECOND, step=1 if name == "exchange" else 2, if_exists="replace")
+        store.save(SECOND, step=1 if if_exists == "replace" else 2, if_exists=if_exists)
 
     assert isinstance(caught.value, UnknownOutcome) == goes_down
     assert store.events()[-1].event == ("unknown" if goes_down else "failed")

@@ -15,6 +15,7 @@ from ckstore.errors import BadInput, SaveFailed
 from ckstore.model.names import MAX_SEQUENCE, MAX_STEP, WIDEST_GAP
 from ckstore.ops.index import sequence
 from tests.support.catalog_rows import change
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.forging import forge_manifest
 
@@ -30,7 +31,7 @@ def fill(store: Store, count: int = 3) -> list[CheckpointInfo]:
 
 
 def forged(store: Store, step: int, **members: Any) -> str:
-    return forge_manifest(store.path / "checkpoints" / "main" / str(step), **members)
+    return forge_manifest(checkpoint_dir(store.path, "main", step), **members)
 
 
 @pytest.mark.parametrize("opened", ["before", "after"])

@@ -1,4 +1,4 @@
-"""A place (run and step) is changed by one process at a time, from the judgement of what is there to its move."""
+"""A run is changed by one process at a time, from the look at the checkpoints of a step to the rename of one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ckstore.errors import InUse, StepExists
 from ckstore.fs import files, links, locks
 from ckstore.fs.inside import Inside
 from ckstore.objects import publish, trash
+from ckstore.objects.publish import IfExists
 from ckstore.ops.free import reclaim
 from tests.support import crashing
 from tests.support.look import directory_of
@@ -35,24 +36,27 @@ def is_alone(store: Store) -> bool:
     return False
 
 
-def test_no_save_publishes_between_the_judgement_of_a_checkpoint_and_its_replacement(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("if_exists", ["error", "replace", "keep"])
+def test_no_save_publishes_between_the_look_at_a_step_and_the_rename(
+    store: Store, monkeypatch: pytest.MonkeyPatch, if_exists: IfExists
 ) -> None:
     store.save(state(0), step=1)
+    step = 1 if if_exists == "replace" else 2
     alone: list[bool] = []
-    judge, exchange = publish.existing_to_keep, links.exchange
+    look, rename = publish._sound_of_step, links.rename
 
-    def judging(*args: Any) -> Any:
+    def looking(*args: Any) -> Any:
         alone.append(is_alone(store))
-        return judge(*args)
+        return look(*args)
 
-    def exchanging(one: Path, other: Path) -> None:
-        alone.append(is_alone(store))
-        exchange(one, other)
+    def renaming(one: Inside, other: Inside, **given: Any) -> None:
+        if other.parent.name == "main":
+            alone.append(is_alone(store))
+        rename(one, other, **given)
 
-    monkeypatch.setattr(publish, "existing_to_keep", judging)
-    monkeypatch.setattr(links, "exchange", exchanging)
-    store.save(state(1), step=1, if_exists="replace")
+    monkeypatch.setattr(publish, "_sound_of_step", looking)
+    monkeypatch.setattr(links, "rename", renaming)
+    store.save(state(1), step=step, if_exists=if_exists)
 
     assert alone == [True, True]
     assert not is_alone(store)
@@ -77,14 +81,14 @@ def test_no_save_publishes_while_a_checkpoint_is_taken_from_its_place(
     assert not is_alone(store)
 
 
-def repair_when_told(path: Path, step: int, go: int, done: int) -> int:
+def save_when_told(path: Path, step: int, if_exists: IfExists, go: int, done: int) -> int:
     """Fork a saver that waits for a byte, saves, and says whether that was acknowledged."""
     pid = os.fork()
     if pid == 0:
         os.read(go, 1)
         publish._RUN_TIMEOUT_S = 0.0
         try:
-            Store.open(path).save(state(1000), step=step)
+            Store.open(path).save(state(1000), step=step, if_exists=if_exists)
             os.write(done, b"y")
         except (InUse, StepExists):
             os.write(done, b"n")
@@ -92,32 +96,31 @@ def repair_when_told(path: Path, step: int, go: int, done: int) -> int:
     return pid
 
 
-def test_an_acknowledged_repair_is_not_lost_when_another_of_the_same_step_dies(store: Store) -> None:
-    """Two find a step damaged. The second comes while the first judges; the first may die at any later call."""
+@pytest.mark.parametrize("if_exists", ["error", "replace"])
+def test_an_acknowledged_save_is_not_lost_when_another_of_the_same_step_dies(store: Store, if_exists: IfExists) -> None:
+    """Two find a step damaged. The second comes while the first looks; the first may die at any later call."""
+    look = publish._sound_of_step
     for at in range(1, 100 if CRASH_FULL else 5):
         store.save(state(0), step=at)
         for blob in (directory_of(store, at) / "blobs").iterdir():
             blob.unlink()
         (go, tell), (told, done) = os.pipe(), os.pipe()
-        other = repair_when_told(store.path, at, go, done)
-        judge = publish.existing_to_keep
+        other = save_when_told(store.path, at, if_exists, go, done)
 
-        def judging(
-            *args: Any, judge: Any = judge, tell: int = tell, told: int = told, done: int = done, at: int = at
-        ) -> Any:
-            found = judge(*args)
+        def looking(*args: Any, tell: int = tell, told: int = told, done: int = done, at: int = at) -> Any:
+            found = look(*args)
             os.write(tell, b"!")
             said = os.read(told, 1)
             os.write(done, said)  # for the parent
-            publish.existing_to_keep = judge
+            publish._sound_of_step = look
             crashing.arm(at, before=True)
             return found
 
-        def repair(judging: Any = judging, step: int = at) -> None:
-            publish.existing_to_keep = judging
-            Store.open(store.path).save(state(1), step=step)
+        def repair(looking: Any = looking, step: int = at) -> None:
+            publish._sound_of_step = looking
+            Store.open(store.path).save(state(1), step=step, if_exists=if_exists)
 
-        died = crashing.run_and_kill(repair, at=_NEVER, before=True)
+        died = crashing.run_and_kill(repair, at=_NEVER, before=True, may_fail=False)
         os.write(tell, b"!")  # if the first never came so far
         os.waitpid(other, 0)
         acknowledged = os.read(told, 1) == b"y"
@@ -127,35 +130,19 @@ def test_an_acknowledged_repair_is_not_lost_when_another_of_the_same_step_dies(s
         if acknowledged:
             assert np.array_equal(Store.open(store.path).load(at)["w"], state(1000)["w"]), f"killed after call {at}"
         Store.open(store.path).save(state(1), step=at, if_exists="replace")
+        store.gc(now=True)  # the damaged one is left when the process dies before it drops it
         if not died:
             return
     assert not CRASH_FULL, "the save never came to its end"
 
 
-def test_a_save_that_replaces_is_not_told_that_it_failed_when_the_old_one_is_swept_at_once(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.save(state(0), step=1)
-    exchange = links.exchange
-
-    def exchanging(one: Path, other: Path) -> None:
-        exchange(one, other)
-        assert len(trash.sweep_staging(store._context.layout)) == 1  # as a process that opens the store at this moment
-
-    monkeypatch.setattr(links, "exchange", exchanging)
-    info = store.save(state(1), step=1, if_exists="replace")
-
-    assert store.info(1).id == info.id
-    assert np.array_equal(store.load(1)["w"], state(1)["w"])
-
-
-def test_what_replaced_a_dead_checkpoint_is_durable_before_that_is_taken_apart(
+def test_what_was_published_is_durable_before_a_dead_save_is_taken_apart(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save(state(0), step=1)
     layout = store._context.layout
     links.make_directory(layout.staging / "main@1.dead")
-    (layout.staging / "main@1.dead" / "manifest.json").path.write_text("of the checkpoint that was exchanged")
+    (layout.staging / "main@1.dead" / "manifest.json").path.write_text("of a checkpoint that was renamed")
     calls: list[str] = []
     sync, unlink = files.sync_directory, os.unlink
 

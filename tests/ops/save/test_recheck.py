@@ -268,7 +268,7 @@ def test_what_was_read_when_is_in_the_catalog_and_what_was_written_counts_as_rea
     before_ns = time.time_ns()
     store.save(two_part_state())
 
-    count, unread, oldest_ns = store._context.catalog.oldest_reading(("main", 0), now_ns=time.time_ns())
+    count, unread, oldest_ns = store._context.catalog.oldest_reading(store.info(0).key, now_ns=time.time_ns())
     assert (count, unread) == (len(blobs_by_size(store, 0)), 0)
     assert before_ns <= (oldest_ns or 0) <= time.time_ns()
 

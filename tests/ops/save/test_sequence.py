@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from ckstore import CheckpointInfo, Store
 from ckstore.catalog import Catalog, beside
 from ckstore.fs import locks
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import publish
 from ckstore.objects.layout import Layout
 from ckstore.ops import config_file, manifest_cache
 from ckstore.ops.index import sequence
 from ckstore.ops.index.sequence import next_sequence
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.meanwhile import elsewhere
 
@@ -57,19 +59,19 @@ def test_a_save_comes_after_everything_that_is_there(
     shutil.rmtree(path, ignore_errors=True)
     savers = [Store.init(path), *(Store.open(path) for _ in range(1, SAVERS))]
     sequences: dict[int, int] = {}
-    torn: dict[int, bytes] = {}
+    torn: dict[int, tuple[Path, bytes]] = {}
     for number, (what, who, left_behind) in enumerate(acts):
         whole = [step for step in sequences if step not in torn]
         if what == "delete" and whole:
             savers[who].delete(f"main@{whole[-1]}")
             del sequences[whole[-1]]
         elif what == "torn" and whole:
-            manifest = path / f"checkpoints/main/{whole[-1]}/manifest.json"
-            torn[whole[-1]] = manifest.read_bytes()
+            manifest = checkpoint_dir(path, "main", whole[-1]) / "manifest.json"
+            torn[whole[-1]] = manifest, manifest.read_bytes()
             manifest.unlink()
         elif what == "mend" and torn:
-            step, data = torn.popitem()
-            (path / f"checkpoints/main/{step}/manifest.json").write_bytes(data)
+            _, (manifest, data) = torn.popitem()
+            manifest.write_bytes(data)
         elif what.startswith("save"):
             step = whole[-1] if what == "save again" and whole else number
             with locks.lock_exclusive(path, timeout_s=1) if left_behind else locks.lock_shared(path, timeout_s=1):
@@ -86,15 +88,15 @@ def test_what_is_known_costs_neither_the_catalog_nor_a_manifest(
         for step in range(5):
             store.save({"a": step}, step=step)
 
-        listing = Catalog.listing
+        listing, replaced = Catalog.listing, store.info(3).key
 
         def refuse(*_: object, **__: object) -> None:
             raise AssertionError("it was looked at")
 
-        def refuse_all(catalog: Catalog, *, places: Iterable[tuple[str, int]] | None = None) -> object:
-            if places is None or list(places) != [("main", 3)]:  # what is replaced is looked at when it goes
+        def refuse_all(catalog: Catalog, *, places: Iterable[CheckpointKey] | None = None) -> object:
+            if places is None or list(places) != [replaced]:  # what is replaced is looked at when it goes
                 raise AssertionError("everything was looked at")
-            return listing(catalog, places=[("main", 3)])
+            return listing(catalog, places=[replaced])
 
         monkeypatch.setattr(Catalog, "listing", refuse_all)
         monkeypatch.setattr(Catalog, "orders", refuse)
@@ -123,7 +125,7 @@ def test_a_checkpoint_with_the_inode_of_the_one_before_it_is_looked_at(
         assert mine.save({"a": 4}, step=9).sequence > last.sequence
 
 
-@pytest.mark.parametrize("name", ["_publish", "_sync"])
+@pytest.mark.parametrize("name", ["_publish", "sync_parents"])
 def test_what_others_replace_while_this_process_publishes_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -132,12 +134,12 @@ def test_what_others_replace_while_this_process_publishes_is_seen(
     others: list[CheckpointInfo] = []
     with Store.init(tmp_path / "store") as mine, Store.open(tmp_path / "store") as other:
 
-        def meanwhile(*arguments: object) -> object:
+        def meanwhile(*arguments: object, **options: object) -> object:
             monkeypatch.setattr(publish, name, original)
             with locks.lock_exclusive(mine.path, timeout_s=1):  # so that the catalog stays behind
                 saves = [partial(other.save, {"b": step}, step, if_exists="replace") for step in (1, 2)]
                 others.extend(map(elsewhere, saves))
-            return original(*arguments)
+            return original(*arguments, **options)
 
         for step in (1, 2, 3):
             mine.save({"a": step}, step)

@@ -24,6 +24,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat, StoreNotFound
 from ckstore.model.reports.verify_report import VerifyReport
+from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.coverage import covered, lane_seed
 from tests.support.damage import MIB
 from tests.support.memory import memory_folder
@@ -197,7 +198,7 @@ class Case:
         for path in self.root.glob("checkpoints/*/*"):
             mine = [name for name in self.paths if path in name.parents]
             if mine or any(name.stat().st_ino in inodes for name in path.glob("blobs/*")):
-                found.add(f"{path.parent.name}@{path.name}")
+                found.add(f"{path.parent.name}@{step_of_name(path.name)}")
         return found
 
 
@@ -250,7 +251,7 @@ def check_blob_or_manifest(case: Case, store: Store, report: VerifyReport) -> li
 
 
 def heals_by_saving(case: Case, store: Store) -> list[str]:
-    """The same content saved again, as other steps, heals blobs; a damaged manifest is replaced at its step."""
+    """The same content saved as other steps heals blobs; a save at the step of a damaged manifest replaces it."""
     wrong = []
     wanted = states()
     for number, state in enumerate(wanted.values()):
@@ -258,11 +259,12 @@ def heals_by_saving(case: Case, store: Store) -> list[str]:
     if case.file == "manifest":
         for ref, state in wanted.items():
             run, _, step = ref.partition("@")
-            there = case.root / "checkpoints" / run / step
+            there = checkpoint_dir(case.root, run, step)
             damaged = unreadable(store, ref) is None
-            if damaged and case.way == "swap":  # each says that it is another: that is never replaced
+            if damaged and case.way == "swap":  # each says that it is another: no save takes that away
                 shutil.rmtree(there)
             if damaged:
+                unprotect(store, run, int(step))
                 store.save(state, run=run, step=int(step))
     for ref, state in wanted.items():
         try:
@@ -273,6 +275,16 @@ def heals_by_saving(case: Case, store: Store) -> list[str]:
     report = store.verify(repair=True)  # what only a canonical name says, no save has to touch
     wrong += [f"after healing there is {found.name}: {found.what}" for found in report.damage]
     return wrong
+
+
+def unprotect(store: Store, run: str, step: int) -> None:
+    """Remove the tags and pins of a step, which keep a damaged checkpoint as they keep a whole one."""
+    for tag in store.tags():
+        if (tag.run, tag.step) == (run, step):
+            store.untag(tag.name)
+    for pin in store.pins():
+        if (pin.run, pin.step) == (run, step):
+            store.unpin(pin)
 
 
 def check_small_file(case: Case, before: list[Any]) -> list[str]:

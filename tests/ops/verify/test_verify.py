@@ -24,6 +24,7 @@ from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
 from ckstore.ops.check.validity import why_not_valid
+from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 from tests.support.descriptors import open_below
 from tests.support.examples import examples
@@ -97,13 +98,14 @@ def test_any_changed_byte_is_found_whatever_the_time_says(data: st.DataObject) -
         at = data.draw(st.integers(0, path.stat().st_size - 1))
         inode = path.stat().st_ino
         flip(path, at, keep_time=data.draw(st.booleans()))
-        users = {p.relative_to(store.path / "checkpoints").parts[:2] for p in pieces if p.stat().st_ino == inode}
+        places = [p.relative_to(store.path / "checkpoints").parts for p in pieces if p.stat().st_ino == inode]
+        users = {(run, step_of_name(name)) for run, name, *_ in places}
 
         report = store.verify()
 
-        assert {(found.run, str(found.step)) for found in report.damage} == users
+        assert {(found.run, found.step) for found in report.damage} == users
         for found in report.damage:
-            mark = store.path / "checkpoints" / found.run / str(found.step) / "damaged.json"
+            mark = checkpoint_dir(store.path, found.run, found.step) / "damaged.json"
             assert mark.exists() == found.affects
             loads = _loads(store, found.name)
             assert loads != found.affects
@@ -165,6 +167,7 @@ def test_what_is_not_a_complete_checkpoint_is_damage(harmed: Store, how: str) ->
     harmed.save(two_part_state(1), step=1)
     harmed.save(two_part_state(2), step=2)
     folder = directory_of(harmed, 2)
+    misplaced = folder.with_name(f"7{folder.suffix}")
     big = blobs_by_size(harmed, 2)[-1]
     if how == "empty directory":
         shutil.rmtree(folder)
@@ -174,7 +177,7 @@ def test_what_is_not_a_complete_checkpoint_is_damage(harmed: Store, how: str) ->
     elif how == "no blobs":
         shutil.rmtree(folder / "blobs")
     elif how == "other step":
-        folder.rename(folder.with_name("7"))
+        folder.rename(misplaced)
     else:
         big.unlink()
         if how == "link":
@@ -191,11 +194,12 @@ def test_what_is_not_a_complete_checkpoint_is_damage(harmed: Store, how: str) ->
     assert all(found.affects for found in report.damage)
     if how in ("link", "directory", "short", "no blobs"):
         assert any("big" in found.names for found in report.damage)
-    if how == "other step":  # a whole checkpoint, only in the wrong place: it is never replaced
-        folder.with_name("7").rename(folder)
+    harmed.save(two_part_state(3), step=7)
+    if how == "other step":  # a whole checkpoint, only in the wrong place: no save takes it away
+        misplaced.rename(folder)
     else:
         harmed.save(two_part_state(3), step=2)
-    harmed.save(two_part_state(3), step=7)
+        assert not folder.exists()
     assert Store(harmed.path).verify().ok
 
 
@@ -204,15 +208,17 @@ def test_a_manifest_that_lies_about_its_pieces_is_found(harmed: Store) -> None:
 
     from ckstore.model.manifest.manifest import render
     from ckstore.model.manifest.parse import parse_manifest
+    from ckstore.model.names import directory_of as name_of_directory
 
     harmed.save({f"t{i}": np.full(1000, i) for i in range(3)}, step=1)
     path = directory_of(harmed, 1) / "manifest.json"
     manifest, _ = parse_manifest(path.read_bytes(), where="")
     one, two, *rest = manifest.storages
     storages = (one._replace(extents=(one.extents[0]._replace(offset=two.extents[0].offset),)), two, *rest)
-    _, data = render(replace(manifest, storages=storages), harmed._context.algorithm)
+    manifest_id, data = render(replace(manifest, storages=storages), harmed._context.algorithm)
     path.chmod(0o644)
     path.write_bytes(data)
+    path.parent.rename(path.parent.with_name(name_of_directory(1, manifest_id)))
 
     (found,) = harmed.verify().damage
 

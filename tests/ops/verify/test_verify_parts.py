@@ -18,6 +18,7 @@ from ckstore.errors import BadInput
 from ckstore.fs import direct
 from ckstore.model.reports.verify_report import StoreFinding, VerifyReport
 from ckstore.ops import pace
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.damage import MIB, blobs_by_size, cut, flip, same_state, two_part_state
 from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
@@ -177,7 +178,7 @@ def test_small_files_that_are_not_as_written_are_named(harmed: Store) -> None:
 
     assert found == {
         ("pin", f"pins/{pin.name}.json"),
-        ("notes", "checkpoints/main/1/annotations.json"),
+        ("notes", f"{checkpoint_dir(harmed.path, 'main', 1).relative_to(harmed.path)}/annotations.json"),
         ("tag", "refs/gone"),
         ("tag", "refs/odd"),
     }

@@ -26,7 +26,6 @@ from ckstore_cli._types import Number, WholeNumber
 @click.option("--message", "-m", metavar="TEXT", default="", help="Shown by ckstore log.")
 @click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for the checkpoint. Repeatable.")
 @if_exists_option("What to do if the run has another checkpoint at that step.")
-@click.option("--force", is_flag=True, help="Replace it although a tag or a pin names it: they name the new one then.")
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
 @click.option("--rank", type=WholeNumber(min=0), help="Number of this process, of several that commit together.")
@@ -61,7 +60,6 @@ def commit(
       1  the step exists, a file changed, a rank is missing, a tag was not written
       2  wrong usage: no such path, or a checkpoint that is not complete
       4  there is no such store
-      5  the step is to be replaced, and a tag or a pin names it
       6  the disk is full
     """
     out = frame.output()

@@ -75,7 +75,7 @@ def du(frame: Frame, run: str | None, also: str | None) -> None:
 
 def _print_checkpoints(out: Output, run: RunUsage) -> None:
     ordered = sorted(run.checkpoints, key=lambda one: (-one.alone_bytes, -one.shared_bytes))
-    rows = [(one.name, *_sizes([one])) for one in ordered]
+    rows = [(one.shown, *_sizes([one])) for one in ordered]
     out.table(columns([("CHECKPOINT", *_SIZES), *rows, ("TOTAL", *_sizes(ordered))], "<>>>"))
     between = run.alone_bytes - sum(one.alone_bytes for one in ordered)
     more = f", of which {size_text(between)} is in several of its checkpoints" if between else ""

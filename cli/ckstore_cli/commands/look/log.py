@@ -16,7 +16,7 @@ from ckstore.model.words import metrics_text, printable
 from ckstore_cli._format import age_text, columns, cut, wrap
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
-from ckstore_cli._refs import complete_run, no_such_run, runs, steps
+from ckstore_cli._refs import checkpoints, complete_run, no_such_run, runs, steps
 from ckstore_cli._types import WholeNumber
 
 ON_TERMINAL_COUNT = 20
@@ -36,6 +36,7 @@ _ALIGN = "><<<>>"
 )
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
 @click.option("--since", metavar="TIME", help="Only those saved in the last 90m, 36h, 7d ….")
+@click.option("--all", "superseded", is_flag=True, help="Also checkpoints whose step has a newer one.")
 @click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
 @framed
 @click.pass_context
@@ -45,6 +46,7 @@ def log(  # noqa: PLR0917 - one for each option
     count: int | None,
     run: str | None,
     since: str | None,
+    superseded: bool,  # noqa: FBT001 - click's
     oneline: bool,  # noqa: FBT001 - click's
 ) -> None:
     """List the checkpoints, the newest first.
@@ -53,7 +55,8 @@ def log(  # noqa: PLR0917 - one for each option
     marks a checkpoint in which a read or ckstore verify found damage, compacted one
     that takes less space by now: ckstore show says how much. Checkpoints are listed
     in the order in which they were saved, even if a run went back to an earlier
-    step. In a pipe each checkpoint is one line.
+    step. A step that was saved again is listed once; --all also lists its
+    superseded checkpoints. In a pipe each checkpoint is one line.
 
     \b
     Example:
@@ -77,7 +80,7 @@ def log(  # noqa: PLR0917 - one for each option
         # Only on a terminal: a program that reads the list must get all of it.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
-        found = store.checkpoints(run, newest=count)
+        found = store.checkpoints(run, newest=count, superseded=superseded)
         if run is not None and not found:
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
@@ -89,13 +92,16 @@ def log(  # noqa: PLR0917 - one for each option
         out.note("no checkpoint yet")
     elif not shown:
         out.note(f"no checkpoint was saved in the last {printable(since or '')}")
-    elif out.width is not None and len(shown) == count and (total := _count(store.path, run)) > count:
-        out.note(f"{total - count} older; -n {total} shows them all")
+    elif out.width is not None and len(shown) == count:
+        total = _count(store.path, run, superseded=superseded)
+        if total > count:
+            out.note(f"{total - count} older; -n {total} shows them all")
 
 
-def _count(store: Path, run: str | None) -> int:
+def _count(store: Path, run: str | None, *, superseded: bool) -> int:
     """Return how many checkpoints there are by their names: to look at each would take as long as showing it."""
-    return sum(len(steps(store, name)) for name in (runs(store) if run is None else [run]))
+    listed = checkpoints if superseded else steps
+    return sum(len(listed(store, name)) for name in (runs(store) if run is None else [run]))
 
 
 def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
@@ -143,5 +149,9 @@ def _about(info: CheckpointInfo) -> list[str]:
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     damaged = "DAMAGED" if info.damaged else ""
-    where = ("elsewhere" if info.elsewhere else "", "compacted" if info.compacted else "")
+    where = (
+        "elsewhere" if info.elsewhere else "",
+        "compacted" if info.compacted else "",
+        "superseded" if info.superseded else "",
+    )
     return [part for part in (damaged, *where, metrics_text(info.metrics), tags, printable(message)) if part]

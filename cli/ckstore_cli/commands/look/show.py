@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import AmbiguousRef, InUse, NoSuchRef
+from ckstore.errors import AmbiguousRef, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, share_text, time_text
@@ -78,8 +78,6 @@ def _parent(store: Store, info: CheckpointInfo) -> str:
         return f"{info.parent} ({store.info(info.parent).name})"
     except (NoSuchRef, AmbiguousRef):
         return f"{info.parent} (no longer in the store)"
-    except InUse:
-        return f"{info.parent} (being replaced)"
 
 
 def _lines(
@@ -115,6 +113,13 @@ def _lines(
             yield "read", _reading(info)
     yield "content", info.content
     yield "directory", printable(str(directory))
+    yield from _state(info)
+
+
+def _state(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
+    """Give what is out of the ordinary with a checkpoint."""
+    if info.superseded:
+        yield "superseded", f"YES: {info.name} names a newer checkpoint; this one is named by its id and its tags"
     if info.damaged:
         yield "damaged", f"YES: ckstore verify {info.name} says what, and --repair heals what has a right copy"
     if info.elsewhere:

@@ -47,4 +47,4 @@ def why(frame: Frame, blob: str) -> None:
 
 def _where(use: Use) -> str:
     """Return the checkpoint, and the remotes that have the bytes if they are not here."""
-    return printable(f"{use.name} (elsewhere, at {' and '.join(use.remotes)})") if use.remotes else use.name
+    return printable(f"{use.shown} (elsewhere, at {' and '.join(use.remotes)})") if use.remotes else use.shown

@@ -70,7 +70,7 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
 
 
 def _report(out: Output, store: Store) -> None:
-    from ckstore.ops.open.opening import read_settings
+    from ckstore.ops.settings_file import read_settings
 
     settings = read_settings(store.path)
     out.document(

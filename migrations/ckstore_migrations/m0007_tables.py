@@ -16,6 +16,7 @@ _TABLES = (
         id INTEGER PRIMARY KEY,
         run TEXT NOT NULL,
         step INTEGER NOT NULL,
+        directory TEXT NOT NULL, -- its name in the directory of the run
         manifest_id TEXT NOT NULL,
         content TEXT NOT NULL,
         sequence INTEGER NOT NULL,
@@ -34,10 +35,11 @@ _TABLES = (
         manifest_mtime_ns INTEGER NOT NULL,
         manifest_ctime_ns INTEGER NOT NULL,
         checksum INTEGER NOT NULL, -- xxh3_64 of the other columns
-        UNIQUE (run, step)
+        UNIQUE (run, directory)
     ) STRICT
     """,
     "CREATE INDEX checkpoints_by_order ON checkpoints (sequence, created, manifest_id)",
+    "CREATE INDEX checkpoints_by_step ON checkpoints (run, step)",
     """
     CREATE TABLE blobs (
         id INTEGER PRIMARY KEY,
@@ -76,10 +78,11 @@ _TABLES = (
     CREATE TABLE tags (
         name TEXT NOT NULL PRIMARY KEY,
         run TEXT NOT NULL,
-        step INTEGER NOT NULL
+        step INTEGER NOT NULL,
+        directory TEXT NOT NULL -- of the first generation
     ) STRICT, WITHOUT ROWID
     """,
-    "CREATE INDEX tags_by_checkpoint ON tags (run, step)",
+    "CREATE INDEX tags_by_checkpoint ON tags (run, directory)",
     # Whose catalog it is: one that lies outside its store could be given to two of them.
     """
     CREATE TABLE store (
@@ -103,14 +106,15 @@ _VIEWS = {
         SELECT c.run, c.step,
             substr(c.manifest_id, instr(c.manifest_id, '-') + 1, 10) AS short_id, c.created,
             (SELECT group_concat(t.name, ' ') FROM tags t
-                WHERE t.run = c.run AND t.step = c.step) AS tags,
+                WHERE t.run = c.run AND t.step = c.step
+                    AND (c.directory = t.directory OR c.directory LIKE t.directory || '.%')) AS tags,
             c.message, c.metrics, c.logical_bytes, c.new_bytes, c.reused_bytes, c.leaf_count,
-            c.parent, c.sequence, c.manifest_id
+            c.parent, c.sequence, c.directory, c.manifest_id
         FROM checkpoints c
         ORDER BY c.sequence DESC, c.created DESC, c.manifest_id DESC
     """,
     "checkpoint_blobs": """
-        SELECT c.run, c.step, b.digest, b.nbytes, u.used_bytes, b.is_pack
+        SELECT c.run, c.step, c.directory, b.digest, b.nbytes, u.used_bytes, b.is_pack
         FROM uses u
         JOIN checkpoints c ON c.id = u.checkpoint_id
         JOIN blobs b ON b.id = u.blob_id
@@ -143,7 +147,7 @@ _VIEWS = {
 }
 
 
-def m0006_tables(db: Database) -> None:
+def m0007_tables(db: Database) -> None:
     """Create all tables, indexes and views."""
     for statement in _TABLES:
         db.execute(statement)

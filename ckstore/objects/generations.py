@@ -1,0 +1,104 @@
+"""The generations of a checkpoint: find its other ones, and publish the next one, the last step of a compaction."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+
+from ckstore.errors import InUse
+from ckstore.fs import files, locks, peek
+from ckstore.fs.held import Held
+from ckstore.fs.inside import Inside
+from ckstore.model.names import CheckpointKey
+from ckstore.objects import store_locks
+from ckstore.objects.checkpoints import id_at
+from ckstore.objects.documents import marks
+from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
+from ckstore.objects.layout import ANNOTATIONS, Layout
+from ckstore.objects.publish import give_name, sync_parents
+from ckstore.objects.staging import Staging
+
+_RUN_TIMEOUT_S = 30.0
+
+
+def other_generations(layout: Layout, key: CheckpointKey, id: str) -> list[CheckpointKey]:
+    """Return the other published generations of the checkpoint with this id, the earliest first.
+
+    Those whose manifest cannot be read are among them: only a generation of it can have such a name.
+    """
+    # By their names, without a list of the run: a rule may drop thousands, one after another.
+    first = key.any_generation
+    found = [one for number in range(key.generation) if _is_form(layout, one := _generation(first, number), id)]
+    number = key.generation + 1
+    while not key.is_draft and peek.is_directory(layout.checkpoint(one := _generation(first, number))):
+        found += [one] if _is_form(layout, one, id) else []
+        number += 1
+    return found
+
+
+def _generation(first: CheckpointKey, number: int) -> CheckpointKey:
+    return first._replace(directory=f"{first.directory}.{number}") if number else first
+
+
+def _is_form(layout: Layout, key: CheckpointKey, id: str) -> bool:
+    path = layout.checkpoint(key)
+    return peek.is_directory(path) and id_at(path) in {id, None}
+
+
+def publish_generation(
+    layout: Layout, staging: Staging, former: CheckpointKey, checkpoint: str
+) -> tuple[CheckpointKey, locks.DirectoryLock]:
+    """Publish the sealed `staging`, durably, as the next generation of the checkpoint with this id.
+
+    Returns:
+        Its key, and the exclusive lock on the former generation, which the caller drops.
+
+    Raises:
+        InUse: A process uses the former generation, or it is damaged or another checkpoint.
+        UnknownOutcome: It was published, but perhaps not durably.
+    """
+    path = layout.checkpoint(former)
+    with ExitStack() as held:
+        # Opened before the rename: after it, only the sync itself may fail.
+        parents = [held.enter_context(Held(place)) for place in (path.parent, layout.checkpoints, layout.staging)]
+        run_lock = held.enter_context(
+            store_locks.lock_run(layout, former.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
+        )
+        # Against all others: an annotation or a mark that is written now would be lost with the former directory.
+        lock = locks.try_exclusive(path)
+        if lock is None:
+            raise InUse(f"a process is using {path}")
+        try:
+            _check(path, lock, checkpoint)
+            take_annotations(lock, staging)
+            run_lock.check()
+            key, _ = give_name(
+                layout,
+                staging.path,
+                staging.lock,
+                *former.run_step,
+                checkpoint,
+                generation=max(1, former.generation + 1),
+                digit_count=former.digit_count,
+            )
+            sync_parents(parents)
+        except BaseException:  # also Ctrl-C, whose traceback would keep the lock
+            lock.release()
+            raise
+        return key, lock
+
+
+def _check(path: Inside, lock: locks.DirectoryLock, checkpoint: str) -> None:
+    if id_at(path) != checkpoint:
+        raise InUse(f"{path} holds another checkpoint")
+    # Its files may be wrong: they must stay where a repair finds them.
+    if marks.identity(lock.fd):
+        raise InUse(f"{path} is marked as damaged")
+
+
+def take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
+    """Copy what was noted of a checkpoint, which the caller has locked, into the staging of its successor."""
+    with suppress(FileNotFoundError):
+        data = files.read_file(ANNOTATIONS, most_bytes=ANNOTATIONS_MAX_BYTES, dir_fd=lock.fd)
+        # The next writer of a group must be able to read them, and other users not: as where they were written first.
+        files.create_file(staging.lock.inside / ANNOTATIONS, data, mode=files.mode_in(staging.lock.fd))
+        files.sync_directory(staging.lock.inside)

@@ -1,0 +1,32 @@
+"""Read ``store.json``, which says what a store is."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from ckstore.errors import StoreNotFound
+from ckstore.fs import files, peek
+from ckstore.model.seal import read
+from ckstore.model.settings.settings import SETTINGS_MAX_BYTES, StoreSettings, parse_settings
+from ckstore.objects.layout import Layout
+
+NO_DIRECTORY_HINT = "a store is a directory, and this is not one"
+
+
+def read_settings(root: Path) -> StoreSettings:
+    """Return what ``store.json`` says."""
+    path = Layout(root).settings
+    try:
+        data = files.read_file(path, most_bytes=SETTINGS_MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise StoreNotFound(f"there is no store at {root}", hint=_hint(root)) from error
+    return read(data, parse_settings, str(path))
+
+
+def _hint(root: Path) -> str:
+    """Say what to do where no store is."""
+    if (found := peek.find(root)) is not None and not stat.S_ISDIR(found.st_mode):
+        return NO_DIRECTORY_HINT
+    inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
+    return f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"
