@@ -293,10 +293,9 @@ def test_a_saver_that_is_killed_anywhere_leaves_what_it_replaces_or_a_way_back(s
             other.gc()
             if not is_new:
                 assert other.info(at).id == old.id
-            else:
-                if waiting := [one.id for one in other.dropped() if one.step == at]:  # else it stays superseded
-                    assert waiting == [old.id]
-                    other.undelete(old.id)
+            elif waiting := [one.id for one in other.dropped() if one.step == at]:  # else it stays superseded
+                assert waiting == [old.id]
+                other.undelete(old.id)
             assert is_state(other.load(old.id), at)
         if not died and at > 10:  # of the first calls some raise, and so are not followed by a death
             break
