@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _UNDO = ".undo-"
 _UNDO_END = re.compile(r"\.undo-([0-9]{1,10})\Z")
+# A draft replaced a checkpoint by two renames where names could not be exchanged: the first left it under this name.
+_REPLACED = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.[0-9a-f]{12}\.old\Z")
 RELINKING = "relink"
 """The run of the staging directory in which a relink puts the files that it replaced."""
 
@@ -142,6 +144,13 @@ def former_place(name: str) -> CheckpointKey | None:
     return key_of(run, directory) if at and is_run(run) else None
 
 
+def draft_replaced(layout: Layout, name: str) -> CheckpointKey | None:
+    """Return which checkpoint a draft took from its place, by its name in ``staging/``, if nothing came there since."""
+    found = _REPLACED.match(name)
+    key = key_of(found["run"], found["step"]) if found is not None and is_run(found["run"]) else None
+    return None if key is None or layout.of_step(*key.run_step) else key
+
+
 def dead_stagings(layout: Layout) -> list[str]:
     """Return the names of the staging directories whose owner is dead; nothing is changed."""
     found = []
@@ -200,7 +209,8 @@ def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator
     names = names_in(layout.staging) if names is None else names
     if not names:
         return
-    places = ((name, layout.staging / name) for name in names)
+    # The only copy of a checkpoint is not dead: a conversion publishes it.
+    places = ((name, layout.staging / name) for name in names if draft_replaced(layout, name) is None)
     for name, held in through_parents(places):
         lock = locks.try_exclusive(layout.staging / name) if peek.is_directory(held) else None
         if lock is not None:

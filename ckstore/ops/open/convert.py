@@ -6,16 +6,15 @@ A draft named the directory of a checkpoint after its step. Only names change, b
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import files, links, locks, peek
 from ckstore.model.checkpoint.tag import parse_tag
-from ckstore.model.names import CheckpointKey, is_run, is_tag, step_of
+from ckstore.model.names import CheckpointKey, is_tag
 from ckstore.model.reports.migrate_report import MigrateReport
 from ckstore.model.settings.settings import CHECKPOINT_IDS
-from ckstore.objects import store_locks
+from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at, published_of_step
 from ckstore.objects.layout import Layout
 from ckstore.objects.publish import give_name
@@ -24,8 +23,6 @@ from ckstore.ops.context import Context
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.requires import require
 
-# A draft replaced a checkpoint by two renames where names could not be exchanged: the first left it under this name.
-_OLD = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.[0-9a-f]{12}\.old")
 _BUSY_S = 10.0
 
 
@@ -44,7 +41,9 @@ def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
     for run in layout.runs():
         is_whole &= _rename_all(layout, run, renamed, left)
     tags, tags_left = _convert_tags(layout, renamed)
-    files.sync_directory(layout.refs)  # another process may have rewritten them, and died (rule F)
+    # Another process may have renamed and rewritten them, and died (rule F).
+    for folder in (layout.checkpoints, layout.staging, layout.refs):
+        files.sync_directory(folder)
     # Last: what is not converted yet is looked for at each opening until then.
     if is_whole and not tags_left:
         require(context, CHECKPOINT_IDS)
@@ -55,21 +54,20 @@ def _publish_replaced(layout: Layout, left: list[str]) -> bool:
     """Publish the checkpoints that a replacement took from their places before it died, and that nothing replaced."""
     is_whole = True
     for name in peek.names(layout.staging):
-        found = _OLD.fullmatch(name)
-        if found is None or (step := step_of(found["step"])) is None or not is_run(found["run"]):
-            continue
-        path, run = layout.staging / name, found["run"]
-        if id_at(path) is None:
+        key, path = trash.draft_replaced(layout, name), layout.staging / name
+        if key is None or id_at(path) is None:
             continue
         try:
-            links.make_directory(layout.checkpoints / run)
+            links.make_directory(layout.checkpoints / key.run)
             # A process that replaces holds it until the new one has its place.
-            with store_locks.lock_run(layout, run, exclusive=True, timeout_s=_BUSY_S), locks.lock_shared(path) as lock:
+            run_lock = store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_BUSY_S)
+            with run_lock, locks.lock_shared(path, timeout_s=_BUSY_S) as lock:
+                # Looked at again: what replaced it may be published by now, and then it is a dead staging.
                 id = id_at(path)
-                if id is None or layout.of_step(run, step):  # what replaced it is published: it is a dead staging
+                if id is None or trash.draft_replaced(layout, name) is None:
                     continue
-                give_name(layout, path, lock, run, step, id)
-            for folder in (layout.checkpoints / run, layout.checkpoints, layout.staging):
+                give_name(layout, path, lock, *key.run_step, id)
+            for folder in (layout.checkpoints / key.run, layout.checkpoints, layout.staging):
                 files.sync_directory(folder)
         except FileNotFoundError:  # another process published it
             continue

@@ -295,6 +295,25 @@ def test_a_checkpoint_that_a_replacement_took_from_its_place_is_published(draft:
     draft.check_converted(draft.root)
 
 
+def test_no_sweep_takes_a_checkpoint_that_waits_to_be_published(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = leave_gap(draft.root, "main", 3)
+    with Store.open(draft.root, recover=False) as store:
+        store.gc(now=True)
+        assert old.is_dir()
+    with monkeypatch.context() as failing:
+        failing.setattr(converting, "_BUSY_S", 0.05)
+        with locks.lock_shared(draft.root / "checkpoints" / "main"), Store.open(draft.root) as store:
+            assert any(f"staging/{old.name}: " in note for note in store.warnings)
+            store.gc(now=True)
+        assert old.is_dir()
+        assert not is_converted(draft.root)
+
+    Store.open(draft.root).close()
+
+    draft.waiting.clear()  # of `now`
+    draft.check_converted(draft.root)
+
+
 def test_a_checkpoint_that_was_replaced_is_not_published(draft: Draft) -> None:
     with Store.init(draft.root.with_name("other"), chunk_bytes=MIB) as other:
         other.save(state(99), 3)
