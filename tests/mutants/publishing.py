@@ -86,7 +86,8 @@ PUBLISHING = [
         "publish._publish",
         "            if hides and not staging.lock.names(layout.checkpoint(key)):\n",
         "            if False:\n",
-        f"{_ONE_STEP}::test_a_save_that_stood_still_publishes_nothing_after_another_host_went_on[and",
+        f"{_ONE_STEP}::test_a_save_that_stood_still_publishes_nothing_after_another_host_went_on"
+        "[and a third one that has the hidden name]",
         "assert",
     ),
     Mutant(
@@ -117,10 +118,10 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "what is superseded stays for the window of what a person drops",
+        "what is superseded stays for the longer undo window",
         "superseded-not-waiting",
         "superseded._is_over",
-        "    return found is None or not trash.left_of(setting_of(context.layout, UNDO_BY_HAND_S), found.st_ctime)\n",
+        "    return found is None or not trash.left_of(window_s, found.st_ctime)\n",
         "    return True\n",
         f"{_SUPERSEDED}::test_what_a_reader_had_open_when_it_was_replaced_can_be_undone",
         "NoSuchRef",

@@ -119,10 +119,11 @@ def due(
     With `grace` that is the window. The window is that of what a person drops, since it may be one that came back.
     Nothing is due for the sake of a checkpoint that is damaged.
     """
+    gone = {*without}
     by_step: defaultdict[tuple[str, int], list[CheckpointKey]] = defaultdict(list)
     for seen in context.known.directories.look(context.layout).values():
         for key in seen.published:
-            if key not in without:
+            if key not in gone:
                 by_step[key.run_step].append(key)
     keys = [key for of_step in by_step.values() if len(of_step) > 1 for key in of_step]
     if not keys:
