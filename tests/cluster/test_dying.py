@@ -118,7 +118,9 @@ class Dying:
         store.gc()
         assert sorted(os.listdir(store.path / "staging")) == names  # its saver may live
         store.config.grace_s = 0
+        store.gc()  # what died under the hidden name of its step goes to trash
         cleared(store)
+        assert not list(store.path.glob("checkpoints/*/.*"))
         now = without_outside(seen(store, outside))
         assert now in ((after,) if finished else (before, after))
         if now == before:  # as of what only writes elsewhere, too
