@@ -126,6 +126,8 @@ def test_a_rank_of_another_host_that_does_not_come_is_named_on_both(hosts: list[
         assert again == dict.fromkeys(range(RANKS), store.info(1).id)
 
 
+# Found one late publication in four runs on a busy machine: an open fault, which `make crash` shows.
+@pytest.mark.whole
 def test_a_rank_that_is_given_up_under_the_hidden_name_of_its_step_publishes_nothing_later(
     hosts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
