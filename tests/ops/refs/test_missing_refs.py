@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -14,6 +15,7 @@ import torch
 
 from ckstore import BadInput, CheckpointInfo, NoSuchRef, Store
 from ckstore.store import RefLike
+from tests.support.look import directory_of
 
 STATE = {"w": np.arange(1000, dtype=np.float32)}
 
@@ -117,6 +119,23 @@ def test_a_negative_number_is_no_step_and_the_newest_is_named(filled: Store, ref
 
     filled.tag("-1", 1)
     assert filled.load(-1)["w"][0] == 1
+
+
+@pytest.mark.parametrize("ref", [1, "main@1", "best"])
+def test_an_incomplete_checkpoint_is_not_answered_with_the_step_of_another_run(store: Store, ref: RefLike) -> None:
+    """The weights of another training load without any error."""
+    store.save(STATE, step=1, tags=["best"])
+    store.save({"w": STATE["w"] + 1}, step=1, run="side")
+    directory = directory_of(store, "main@1")
+    (directory / "manifest.json").unlink()
+
+    with pytest.raises(
+        NoSuchRef, match=rf"; but checkpoints/main/{directory.name} is there, and is no whole checkpoint"
+    ):
+        store.load(ref)
+    assert store.load("side@1")["w"][0] == 1
+    shutil.rmtree(directory)
+    assert store.load(1)["w"][0] == 1  # now there is one run
 
 
 def said_by_each(store: Store, ref: RefLike, folder: Path) -> dict[str, str]:
