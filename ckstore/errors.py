@@ -27,7 +27,7 @@
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
     │   └── CatalogFull          6   since the disk, or a quota on it, is full (also an InsufficientSpace)
     ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
-    │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
+    │   └── Protected            5   a tag or a pin names the checkpoint that was to be deleted
     ├── NewerFormat              1   written by a newer ckstore
     ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
     │   ├── NoSuchRemote         4   the store has no remote of that name, or there is none at that place

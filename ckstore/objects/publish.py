@@ -296,7 +296,7 @@ def give_name(  # noqa: PLR0917
             generation += 1
         elif there is not None:  # another checkpoint, whose id begins with the same digits
             digit_count = len(id)
-        elif peek.exists(target):  # what nobody can read
+        elif peek.exists(target):  # what this user cannot read
             generation += 1
     raise SaveFailed(f"{layout.checkpoints / run} has {_NAME_TRIES} directories of {run}@{step} with one id")
 

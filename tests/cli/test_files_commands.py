@@ -84,19 +84,18 @@ def test_a_step_that_was_guessed_is_said(words: list[str], end: str, source: str
     assert json.loads(again.stdout)["step_from"] == source
 
 
-def test_other_files_take_the_place_of_what_is_protected_with_force_only(run: Run, store: Path, files: Path) -> None:
-    assert run("commit", files, "--tag", "best", "--store", store).exit_code == 0
+def test_other_files_at_a_step_leave_what_a_tag_names(run: Run, store: Path, files: Path) -> None:
+    first = json.loads(run("commit", files, "--tag", "best", "--store", store, "--json").stdout)
     (files / "config.json").write_text("[]")
-    words = ("commit", files, "--if-exists", "replace", "--store", store)
 
-    refused = run(*words)
-    forced = run(*words, "--force")
+    done = run("commit", files, "--if-exists", "replace", "--store", store)
 
-    assert refused.exit_code == 5
-    assert "main@500 has the tag best" in refused.stderr
-    assert "--force" in refused.stderr
-    assert forced.exit_code == 0
-    assert "main@500 was replaced: the tag best may protect other bytes now" in forced.stderr.replace("\n", " ")
+    assert done.exit_code == 0
+    assert "the older checkpoint of main@500 stays: main@500 has the tag best" in done.stderr.replace("\n", " ")
+    assert json.loads(run("tag", "best", "--store", store, "--json").stdout)["id"] == first["id"]
+    assert run("ls", "main@500", "config.json", "--store", store).stdout != run(
+        "ls", "best", "config.json", "--store", store
+    ).stdout
 
 
 def test_json(run: Run, store: Path, files: Path, tmp_path: Path) -> None:

@@ -128,13 +128,10 @@ def test_what_a_save_in_the_background_raises_is_raised_at_the_next(tmp_path: Pa
     assert io.load_checkpoint(paths[0])["global_step"] == 2
     store.tag("good", 2)
 
-    def save_again_and_remove() -> None:
-        io.save_checkpoint({"global_step": 2, "other": 1}, paths[0])
-        io.remove_checkpoint(paths[0])  # waits its turn, or finds that the save has ended already
-        io.teardown()
-
-    with pytest.warns(CkstoreWarning, match="has the tag good"):
-        save_again_and_remove()
+    io.save_checkpoint({"global_step": 2, "other": 1}, paths[0])
+    io.remove_checkpoint(paths[0])  # waits its turn, or finds that the save has ended already
+    io.teardown()
+    assert [info.tags for info in store.checkpoints(superseded=True)] == [("good",)]
     assert os.listdir(tmp_path / "ckpt") == []
 
     io.save_checkpoint({"global_step": 4}, paths[1])
@@ -165,17 +162,22 @@ def test_a_file_that_lightning_itself_wrote_is_loaded_as_a_state_and_into_the_mo
     assert_same(found["optimizer_states"][0]["state"], optimizer.state_dict()["state"])
 
 
-def test_a_rollback_replaces_and_a_tagged_checkpoint_is_not_deleted(tmp_path: Path, store: Store) -> None:
+def test_a_rollback_leaves_what_a_marker_names_and_a_tagged_checkpoint_is_not_deleted(
+    tmp_path: Path, store: Store
+) -> None:
     from ckstore.integrations.lightning import CkstoreCheckpointIO
 
     fit(store, tmp_path)
     first = store.info("main@6").id
     old = next((tmp_path / "ckpt").glob("*step=6.ckpt"))
+    before = store.load(6)
     fit(store, tmp_path / "b", "ckstore:4")
     assert store.info("main@6").id != first
     io = CkstoreCheckpointIO(store)
-    with pytest.warns(CkstoreWarning, match="was saved again since"):
-        assert io.load_checkpoint(old)["global_step"] == 6
+    assert_same(io.load_checkpoint(old), before)
+    io.remove_checkpoint(old)
+    with pytest.raises(NoSuchRef):
+        store.info(first)
     new = next((tmp_path / "b" / "ckpt").glob("*step=6.ckpt"))
     store.tag("good", 6)
     io.remove_checkpoint(new)
@@ -188,7 +190,7 @@ def test_a_rollback_replaces_and_a_tagged_checkpoint_is_not_deleted(tmp_path: Pa
         io.save_checkpoint({"global_step": 1}, new, storage_options={})
 
 
-def test_a_step_with_a_tag_is_left_alone_with_a_warning_and_a_marker_of_another_store_is_refused(
+def test_a_tagged_checkpoint_stays_when_its_marker_is_written_again_and_a_marker_of_another_store_is_refused(
     tmp_path: Path, store: Store
 ) -> None:
     from ckstore.integrations.lightning import CkstoreCheckpointIO
@@ -199,11 +201,12 @@ def test_a_step_with_a_tag_is_left_alone_with_a_warning_and_a_marker_of_another_
     store.tag("good", 6)
     (path.parent / f".{path.name}.tmp").write_text("of a process that died")
 
-    with pytest.warns(CkstoreWarning, match=r"step=6\.ckpt is not in the store: main@6 has the tag good"):
-        io.save_checkpoint({"global_step": 6, "way": "second"}, path)
-    assert io.load_checkpoint(path)["way"] == "first"
-    io.save_checkpoint({"global_step": 8, "way": "second"}, path)
+    io.save_checkpoint({"global_step": 6, "way": "second"}, path)
     assert io.load_checkpoint(path)["way"] == "second"
+    assert store.load("good")["way"] == "first"
+    io.save_checkpoint({"global_step": 8, "way": "third"}, path)
+    assert io.load_checkpoint(path)["way"] == "third"
+    assert [(info.step, info.tags) for info in store.checkpoints(superseded=True)] == [(6, ("good",)), (8, ())]
     assert os.listdir(path.parent) == [path.name]
 
     other = Store.init(tmp_path / "other")

@@ -125,13 +125,35 @@ def test_a_rollback_saves_its_steps_again_and_a_tagged_one_stays(tmp_path: Path,
     store.tag("good", 4)
     other = tiny_trainer.make(tiny_trainer.native(saves), tmp_path / "out", store, per_device_train_batch_size=2)
 
-    with pytest.warns(CkstoreWarning) as warned:
+    with pytest.warns(CkstoreWarning):
         other.train(resume_from_checkpoint="ckstore:2")
 
     after = {info.step: info.id for info in store.checkpoints()}
-    assert (after[2], after[4], before[6] != after[6]) == (before[2], before[4], True)
-    assert any("checkpoint-4 is not in the store: main@4 has the tag good" in str(one.message) for one in warned)
+    assert [before[step] == after[step] for step in (2, 4, 6)] == [True, False, False]
+    assert store.info("good").id == before[4]
     assert store.info("latest").id == after[6] == other.ckstore_last.id
+    store.close()
+
+
+def test_the_best_model_is_that_of_this_training_whatever_another_saved_at_its_step(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    trainer = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "out", store, **options)
+    load, seen = trainer._load_best_model, []
+
+    def another_saves_first() -> None:
+        best = store.info(int(trainer.state.best_model_checkpoint.rpartition("-")[2]))
+        store.tag("mine", best)
+        store.save({"another": 1}, best.step, best.run, if_exists="replace")
+        seen.append(store.load("mine"))
+        load()
+
+    trainer._load_best_model = another_saves_first
+    trainer.train()
+
+    (mine,) = seen
+    assert all(torch.equal(tensor, mine["model"][name]) for name, tensor in trainer.model.state_dict().items())
     store.close()
 
 
