@@ -9,7 +9,7 @@
     │   ├── CannotStore          1   a value in the state that the format does not hold
     │   ├── CannotLoad           1   a committed file, or a value in it, that cannot be loaded as a state
     │   └── DoesNotFit           2   a checkpoint and the target that it was to be loaded into differ
-    ├── StepExists               1   the run has another checkpoint at that step
+    ├── StepExists               1   the run has another checkpoint of that step
     ├── StateChanged             1   the state was changed while it was being saved
     │   └── NotUnchanged         1   a tensor that was named as unchanged has changed
     ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
@@ -203,7 +203,7 @@ class DoesNotFit(BadInput):
 
 
 class StepExists(CkstoreError):
-    """The run has another checkpoint at that step."""
+    """The run has another checkpoint of that step."""
 
 
 class StateChanged(CkstoreError):

@@ -1292,9 +1292,9 @@ class Store:
         Raises:
             CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
         """
-        from ckstore.ops.free.gc_plan import plan_gc
+        from ckstore.ops.free.gc import planned
 
-        return plan_gc(self._context)
+        return planned(self._context)
 
     @act
     def prune(

@@ -40,14 +40,11 @@ def commit_directory(
     conditions: Conditions,
 ) -> CheckpointInfo:
     """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced."""
-    # Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message. One
-    # that a tag or a pin names stays as well, superseded.
+    # Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message.
     options: SaveOptions = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}, "if_exists": "replace"}
     if step is None:
         options["message"] = os.path.basename(directory)
     return store.commit(directory, step, run, **options)
-
-
 
 
 def is_there(store: Store, run: str | None, step: int) -> bool:

@@ -208,7 +208,9 @@ class CkstoreCheckpointIO(CheckpointIO):
         for pin in self.store.pins():
             other = pin.reason.removesuffix(OF_A_FILE)
             # Its folder may have been moved since; of a copy, the marker that it is of is still there.
-            is_moved = (pin.name, pin.id) == (marker["pin"], marker["id"]) and pin.is_of_a_file and not _names(other, pin.id)
+            is_moved = (
+                (pin.name, pin.id) == (marker["pin"], marker["id"]) and pin.is_of_a_file and not _names(other, pin.id)
+            )
             if pin.name != but and (pin.reason == _reason(path) or is_moved):
                 with suppress(NoSuchRef):  # another process did
                     self.store.unpin(pin)

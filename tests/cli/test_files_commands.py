@@ -84,18 +84,23 @@ def test_a_step_that_was_guessed_is_said(words: list[str], end: str, source: str
     assert json.loads(again.stdout)["step_from"] == source
 
 
-def test_other_files_at_a_step_leave_what_a_tag_names(run: Run, store: Path, files: Path) -> None:
-    first = json.loads(run("commit", files, "--tag", "best", "--store", store, "--json").stdout)
+def test_other_files_supersede_a_protected_checkpoint_and_its_tag_still_names_it(
+    run: Run, store: Path, files: Path
+) -> None:
+    first = json.loads(run("commit", files, "--tag", "best", "--json", "--store", store).stdout)["id"]
     (files / "config.json").write_text("[]")
 
-    done = run("commit", files, "--if-exists", "replace", "--store", store)
+    done = run("commit", files, "--if-exists", "replace", "--json", "--store", store)
 
-    assert done.exit_code == 0
-    assert "the older checkpoint of main@500 stays: main@500 has the tag best" in done.stderr.replace("\n", " ")
-    assert json.loads(run("tag", "best", "--store", store, "--json").stdout)["id"] == first["id"]
-    assert run("ls", "main@500", "config.json", "--store", store).stdout != run(
-        "ls", "best", "config.json", "--store", store
-    ).stdout
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    second = document["id"]
+    assert "the older checkpoint of main@500 stays: main@500 has the tag best" in " ".join(document["warnings"])
+    with Store.open(store, readonly=True) as opened:
+        assert (opened.info("best").id, opened.info(500).id) == (first, second)
+    listed = run("log", "--all", "--json", "--store", store).stdout.splitlines()
+    assert {one["id"]: one["superseded"] for one in map(json.loads, listed)} == {first: True, second: False}
+    assert run("commit", files, "--force", "--store", store).exit_code == 2
 
 
 def test_json(run: Run, store: Path, files: Path, tmp_path: Path) -> None:

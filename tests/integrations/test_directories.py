@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckstore import BadInput, CheckpointInfo, CkstoreWarning, Store
+from ckstore import BadInput, CkstoreWarning, InUse, Store
 from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact, remove
 from ckstore.training import Conditions
 from tests.support.damage import flip
@@ -32,18 +32,19 @@ def store(tmp_path: Path) -> Store:
     return Store.init(tmp_path / "store")
 
 
-def test_a_step_is_replaced_and_a_pinned_checkpoint_stays(folder: Path, store: Store) -> None:
-    def again(data: bytes) -> CheckpointInfo:
+def test_a_step_is_replaced_and_a_pinned_one_stays_superseded(folder: Path, store: Store) -> None:
+    def again(data: bytes) -> Any:
         (folder / "rng_state.pth").write_bytes(data)
         return commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions())
 
     first, second = again(b"1"), again(b"2")
-    assert [info.id for info in store.checkpoints(superseded=True)] == [second.id] != [first.id]
     store.pin(5, "mine")
     third = again(b"3")
 
+    assert [note for note in third.warnings if "stays: main@5 is pinned" in note] != []
     assert store.info(5).id == third.id
-    assert [info.id for info in store.checkpoints(superseded=True)] == [second.id, third.id]
+    assert [info.id for info in store.checkpoints(superseded=True)] == [third.id, second.id]
+    assert first.id != second.id
 
 
 @pytest.mark.parametrize("ref", [5, np.int64(5), torch.tensor(5), "5", "latest", "gpt@5"])
@@ -70,6 +71,19 @@ def test_what_is_committed_after_a_rollback_continues_what_was_resumed(folder: P
 
     assert [info.parent for info in made[1:]] == [info.id for info in made[:2]]
     assert again.parent == made[0].id
+
+
+def test_a_run_that_another_process_uses_is_an_error_also_at_a_step_that_is_there(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions())
+
+    def in_use(*_: Any, **__: Any) -> None:
+        raise InUse("another process holds the lock of the run")
+
+    monkeypatch.setattr(store, "commit", in_use)
+    with pytest.raises(InUse, match="holds the lock"):
+        commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions())
 
 
 @pytest.mark.parametrize("metadata", [{}, {"training": "phase 2"}, {"training": {"world_size": 1}}])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import peek
+from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
@@ -50,7 +51,14 @@ def plan(
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
     if run not in (None, context.run) and not context.layout.is_filled(check_run(run)):
         raise no_such_run(context.layout, run)
-    chosen = {find(context, ref).key for ref in refs}
+    named = [find(context, ref) for ref in refs]
+    for info in named:
+        if info.superseded:
+            msg = (
+                f"{short_id(info.id)} is superseded: {info.name} has a newer checkpoint, and only that one is compacted"
+            )
+            raise BadInput(msg, hint=f"name {info.name}")
+    chosen = {info.key for info in named}
     runs: set[str | None] = {key.run for key in chosen} or {run}
     by_run: dict[str, list[CheckpointInfo]] = {}
     for name in sorted(runs, key=str):

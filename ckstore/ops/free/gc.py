@@ -32,6 +32,7 @@ from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
+from ckstore.objects.generations import other_generations
 from ckstore.objects.shared import grace as graces
 from ckstore.objects.shared.grace import Grace
 from ckstore.ops import events, fetched
@@ -72,7 +73,9 @@ def prune(
     # What is only shown may go by the rows of the catalog (rule D): to read 20,000 manifests takes seconds.
     plan = policy if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run, sure=not dry_run)
     if dry_run:
-        return replace(gc_dry(context, [entry.info.key for entry in plan.dropped]), retention=RetentionReport(plan))
+        going = [entry.info for entry in plan.dropped]
+        keys = [key for info in going for key in (info.key, *other_generations(context.layout, info.key, info.id))]
+        return replace(gc_dry(context, keys), retention=RetentionReport(plan))
     # Before the first drop: a store or settings that cannot be used must not be found out after it.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
@@ -99,12 +102,20 @@ def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcRe
     return replace(report, cached_bytes=cached_bytes)
 
 
+def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcPlan:
+    """Return the plan of `collect`, with the superseded checkpoints that it drops, as `plan_gc`."""
+    superseded = due(context, purge=purge, without=dropping)
+    waits = not purge and is_undone(context)  # what is no former generation waits in trash then
+    return plan_gc(
+        context,
+        [*dropping, *(one.info.key for one in superseded if one.is_former_form or not waits)],
+        purge=purge,
+    )
+
+
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
     """Say what `collect` would free now, or when some checkpoints are dropped."""
-    superseded = due(context, purge=purge, without=dropping)
-    waits = not purge and is_undone(context)  # the others wait in trash then
-    going = [*dropping, *(one.info.key for one in superseded if one.is_former_form or not waits)]
-    report = GcReport.of_plan(plan_gc(context, going, purge=purge))
+    report = GcReport.of_plan(planned(context, dropping, purge=purge))
     return replace(report, catalog_bytes=catalog_bytes(context), waiting=() if purge else waiting(context))
 
 

@@ -281,7 +281,12 @@ def _superseded(page: Page) -> str:
         return ""
     alone = {one.id: one.alone_bytes for one in page.usage.checkpoints}
     rows = [
-        (info.name, short_id(info.id), *map(size_text, (info.logical_bytes, alone.get(info.id, 0))), ", ".join(info.tags))
+        (
+            info.name,
+            short_id(info.id),
+            *map(size_text, (info.logical_bytes, alone.get(info.id, 0))),
+            ", ".join(info.tags),
+        )
         for info in page.superseded[-_ROWS_SHOWN:][::-1]
     ]
     caption = "Superseded: the step names a newer checkpoint, and these are named by their ids and tags"
