@@ -44,9 +44,9 @@ class CkstoreCheckpointIO(CheckpointIO):
     store that is whole; ``ckstore:REF`` any other. A path without ``step=`` in its name, such as ``last.ckpt``, has a
     run of its own, ``RUN.last``, so that it is not the same checkpoint as the one of that step.
 
-    A marker pins its checkpoint, so it stays when its step is saved again, by another callback or another training. When
-    `ModelCheckpoint` removes a marker, its pin goes, and the checkpoint is deleted from the store, unless a tag, a pin
-    or another marker names it. A copy of a marker protects it only in the same directory.
+    A marker pins its checkpoint, so it stays when its step is saved again, by another callback or another training.
+    When `ModelCheckpoint` removes a marker, its pin goes, and the checkpoint is deleted from the store, unless a tag, a
+    pin or another marker names it. A copy of a marker protects it only in the same directory.
 
     Args:
         store: The store.
@@ -66,6 +66,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._warned: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None]] = deque()
         self._named: dict[Path, CheckpointInfo] = {}  # by the markers that this object wrote
+        self._left: dict[str, Mapping[str, Any]] | None = None  # what pins say that were there before, by their reasons
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
@@ -107,12 +108,9 @@ class CkstoreCheckpointIO(CheckpointIO):
     def _mark(self, path: Path, save: Callable[[], CheckpointInfo]) -> None:
         """Have a state saved, then pin it and write its marker."""
         info = save()
-        # Read before it is overwritten: what it named has one marker less.
-        before = None
-        with suppress(BadInput):  # no marker
-            before = read_marker(path)
+        before = self._before(path)
         # After the save: a marker must never name a checkpoint that is not durable. After the pin: from here on neither
-        # a save at its step nor the removal of another marker drops it. A kill in between leaves a pin.
+        # a save at its step nor the removal of another marker drops it. A kill in between leaves a pin, for `_before`.
         pin = self.store.pin(info, _reason(path)).name if self.delete else None
         _write_marker(path, self.store, info, pin)
         self._named[path] = info
@@ -120,6 +118,14 @@ class CkstoreCheckpointIO(CheckpointIO):
             self._unpin(path, before, but=pin)
             if before["id"] != info.id:
                 self._delete(before["id"], path.parent)
+
+    def _before(self, path: Path) -> Mapping[str, Any] | None:
+        """Return what the marker at a path says, or what it would have said if a kill left its pin alone."""
+        with suppress(BadInput):  # no marker
+            return read_marker(path)
+        if self._left is None:  # once: a store may have thousands
+            self._left = {pin.reason: {"id": pin.id, "pin": pin.name} for pin in self.store.pins()}
+        return self._left.pop(_reason(path), None)
 
     def _keep_named(self, run: str, step: int) -> None:
         """See to it that the next save at a step leaves what markers name."""
@@ -200,6 +206,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         # only.
         place.unlink()
         self._named.pop(place, None)
+        (self._left or {}).pop(_reason(place), None)
         self._unpin(place, marker)
         self._delete(marker["id"], place.parent)
 
@@ -308,5 +315,5 @@ def _names(path: str, checkpoint: str) -> bool:
 
 def _reason(path: Path) -> str:
     """Return the reason of the pin of what a marker names."""
-    # A reason is text, and a path may have bytes that are none.
+    # A reason is text, and the bytes of a path may not be UTF-8.
     return os.fsencode(os.path.abspath(path)).decode(errors="backslashreplace") + OF_A_FILE

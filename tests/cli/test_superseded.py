@@ -18,6 +18,7 @@ from tests.cli.test_completion import completed
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with Store.init(tmp_path / "s") as store:
+        store.config.undo_by_hand_s = 3600
         store.save({"w": np.arange(1000.0)}, 3)
         store.save({"w": np.arange(1000.0)}, 4, tags=["good"])
         info = store.save({"w": np.arange(2000.0)}, 4, if_exists="replace")

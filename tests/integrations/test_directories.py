@@ -43,7 +43,7 @@ def test_a_step_is_replaced_and_a_pinned_one_stays_superseded(folder: Path, stor
 
     assert [note for note in third.warnings if "stays: main@5 is pinned" in note] != []
     assert store.info(5).id == third.id
-    assert [info.id for info in store.checkpoints(superseded=True)] == [third.id, second.id]
+    assert [info.id for info in store.checkpoints(superseded=True)] == [second.id, third.id]
     assert first.id != second.id
 
 

@@ -85,7 +85,8 @@ def test_two_callbacks_at_one_step_keep_two_checkpoints_without_a_word(
 
 
 def test_two_trainings_from_the_start_keep_their_own_checkpoints(tmp_path: Path, store: Store) -> None:
-    weights, markers = [], []
+    weights: list[torch.Tensor] = []
+    markers: list[Path] = []
     for folder in ("version_0", "version_1"):
         model, _ = fit(store, tmp_path / folder, seed=len(weights) + 1)
         weights.append(model.layer.weight)
@@ -180,8 +181,8 @@ def test_the_pin_that_a_kill_left_goes_with_the_next_marker_at_its_path(
     io = checkpoint_io(store)
     io.save_checkpoint(state(5, "again"), path)
     assert io.load_checkpoint(path)["way"] == "again"
+    assert len(store.checkpoints(superseded=True)) == len(store.pins()) == 1
     io.remove_checkpoint(path)
-    store.gc(now=True)
     assert (store.checkpoints(superseded=True), store.pins()) == ([], [])
 
 

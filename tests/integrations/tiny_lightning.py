@@ -52,7 +52,7 @@ def fit(
     # Two batches an epoch, so that each save is at the end of one: Lightning does not resume a plain loader inside.
     data: Any = torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
     common = {"dirpath": folder / "ckpt", "every_n_train_steps": 2, "save_top_k": -1}
-    made = [ModelCheckpoint(**{**common, **checkpoint, **one}) for one in callbacks or [{}]]
+    made: list[Any] = [ModelCheckpoint(**{**common, **checkpoint, **one}) for one in callbacks or [{}]]
     plugin = io if io is not None or store is None else CkstoreCheckpointIO(store, background=background)
     trainer = Trainer(
         default_root_dir=folder,

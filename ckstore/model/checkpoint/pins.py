@@ -20,7 +20,7 @@ PIN_MAX_BYTES = 2**20
 _FORMAT = "ckstore-pin"
 _SUFFIX = ".json"
 OF_A_FILE = " names it"
-"""The end of the reason of a pin that an integration made: before it is the path of a file that names the checkpoint."""
+"""The end of the reason of a pin that an integration made; before it is the path of a file with the id."""
 
 
 @brief()
