@@ -1415,7 +1415,6 @@ class Store:
         Raises:
             NoSuchRef: It is not there any more, or gc is freeing it.
             DamagedBlob: It lacks a blob, or its manifest is damaged: it has a `problem` in `dropped`.
-            StepExists: Another checkpoint has its place by now: delete that one first.
             BadInput: It has no form of such a ref, or several runs have one.
         """
         from ckstore.ops.free.waiting import undelete
@@ -1509,7 +1508,7 @@ class Store:
         """Protect a checkpoint from retention and `delete`, durably.
 
         Args:
-            ref: Which checkpoint. Whatever is saved to its run and step later is protected as well.
+            ref: Which checkpoint. It is protected by its id, so also when its step is saved again.
             reason: Why; shown wherever it is kept because of the pin.
             expires: ``36h``, ``7d`` and the like, seconds, or a datetime with a time zone; None: never.
 

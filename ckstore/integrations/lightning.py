@@ -18,6 +18,7 @@ from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchR
 from ckstore.fs import files
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import ref_of
+from ckstore.model.checkpoint.pins import OF_A_FILE
 from ckstore.model.document import parse_foreign
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.documents import atomic_file
@@ -43,13 +44,15 @@ class CkstoreCheckpointIO(CheckpointIO):
     store that is whole; ``ckstore:REF`` any other. A path without ``step=`` in its name, such as ``last.ckpt``, has a
     run of its own, ``RUN.last``, so that it is not the same checkpoint as the one of that step.
 
-    When `ModelCheckpoint` removes a checkpoint, it is deleted from the store, unless another marker in that directory,
-    a tag or a pin names it.
+    A marker pins its checkpoint, so it stays when its step is saved again, by another callback or another training.
+    When `ModelCheckpoint` removes a marker, its pin goes, and the checkpoint is deleted from the store, unless a tag, a
+    pin or another marker names it. A copy of a marker protects it only in the same directory.
 
     Args:
         store: The store.
         run: The run in it; None: that of `Store.open`, else ``main``.
-        delete: False: `ModelCheckpoint` removes markers only, and the store's own policy says what is kept.
+        delete: False: `ModelCheckpoint` removes markers only, and the store's own policy says what is kept. Only what
+            another callback replaces at its step is pinned then, until its marker is removed.
         background: Save while training goes on, by a process of its own. A marker is written, and what was to be
             removed meanwhile is, when the save before it is durable: at the next save, or at the end of the run. What
             a save raises is raised there.
@@ -62,15 +65,21 @@ class CkstoreCheckpointIO(CheckpointIO):
         self.background = background
         self._warned: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None]] = deque()
+        self._named: dict[Path, CheckpointInfo] = {}  # by the markers that this object wrote
+        self._left: dict[str, Mapping[str, Any]] | None = None  # what pins say that were there before, by their reasons
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Save a state durably, then write the marker; a checkpoint of that step is replaced. See `background`."""
+        """Save a state durably, then write the marker. See `background`.
+
+        Another checkpoint of that step is replaced, unless a marker, a tag or a pin names it.
+        """
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
         state = self._storable(checkpoint)
         step, run = int(checkpoint["global_step"]), self._run_of(path)
+        self._keep_named(run, step)
         options: SaveOptions = {"metrics": _metrics(state), "if_exists": "replace"}
         if self.background:
             # Only what is done already: waiting here would make the save a blocking one.
@@ -97,17 +106,40 @@ class CkstoreCheckpointIO(CheckpointIO):
         return state
 
     def _mark(self, path: Path, save: Callable[[], CheckpointInfo]) -> None:
-        """Have a state saved, then write its marker."""
+        """Have a state saved, then pin it and write its marker."""
         info = save()
-        # Read before it is overwritten: it names the checkpoint that this save replaces.
-        before = None
+        before = self._before(path)
+        # After the save: a marker must never name a checkpoint that is not durable. After the pin: from here on neither
+        # a save at its step nor the removal of another marker drops it. A kill in between leaves a pin, for `_before`.
+        pin = self.store.pin(info, _reason(path)).name if self.delete else None
+        _write_marker(path, self.store, info, pin)
+        self._named[path] = info
+        if before is not None:
+            self._unpin(path, before, but=pin)
+            if before["id"] != info.id:
+                self._delete(before["id"], path.parent)
+
+    def _before(self, path: Path) -> Mapping[str, Any] | None:
+        """Return what the marker at a path says, or what it would have said if a kill left its pin alone."""
         with suppress(BadInput):  # no marker
-            before = read_marker(path)
-        # After the save: a marker must never name a checkpoint that is not durable.
-        _write_marker(path, self.store, info)
-        # Equal content gives the same checkpoint: the new marker names it, so it must stay.
-        if before is not None and before["id"] != info.id:
-            self._delete(before["id"], path.parent)
+            return read_marker(path)
+        if self._left is None:  # once: a store may have thousands
+            self._left = {pin.reason: {"id": pin.id, "pin": pin.name} for pin in self.store.pins()}
+        return self._left.pop(_reason(path), None)
+
+    def _keep_named(self, run: str, step: int) -> None:
+        """See to it that the next save at a step leaves what markers name."""
+        # A save under way has no pin yet, and this one, behind it, would replace it.
+        if any(pending is not None and (pending.run, pending.step) == (run, step) for _, pending in self._to_do):
+            self._settle(wait=True)
+        if self.delete:
+            return  # they are pinned
+        # A pin keeps the policy of the store away, so only what leaves the policy's sight gets one.
+        for path, info in self._named.items():
+            if (info.run, info.step) == (run, step):
+                with suppress(BadInput, NoSuchRef):  # no marker any more, or dropped by the policy
+                    if read_marker(path)["id"] == info.id:
+                        self.store.pin(info, _reason(path))
 
     def _settle(self, *, wait: bool) -> None:
         """Write the markers of saves that are durable and remove what was to be removed after them, in order."""
@@ -146,15 +178,14 @@ class CkstoreCheckpointIO(CheckpointIO):
         marker = read_marker(path)
         try:
             found = self.store.load(marker["id"], device)
-        # Saved again at its step since: Lightning overwrote a path, and another marker of it is old.
         except NoSuchRef as error:
-            if marker["store"] != str(self.store.path):
-                msg = f"{name} names {marker['run']}@{marker['step']} of {marker['store']}, not of {self.store.path}"
-                raise NoSuchRef(msg, hint="give CkstoreCheckpointIO that store") from error
             ref = f"{marker['run']}@{marker['step']}"
-            info = self.store.info(ref)
-            warnings.warn(f"{name}: {ref} was saved again since; that is loaded", CkstoreWarning, stacklevel=2)
-            found = self.store.load(info, device)
+            if marker["store"] != str(self.store.path):
+                msg = f"{name} names {ref} of {marker['store']}, not of {self.store.path}"
+                raise NoSuchRef(msg, hint="give CkstoreCheckpointIO that store") from error
+            # Never another checkpoint of the step: its weights may be those of another training.
+            msg = f"{name} names {ref} with the id {marker['id']}, which {self.store.path} does not have any more"
+            raise NoSuchRef(msg, hint=f"ckpt_path='{_PREFIX}{ref}' loads what the step names now") from error
         return found
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -174,7 +205,22 @@ class CkstoreCheckpointIO(CheckpointIO):
         # The marker first: a marker without a checkpoint would make a resume fail, the other way round costs space
         # only.
         place.unlink()
+        self._named.pop(place, None)
+        (self._left or {}).pop(_reason(place), None)
+        self._unpin(place, marker)
         self._delete(marker["id"], place.parent)
+
+    def _unpin(self, path: Path, marker: Mapping[str, Any], but: str | None = None) -> None:
+        """Remove the pins of a marker that is gone, and what a kill left at its path; not that of its original."""
+        for pin in self.store.pins():
+            other = pin.reason.removesuffix(OF_A_FILE)
+            # Its folder may have been moved since; of a copy, the marker that it is of is still there.
+            is_moved = (
+                (pin.name, pin.id) == (marker["pin"], marker["id"]) and pin.is_of_a_file and not _names(other, pin.id)
+            )
+            if pin.name != but and (pin.reason == _reason(path) or is_moved):
+                with suppress(NoSuchRef):  # another process did
+                    self.store.unpin(pin)
 
     def _delete(self, checkpoint: str, folder: Path) -> None:
         """Delete what a marker named, unless another marker, a tag, a pin or a reader holds it."""
@@ -206,9 +252,9 @@ def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _write_marker(path: Path, store: Store, info: CheckpointInfo) -> None:
+def _write_marker(path: Path, store: Store, info: CheckpointInfo, pin: str | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    marker = {"ckstore": 1, "store": str(store.path), "run": info.run, "step": info.step, "id": info.id}
+    marker = {"ckstore": 1, "store": str(store.path), "run": info.run, "step": info.step, "id": info.id, "pin": pin}
     with files.opened_directory(path.parent) as folder:
         # By a rename: a marker that is cut short by a power cut would lose the way to a whole checkpoint.
         atomic_file.replace_by(f".{path.name}.tmp", folder, path.name, json.dumps(marker).encode())
@@ -234,6 +280,7 @@ def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         document: Any = parse_foreign(content)
         if document["ckstore"] == 1:
             marker: dict[str, Any] = {name: document[name] for name in ("store", "run", "step", "id")}
+            marker["pin"] = document.get("pin")  # an earlier ckstore wrote none
             return marker
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _no_marker(path, error) from error
@@ -254,3 +301,19 @@ def _named_in(folder: Path) -> list[Any]:
             with suppress(BadInput, FileNotFoundError, IsADirectoryError):  # no marker, or removed meanwhile
                 named.append(_marker_in(folder / name)["id"])
     return named
+
+
+def _names(path: str, checkpoint: str) -> bool:
+    """Whether there is a marker at a path that names a checkpoint."""
+    try:
+        return bool(_marker_in(path)["id"] == checkpoint)
+    except (BadInput, FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # it may
+        return True
+
+
+def _reason(path: Path) -> str:
+    """Return the reason of the pin of what a marker names."""
+    # A reason is text, and the bytes of a path may not be UTF-8.
+    return os.fsencode(os.path.abspath(path)).decode(errors="backslashreplace") + OF_A_FILE

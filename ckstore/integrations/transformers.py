@@ -73,6 +73,7 @@ class CkstoreTrainerMixin:
     resumed_inexactly: tuple[str, ...] = ()
     _keep_count: int | None = None
     _pending: PendingSave | None = None
+    _saved: dict[int, str] | None = None
 
     # Attributes of the Trainer that this class uses.
     args: Any
@@ -152,7 +153,7 @@ class CkstoreTrainerMixin:
             shutil.rmtree(directory)
             return info
 
-        self.ckstore_last = from_rank_zero(act) or self.ckstore_last
+        self._remember(from_rank_zero(act))
 
     def _settle(self) -> None:
         """Wait for the save in the background."""
@@ -164,14 +165,21 @@ class CkstoreTrainerMixin:
             pending, self._pending = self._pending, None
             return None if pending is None else pending.result()
 
-        self.ckstore_last = from_rank_zero(act) or self.ckstore_last
+        self._remember(from_rank_zero(act))
+
+    def _remember(self, saved: CheckpointInfo | None) -> None:
+        if saved is not None:
+            self.ckstore_last = saved
+            self._saved = {**(self._saved or {}), saved.step: saved.id}
 
     def _load_best_model(self) -> None:
         self._settle()
         best = self.state.best_model_checkpoint
         match = _DIRECTORY.search(best or "")
         if match:
-            store, ref = self._store(), ref_of(self._store(), self.ckstore_run, int(match[1]))
+            store, step = self._store(), int(match[1])
+            # By its id where this object saved it: another training may have saved the step again since.
+            ref = (self._saved or {}).get(step) or ref_of(store, self.ckstore_run, step)
 
             def act() -> None:  # rank 0 looks, too: the others would see the directory that it makes
                 if not os.path.isdir(best):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -295,21 +296,27 @@ def test_undo_says_what_the_rules_would_drop_again(run: Run, path: Path) -> None
     )
 
 
-def test_all_comes_back_also_where_the_step_was_saved_again(run: Run, path: Path) -> None:
+def test_all_comes_back_and_what_was_saved_again_is_superseded(run: Run, path: Path) -> None:
     run("config", "undo", "--on", "--store", path)
     with Store.open(path) as store:
         for name in ("a", "b"):
             store.save({"w": list(range(99))}, step=1, run=name)
             store.delete(f"{name}@1")
-        store.save({"w": 2}, step=1, run="b")
+        store.save({"w": 3}, step=1, run="b")
+        store.delete("b@1")
+        newest = store.save({"w": 2}, step=1, run="b")
 
     done = run("undo", "--all", "--store", path)
 
-    assert done.exit_code == 0
-    assert sorted(done.stdout.splitlines()) == ["brought back a@1", "brought back b@1"]
-    assert "b@1 has a newer checkpoint" in done.stderr
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[2] == "brought back a@1"
+    assert all(re.fullmatch(r"brought back b@1 \(\w{10}, superseded\)", line) for line in lines[:2])
+    assert done.stderr.count("b@1 has a newer checkpoint") == 2
+    with Store.open(path) as store:
+        assert store.info("b@1").id == newest.id
+        assert [info.superseded for info in store.checkpoints("b", superseded=True)] == [True, True, False]
     assert run("undo", "--all", "--run", "a", "--store", path).exit_code == 2
-    run("gc", "--now", "--store", path)
     assert "nothing can be brought back" in run("undo", "--all", "--store", path).stderr
 
 

@@ -70,6 +70,7 @@ def test_a_tag_is_given_listed_moved_and_taken_away(run: Run, path: Path) -> Non
         "run": "main",
         "step": 200,
         "id": Store.open(path).info(200).id,
+        "superseded": False,
     }
     assert run("tag", "-d", "best", "--store", path).stdout == "removed the tag best\n"
     again = run("tag", "-d", "best", "--store", path)

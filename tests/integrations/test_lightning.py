@@ -162,17 +162,22 @@ def test_a_file_that_lightning_itself_wrote_is_loaded_as_a_state_and_into_the_mo
     assert_same(found["optimizer_states"][0]["state"], optimizer.state_dict()["state"])
 
 
-def test_a_rollback_replaces_and_a_tagged_checkpoint_is_not_deleted(tmp_path: Path, store: Store) -> None:
+def test_a_rollback_leaves_what_a_marker_names_and_a_tagged_checkpoint_is_not_deleted(
+    tmp_path: Path, store: Store
+) -> None:
     from ckstore.integrations.lightning import CkstoreCheckpointIO
 
     fit(store, tmp_path)
     first = store.info("main@6").id
     old = next((tmp_path / "ckpt").glob("*step=6.ckpt"))
+    before = store.load(6)
     fit(store, tmp_path / "b", "ckstore:4")
     assert store.info("main@6").id != first
     io = CkstoreCheckpointIO(store)
-    with pytest.warns(CkstoreWarning, match="was saved again since"):
-        assert io.load_checkpoint(old)["global_step"] == 6
+    assert_same(io.load_checkpoint(old), before)
+    io.remove_checkpoint(old)
+    with pytest.raises(NoSuchRef):
+        store.info(first)
     new = next((tmp_path / "b" / "ckpt").glob("*step=6.ckpt"))
     store.tag("good", 6)
     io.remove_checkpoint(new)

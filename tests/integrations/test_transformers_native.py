@@ -138,6 +138,28 @@ def test_a_rollback_saves_its_steps_again_and_a_tagged_one_stays(
     store.close()
 
 
+def test_the_best_model_is_that_of_this_training_whatever_another_saved_at_its_step(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": True}
+    trainer = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "out", store, **options)
+    load, seen = trainer._load_best_model, []
+
+    def another_saves_first() -> None:
+        best = store.info(int(trainer.state.best_model_checkpoint.rpartition("-")[2]))
+        store.tag("mine", best)
+        store.save({"another": 1}, best.step, best.run, if_exists="replace")
+        seen.append(store.load("mine"))
+        load()
+
+    trainer._load_best_model = another_saves_first
+    trainer.train()
+
+    (mine,) = seen
+    assert all(torch.equal(tensor, mine["model"][name]) for name, tensor in trainer.model.state_dict().items())
+    store.close()
+
+
 def test_an_adapter_of_peft_is_saved_alone_and_goes_on(tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 

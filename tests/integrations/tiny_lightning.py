@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ def fit(
     *,
     background: bool = False,
     more: Any = None,
+    seed: int = 1,
+    io: Any = None,
+    callbacks: Sequence[dict[str, Any]] = (),
     **checkpoint: Any,
 ) -> tuple[Any, Any]:
+    """Train; return the model and the callback, or the list of those that `callbacks` give the options of."""
     import torch
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -42,11 +47,13 @@ def fit(
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters(), lr=0.01)
 
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     model = Model(more=more)
     # Two batches an epoch, so that each save is at the end of one: Lightning does not resume a plain loader inside.
     data: Any = torch.randn(8, 8, generator=torch.Generator().manual_seed(2))
-    callback = ModelCheckpoint(folder / "ckpt", every_n_train_steps=2, **{"save_top_k": -1, **checkpoint})
+    common = {"dirpath": folder / "ckpt", "every_n_train_steps": 2, "save_top_k": -1}
+    made: list[Any] = [ModelCheckpoint(**{**common, **checkpoint, **one}) for one in callbacks or [{}]]
+    plugin = io if io is not None or store is None else CkstoreCheckpointIO(store, background=background)
     trainer = Trainer(
         default_root_dir=folder,
         max_steps=STEPS,
@@ -54,11 +61,11 @@ def fit(
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        plugins=[] if store is None else [CkstoreCheckpointIO(store, background=background)],
-        callbacks=[callback],
+        plugins=[] if plugin is None else [plugin],
+        callbacks=made,
     )
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=ckpt_path)
-    return model, callback
+    return model, made if callbacks else made[0]
 
 
 def main(store: str, folder: str, ckpt_path: str, kill_at: str) -> None:

@@ -19,6 +19,8 @@ PIN_VERSION = 1
 PIN_MAX_BYTES = 2**20
 _FORMAT = "ckstore-pin"
 _SUFFIX = ".json"
+OF_A_FILE = " names it"
+"""The end of the reason of a pin that an integration made; before it is the path of a file with the id."""
 
 
 @brief()
@@ -28,12 +30,12 @@ class Pin:
 
     Attributes:
         name: Name of the pin; `Store.unpin` takes it.
-        run, step: Whatever is at this place is protected.
-        id: Id of the checkpoint that was pinned.
+        run, step: Of the checkpoint that was pinned.
+        id: Its id; that checkpoint is protected, also when it is superseded.
         reason: Why, in the words of who pinned it.
         created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
         expires: The same, or None: never.
-        dangling: Whether the checkpoint that was pinned is not at that place any more; set when pins are listed.
+        dangling: Whether the checkpoint that was pinned is not in the store any more; set when pins are listed.
     """
 
     name: str
@@ -44,6 +46,11 @@ class Pin:
     created: str
     expires: str | None = None
     dangling: bool = False
+
+    @property
+    def is_of_a_file(self) -> bool:
+        """Whether an integration made it, for a file that names the checkpoint."""
+        return self.reason.endswith(OF_A_FILE)
 
     def expired(self, now: datetime) -> bool:
         """Whether it protects nothing any more at the time `now`, which has a time zone."""

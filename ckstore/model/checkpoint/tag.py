@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckstore.model.brief import brief
+from ckstore.model.manifest.info import shown_name
 from ckstore.model.names import CheckpointKey, is_run, key_of
 from ckstore.model.words import printable
 
@@ -44,17 +45,24 @@ class Tag:
         name: Its name; a ref.
         run, step: Of the checkpoint that it names.
         id: Id of that checkpoint; None if it is gone or incomplete: the tag dangles.
+        superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` names.
     """
 
     name: str
     run: str
     step: int
     id: str | None
+    superseded: bool = False
 
     @property
     def dangling(self) -> bool:
         """Whether there is no complete checkpoint where it points to."""
         return self.id is None
 
+    @property
+    def shown(self) -> str:
+        """``RUN@STEP`` of the checkpoint; of a superseded one with the first digits of its id."""
+        return shown_name(f"{self.run}@{self.step}", self.id or "", superseded=self.superseded)
+
     def __str__(self) -> str:
-        return printable(f"{self.name} is {self.run}@{self.step}{', which is gone' if self.dangling else ''}")
+        return printable(f"{self.name} is {self.shown}{', which is gone' if self.dangling else ''}")

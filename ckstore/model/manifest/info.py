@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
 
 
+def shown_name(name: str, id: str, *, superseded: bool) -> str:
+    """Return how people see a checkpoint; ``RUN@STEP`` of a superseded one names another."""
+    return f"{name} ({short_id(id)}, superseded)" if superseded else name
+
+
 @brief()
 @dataclass(frozen=True, slots=True)
 class SaveCounters:
@@ -144,6 +149,16 @@ class CheckpointInfo:
         return f"{self.run}@{self.step}"
 
     @property
+    def ref(self) -> str:
+        """A ref that names it: ``RUN@STEP``; of a superseded one the first digits of its id."""
+        return short_id(self.id) if self.superseded else self.name
+
+    @property
+    def shown(self) -> str:
+        """As `name`; of a superseded one with the first digits of its id."""
+        return shown_name(self.name, self.id, superseded=self.superseded)
+
+    @property
     def key(self) -> CheckpointKey:
         """Where it is published: run, step and directory."""
         return CheckpointKey(self.run, self.step, self.directory or directory_of(self.step, self.id))
@@ -159,7 +174,7 @@ class CheckpointInfo:
         sizes = new_text(self.logical_bytes, new_bytes)
         at = f" at {' and '.join(self.remotes)}" if self.remotes else ""
         words = f"{', damaged' if self.damaged else ''}{f', elsewhere{at}' if self.elsewhere else ''}"
-        words += ", compacted" if self.compacted else ""
+        words += f"{', compacted' if self.compacted else ''}{', superseded' if self.superseded else ''}"
         metrics = f", {metrics_text(self.metrics)}" if self.metrics else ""
         tags = f" ({', '.join(self.tags)})" if self.tags else ""
         return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}{metrics}{tags}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckstore.model.brief import brief
-from ckstore.model.digest import short_id
+from ckstore.model.manifest.info import shown_name
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, in_lines, named, printable, some_of
@@ -15,11 +15,6 @@ from ckstore.model.words import counted, in_lines, named, printable, some_of
 _ALIGNMENT = 64
 DEAD_PART = "(no tensor: nothing uses this part any more)"
 """Said in the place of names that use a blob."""
-
-
-def _shown(name: str, id: str, *, superseded: bool) -> str:
-    """Return how people see a checkpoint; ``RUN@STEP`` of a superseded one names another."""
-    return f"{name} ({short_id(id)}, superseded)" if superseded else name
 
 
 @brief()
@@ -57,7 +52,7 @@ class CheckpointUsage:
     @property
     def shown(self) -> str:
         """As `name`; of a superseded one with the first digits of its id."""
-        return _shown(self.name, self.id, superseded=self.superseded)
+        return shown_name(self.name, self.id, superseded=self.superseded)
 
     def __str__(self) -> str:
         logical, alone, shared = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
@@ -214,7 +209,7 @@ class Use:
     @property
     def shown(self) -> str:
         """As `name`; of a superseded one with the first digits of its id."""
-        return _shown(self.name, self.id, superseded=self.superseded)
+        return shown_name(self.name, self.id, superseded=self.superseded)
 
     def __str__(self) -> str:
         at = f" (elsewhere, at {' and '.join(self.remotes)})" if self.remotes else ""

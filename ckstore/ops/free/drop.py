@@ -92,7 +92,7 @@ def check_droppable(context: Context, info: CheckpointInfo) -> None:
     """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone."""
     with ExitStack() as held:
         held.enter_context(_taken(info, context.layout.checkpoint(info.key)))
-        check_unprotected(context, info.key, info.id)
+        check_unprotected(context, info.key, info)
         _others_taken(context.layout, info, held)
 
 
@@ -122,7 +122,7 @@ def drop(
         run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
         if not is_former_form:
-            check_unprotected(context, info.key, info.id)
+            check_unprotected(context, info.key, info)
         # What was found by its ref may have been dropped, and another directory moved there by hand.
         if id_at(path) != info.id:
             raise gone(info)
@@ -179,7 +179,7 @@ def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
         return lock
     if not peek.is_directory(path):
         raise gone(info)
-    msg = f"{info.name} is open for reading"
+    msg = f"{info.shown} is open for reading"
     raise InUse(msg, hint="close it in the process that has it open, then delete again")
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ckstore.errors import BadInput
+from ckstore.model.digest import short_id
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.reports.comparison import diff_manifests, spellings_of
 from ckstore.model.reports.diff import Diff, LeafChange
@@ -30,7 +31,8 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
             for directory, path in zip((first, second), paths, strict=True)
         )
         found = diff_manifests(one.manifest, other.manifest)
-        found = replace(found, before=_named(found.before, paths[0]), after=_named(found.after, paths[1]))
+        names = _told_apart((found.before, found.after), [short_id(each.manifest_id) for each in (first, second)])
+        found = replace(found, before=_named(names[0], paths[0]), after=_named(names[1], paths[1]))
         # Digests say what differs; only how much needs the bytes.
         if not values:
             return found
@@ -39,6 +41,13 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
         new = {spelling[leaf.name]: leaf for leaf in other.manifest.leaves}
         changed = [_measured(change, one, old[change.name], other, new[change.name]) for change in found.changed]
         return replace(found, changed=tuple(changed))
+
+
+def _told_apart(names: Sequence[str], ids: Sequence[str]) -> Sequence[str]:
+    """Return the names of two checkpoints, with the digits of their ids if both are of one step."""
+    if names[0] != names[1] or ids[0] == ids[1]:
+        return names
+    return [f"{name} ({id})" for name, id in zip(names, ids, strict=True)]
 
 
 def _paths(file: Files, directories: Sequence[CheckpointDirectory]) -> tuple[str | None, ...]:

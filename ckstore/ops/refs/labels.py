@@ -101,7 +101,11 @@ def tags(context: Context) -> list[Tag]:
         if name not in found:
             warn(f"{problem}, so that nothing is dropped; {way_out(name)}")
     ids = {key: of_steps[key.run_step] for key in found.values() if key.run_step in of_steps and key.is_draft} | ids
-    return [Tag(name, key.run, key.step, ids.get(key)) for name, key in sorted(found.items())]
+    superseded = {info.id for info in listed if info.superseded}
+    return [
+        Tag(name, key.run, key.step, id := ids.get(key), superseded=id in superseded)
+        for name, key in sorted(found.items())
+    ]
 
 
 def _no_tag(context: Context, name: str) -> NoSuchRef:

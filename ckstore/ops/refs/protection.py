@@ -20,23 +20,24 @@ from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, tags_by_checkpoint
 
 
-def check_unprotected(context: Context, key: CheckpointKey, id: str | None = None) -> None:
+def check_unprotected(context: Context, key: CheckpointKey, info: CheckpointInfo | None = None) -> None:
     """Raise if a tag or an unexpired pin names a checkpoint. The caller has its directory locked against all others.
 
-    Without an `id`, since its manifest cannot be read, any pin of its step whose id begins as its directory says.
+    Without an `info`, since its manifest cannot be read, any pin of its step whose id begins as its directory says.
     """
     # First: while one entry of refs/ cannot be read, any checkpoint may be the one that it protects.
     check_tags(context.layout)
+    shown, ref = (key.name, key.name) if info is None else (info.shown, info.ref)
     if tags := tags_by_checkpoint(context.layout).get(key.any_generation):
         hint = "remove the tag first"
-        message = f"{key.name} has the tag {', '.join(tags)}"
+        message = f"{shown} has the tag {', '.join(tags)}"
         raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore tag -d {tags[0]}")
     now = datetime.now(UTC)
     pins = [pin for pin in read_pins(context.layout) if not pin.expired(now)]
-    if pins := [pin for pin in pins if (key.fits(pin.run, pin.step, pin.id) if id is None else pin.id == id)]:
-        message = f"{key.name} is pinned: {'; '.join(map(str, pins))}"
+    if pins := [pin for pin in pins if (key.fits(pin.run, pin.step, pin.id) if info is None else pin.id == info.id)]:
+        message = f"{shown} is pinned: {'; '.join(map(str, pins))}"
         hint = "unpin it first"
-        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore pin -d {key.name}")
+        raise Protected(message, hint=hint, command_hint=f"{hint}: ckstore pin -d {ref}")
 
 
 def pins_by_id(context: Context, now: datetime) -> dict[str, tuple[Pin, ...]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from ckstore.model.brief import HtmlReport
+from ckstore.model.digest import short_id
 from ckstore.model.reports.event import Event
 from ckstore.model.reports.held import Holder
 from ckstore.model.saver.status import SaverStatus
@@ -102,6 +103,7 @@ def _overview(page: Page) -> str:
     used = page.usage
     facts = [
         ("Checkpoints", str(len(page.infos))),
+        *([("Superseded checkpoints", str(len(page.superseded)))] if page.superseded else []),
         ("Runs", str(len(used.runs))),
         ("On the disk", size_text(used.disk_bytes)),
         ("Without sharing", size_text(used.logical_bytes)),
@@ -148,14 +150,14 @@ def _charts(page: Page) -> str:
 def _rules(page: Page) -> str:
     if page.plan is None:
         return _section("Rules", "<p>The store has no rule: every checkpoint stays until it is deleted.</p>")
-    alone = {one.name: one.alone_bytes for one in page.usage.checkpoints}
+    alone = {one.id: one.alone_bytes for one in page.usage.checkpoints}
     kept: dict[str, int] = {}
     for entry in page.plan.kept:
         for reason in entry.reasons:
             of_all = reason.partition(" of the run ")[0]  # one row for what every run has
             kept[of_all] = kept.get(of_all, 0) + 1
     dropped = [
-        (entry.info.name, size_text(alone[entry.info.name]), "; ".join(entry.reasons)) for entry in page.plan.dropped
+        (entry.info.name, size_text(alone[entry.info.id]), "; ".join(entry.reasons)) for entry in page.plan.dropped
     ]
     ordered = sorted(kept.items(), key=lambda one: -one[1])
     parts = [_table("What each rule keeps", ("Because", "Checkpoints"), ordered, " >")]
@@ -269,4 +271,23 @@ def _checkpoints(page: Page) -> str:
         return ""
     head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Begun from")
     table = _table(f"The newest {len(rows)} of {len(page.infos)}", head, rows, "  >>")
-    return _section("Checkpoints", f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>")
+    details = f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>"
+    return _section("Checkpoints", details, _superseded(page))
+
+
+def _superseded(page: Page) -> str:
+    """Return the table of the checkpoints whose step has a newer one; empty if there are none."""
+    if not page.superseded:
+        return ""
+    alone = {one.id: one.alone_bytes for one in page.usage.checkpoints}
+    rows = [
+        (
+            info.name,
+            short_id(info.id),
+            *map(size_text, (info.logical_bytes, alone.get(info.id, 0))),
+            ", ".join(info.tags),
+        )
+        for info in page.superseded[-_ROWS_SHOWN:][::-1]
+    ]
+    caption = "Superseded: the step names a newer checkpoint, and these are named by their ids and tags"
+    return _table(caption, ("Checkpoint", "Id", "Size", "Alone", "Tags"), rows, "  >>")

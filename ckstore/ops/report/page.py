@@ -61,6 +61,7 @@ class Page:
     made: str
     version: str
     infos: Sequence[CheckpointInfo]
+    superseded: Sequence[CheckpointInfo]
     usage: Usage
     plan: RetentionPlan | None
     maps: Sequence[ChangeMap]
@@ -75,7 +76,7 @@ class Page:
 
     def data(self) -> dict[str, Any]:
         """Return what the charts draw."""
-        alone = {one.name: one.alone_bytes for one in self.usage.checkpoints}
+        alone = {one.id: one.alone_bytes for one in self.usage.checkpoints}
         by_id = {info.id: index for index, info in enumerate(self.infos)}
         return {
             "runs": [one.run for one in self.usage.runs],
@@ -91,7 +92,7 @@ class Page:
                     "logical": info.logical_bytes,
                     "new": info.new_bytes,
                     "reused": info.reused_bytes,
-                    "alone": alone.get(info.name, 0),
+                    "alone": alone.get(info.id, 0),
                     "tags": list(info.tags),
                     "damaged": info.damaged,
                     "parent": by_id.get(info.parent or ""),
@@ -105,7 +106,8 @@ class Page:
 
 def page(context: Context, savers: Sequence[SaverStatus] = ()) -> Page:
     """Look at a store for a report; `savers` are those that save to it in the background."""
-    listed = infos(context)
+    every = infos(context, superseded=True)
+    listed = [info for info in every if not info.superseded]
     used = usage(context)
     problems: list[str] = []
     journal = _journal(context, problems)
@@ -115,6 +117,7 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> Page:
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         infos=listed,
+        superseded=[info for info in every if info.superseded],
         usage=used,
         plan=_plan(context, problems),
         maps=_maps(context, listed, [one.run for one in used.runs][:_MAP_RUNS], problems),

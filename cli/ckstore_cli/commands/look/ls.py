@@ -53,7 +53,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         rows = [*map(_of_file, checkpoint.files()), *map(_of_leaf, checkpoint.leaves())]
     shown = rows if glob is None else _fitting(rows, glob) or _fitting(rows, plain(glob)) or _below(rows, glob)
     if glob is not None and not shown:
-        raise NoSuchRef(f"no name in {info.name} matches {glob!r}", hint=f"see them all: ckstore ls {info.name}")
+        raise NoSuchRef(f"no name in {info.shown} matches {glob!r}", hint=f"see them all: ckstore ls {info.ref}")
     if out.as_json:
         out.documents(shown)
         return
@@ -70,7 +70,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     if shown:
         out.table(columns_with_names(table, "<<><", out.width))
     if not rows:
-        out.note(f"{info.name} holds no tensors, arrays, bytes or strings kept as bytes")
+        out.note(f"{info.shown} holds no tensors, arrays, bytes or strings kept as bytes")
 
 
 def _fitting(rows: list[Listed], glob: str) -> list[Listed]:

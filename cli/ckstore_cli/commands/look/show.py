@@ -75,9 +75,10 @@ def _parent(store: Store, info: CheckpointInfo) -> str:
     if info.parent is None:
         return "none"
     try:
-        return f"{info.parent} ({store.info(info.parent).name})"
+        found = store.info(info.parent)
     except (NoSuchRef, AmbiguousRef):
         return f"{info.parent} (no longer in the store)"
+    return f"{info.parent} ({found.name}{', superseded' if found.superseded else ''})"
 
 
 def _lines(
@@ -121,7 +122,7 @@ def _state(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
     if info.superseded:
         yield "superseded", f"YES: {info.name} names a newer checkpoint; this one is named by its id and its tags"
     if info.damaged:
-        yield "damaged", f"YES: ckstore verify {info.name} says what, and --repair heals what has a right copy"
+        yield "damaged", f"YES: ckstore verify {info.ref} says what, and --repair heals what has a right copy"
     if info.elsewhere:
         at = f"at {' and '.join(info.remotes)}" if info.remotes else "at a remote"
         yield "elsewhere", printable(f"{at}: reads fetch its bytes, ckstore pull brings them back")

@@ -38,4 +38,4 @@ def annotate(frame: Frame, ref: str, metrics: dict[str, float], note: str | None
         info = store.annotate(ref, metrics, note)
     out.document({**to_json(info), "notes": info.notes})
     added = [f"{printable(name)} = {value!r}" for name, value in metrics.items()] + ["a note"] * (note is not None)
-    out.line(f"added to {printable(info.name)}: {', '.join(added)}")
+    out.line(f"added to {printable(info.shown)}: {', '.join(added)}")

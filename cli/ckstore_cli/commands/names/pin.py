@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import click
 
 from ckstore.model.checkpoint.pins import Pin
+from ckstore.model.digest import short_id
 from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._format import columns
@@ -61,10 +62,11 @@ def pin(frame: Frame, ref: str | None, delete: bool, reason: str | None, expires
     if expires is not None:
         duration_s(expires, "--expires")
     with frame.writing() as store:
-        made = store.pin(ref, reason, expires)
+        info = store.info(ref)
+        made = store.pin(info, reason, expires)
     now = datetime.now(UTC)
     out.document(made, expired=made.expired(now))
-    out.line(f"pinned {made.run}@{made.step} as {made.name}, {_until(made, now)}")
+    out.line(f"pinned {info.shown} as {made.name}, {_until(made, now)}")
 
 
 def _list(frame: Frame, out: Output) -> None:
@@ -76,12 +78,13 @@ def _list(frame: Frame, out: Output) -> None:
     if not found:
         out.note("no pins")
         return
-    rows = [(one.name, _place(one), _until(one, now), printable(one.reason)) for one in found]
-    out.table([line.rstrip() for line in columns([("PIN", "CHECKPOINT", "PROTECTED", "REASON"), *rows], "<<<<")])
+    head = ("PIN", "CHECKPOINT", "ID", "PROTECTED", "REASON")
+    rows = [(one.name, _place(one), short_id(one.id), _until(one, now), printable(one.reason)) for one in found]
+    out.table([line.rstrip() for line in columns([head, *rows], "<<<<<")])
 
 
 def _place(one: Pin) -> str:
-    return f"{one.run}@{one.step}{' (replaced or gone)' if one.dangling else ''}"
+    return f"{one.run}@{one.step}{' (gone)' if one.dangling else ''}"
 
 
 def _until(one: Pin, now: datetime) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ckstore.errors import NoSuchRef
+from ckstore.model.checkpoint.tag import Tag
 from ckstore.model.digest import short_id
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
@@ -55,10 +56,10 @@ def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None:
     with frame.writing() as store:
         before = {found.name: found for found in store.tags()}.get(name)
         info = store.tag(name, ref)
-    moved = before is not None and (before.run, before.step) != (info.run, info.step)
-    was = f" (was {before.run}@{before.step})" if before is not None and moved else ""
-    out.document({"name": name, "run": info.run, "step": info.step, "id": info.id})
-    out.line(f"{name} is {info.name}{was}")
+    was = "" if before is None or before.id == info.id else f" (was {before.shown})"
+    place = {"run": info.run, "step": info.step, "id": info.id, "superseded": info.superseded}
+    out.document({"name": name, **place})
+    out.line(f"{name} is {info.shown}{was}")
 
 
 def _show(frame: Frame, out: Output, name: str) -> None:
@@ -78,11 +79,12 @@ def _list(frame: Frame, out: Output) -> None:
     with frame.reading() as store:
         found = store.tags()
     out.documents(found)
-    rows = [
-        (one.name, f"{one.run}@{one.step}", "the checkpoint is gone" if one.id is None else short_id(one.id))
-        for one in found
-    ]
+    rows = [(one.name, _place(one), "the checkpoint is gone" if one.id is None else short_id(one.id)) for one in found]
     if not found:
         out.note("no tags yet")
         return
     out.table(columns([("TAG", "CHECKPOINT", "ID"), *rows], "<<<"))
+
+
+def _place(one: Tag) -> str:
+    return f"{one.run}@{one.step}{' (superseded)' if one.superseded else ''}"

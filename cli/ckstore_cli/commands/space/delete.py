@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import AmbiguousRef, BadInput, InUse, NoSuchRef
+from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, InUse, NoSuchRef
+from ckstore.model.digest import short_id
 from ckstore_cli._frame import Frame, framed
+from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref, complete_run, no_such_run
 
 if TYPE_CHECKING:
@@ -31,7 +34,9 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
     with --now the bytes that only they used are freed.
 
     A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
-    up to B. A and B themselves are included. Where several runs could be meant,
+    up to B. A and B themselves are included. A range and --run also delete
+    superseded checkpoints. After RUN@STEP alone is deleted, the step names its
+    newest superseded checkpoint, if it has one. Where several runs could be meant,
     write RUN@A..B. Nothing is deleted unless each REF names something. One that
     is open, has a tag, or is pinned stays, and the others go. If a process still
     has one of the blobs open, a ckstore gc after it is closed frees it.
@@ -57,9 +62,10 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
     refused: list[tuple[CheckpointInfo, InUse]] = []
     with frame.reading() if dry_run else frame.writing() as store:
         # All names first: with a typo in the last one nothing is deleted.
-        chosen = {info.key: info for ref in refs for info in _named(store, ref)}
+        named = [_named(store, ref) for ref in refs]
+        chosen = {info.key: info for found in named for info in found}
         if run is not None:
-            chosen = {info.key: info for info in store.checkpoints(run)}
+            chosen = {info.key: info for info in store.checkpoints(run, superseded=True)}
             if not chosen:
                 raise no_such_run(store.path, run)
         for info in chosen.values():
@@ -70,17 +76,28 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
                 refused.append((info, error))
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
-            out.line(f"{'would delete' if dry_run else 'deleted'} {info.name}")
-        if not (dry_run or now) and (waiting := [one for one in store.dropped() if not one.problem]):
+            out.line(f"{'would delete' if dry_run else 'deleted'} {info.shown}")
+        for info in [] if dry_run else [found[0] for found in named if len(found) == 1]:
+            _tell_older(store, info, out)
+        has_deleted = len(refused) < len(chosen)
+        if has_deleted and not (dry_run or now) and (waiting := [one for one in store.dropped() if not one.problem]):
             until = waiting[0].until[:16].replace("T", " ")
             out.note(f"until {until} UTC ckstore undo brings back what was deleted; ckstore gc --now frees it at once")
     if len(refused) == 1:
         raise refused[0][1]
     if refused:
-        listed = "; ".join(f"{info.name}: {error.message}" for info, error in refused)
+        listed = "; ".join(f"{info.shown}: {error.message}" for info, error in refused)
         were = "would not be" if dry_run else "were not"
         msg = f"{len(refused)} of {len(chosen)} checkpoints {were} deleted: {listed}"
         raise InUse(msg, hint=refused[0][1].hint)
+
+
+def _tell_older(store: Store, deleted: CheckpointInfo, out: Output) -> None:
+    """Say that another checkpoint has the name of the deleted one, if its step has one."""
+    with suppress(CkstoreError):  # usually there is none
+        found = store.info(deleted.name)
+        if found.id != deleted.id and not deleted.superseded:
+            out.note(f"{found.name} is now {short_id(found.id)}, which was superseded")
 
 
 def _named(store: Store, ref: str) -> list[CheckpointInfo]:
@@ -97,7 +114,7 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
         raise BadInput(msg, hint="write A..B, A.. or ..B")
     if first is not None and last is not None and first > last:
         raise BadInput(f"{ref}: its first step is after its last", hint="write the smaller step first")
-    infos = store.checkpoints()
+    infos = store.checkpoints(superseded=True)
     run = _run_of(ref, infos, found["run"])
     within = [
         info

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef, StepExists
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.digest import short_id
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable, some_of
@@ -45,7 +45,6 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
     \b
     Exit status:
       0  done
-      1  another checkpoint has its place by now
       2  wrong usage
       3  a blob of it is missing; it can only be freed
       4  there is no such store, or nothing of that name can be brought back
@@ -55,15 +54,15 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
     out = frame.output()
     if refs or last or every or run is not None:
         with frame.writing() as store:
-            taken, back = None, []
+            broken, back = None, []
             for ref in _waiting(store, run) if every or run is not None else refs or ("latest",):
                 try:
                     info = store.undelete(ref)
-                except (StepExists, DamagedBlob) as error:  # the others need not wait for this one
-                    taken = taken or error
+                except DamagedBlob as error:  # the others need not wait for this one
+                    broken = broken or error
                     continue
                 out.document({"run": info.run, "step": info.step, "id": info.id})
-                out.line(f"brought back {info.name}")
+                out.line(f"brought back {info.shown}")
                 back.append(info.name)
             if doomed := _doomed(store, back):
                 them = "it" if len(doomed) == 1 else "them"
@@ -71,8 +70,8 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
                     f"the rules of ckstore config drop {some_of(doomed)} after the next save; ckstore pin keeps {them}"
                 )
                 out.warning(printable(said))
-            if taken is not None:
-                raise taken
+            if broken is not None:
+                raise broken
         return
     with frame.reading() as store:
         found = store.dropped()
@@ -101,8 +100,8 @@ def _doomed(store: Store, back: list[str]) -> list[str]:
 
 
 def _waiting(store: Store, run: str | None) -> list[str]:
-    """Return what can be brought back, of a run or of all; of several that had one place the one dropped last."""
-    found = list(dict.fromkeys(one.ref for one in store.dropped() if run in (None, one.run)))
+    """Return what can be brought back, of a run or of all, each by its id; without one, by its step."""
+    found = list(dict.fromkeys(one.id or one.ref for one in store.dropped() if run in (None, one.run)))
     if not found:
         of_run = "" if run is None else f" of the run {run}"
         raise NoSuchRef(f"nothing{of_run} can be brought back", hint="ckstore undo lists what can be")

@@ -26,7 +26,7 @@ def migrate(frame: Frame) -> int:
     Exit status:
       0  done, or nothing to do
       2  wrong usage
-      3  done, but a directory keeps its name, since its manifest cannot be read
+      3  done, but a directory or a tag keeps its name; the warnings say why
       4  there is no such store
     """
     out = frame.output()

@@ -1,0 +1,220 @@
+"""Markers of Lightning: each loads what it was written for, and what one of them names stays, in any folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckstore import NoSuchRef, RetentionPolicy, Store
+from tests.integrations.marks import TRAINS
+from tests.integrations.tiny_lightning import fit
+from tests.support.requirements import require
+
+pytestmark = TRAINS
+ROUNDS = 20
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    require(importlib.util.find_spec("lightning") is not None, "needs lightning")
+    torch.set_num_threads(1)
+    return Store.init(tmp_path / "store")
+
+
+def checkpoint_io(store: Store, **options: Any) -> Any:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    return CkstoreCheckpointIO(store, **options)
+
+
+def state(step: int, way: str) -> dict[str, Any]:
+    return {"global_step": step, "way": way}
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("delete", [True, False])
+@pytest.mark.parametrize("best_first", [True, False])
+def test_the_best_and_the_newest_of_two_callbacks_are_both_there_at_the_end(
+    tmp_path: Path, store: Store, best_first: bool, delete: bool, background: bool
+) -> None:
+    best = {"dirpath": tmp_path / "best", "monitor": "step", "mode": "min", "save_top_k": 1}
+    newest = {"dirpath": tmp_path / "newest", "save_top_k": 1}
+    io = checkpoint_io(store, delete=delete, background=background)
+
+    callbacks = fit(store, tmp_path, io=io, callbacks=[best, newest] if best_first else [newest, best])[1]
+
+    markers = [Path(callback.best_model_path) for callback in callbacks]
+    assert sorted(marker.parent.name for marker in markers) == ["best", "newest"]
+    for marker in markers:
+        loaded = checkpoint_io(store).load_checkpoint(marker)
+        assert loaded["global_step"] == (2 if marker.parent.name == "best" else 8)
+    for marker in markers:
+        io.remove_checkpoint(marker)
+    store.gc(now=True)
+    assert store.pins() == []
+    assert [info.step for info in store.checkpoints(superseded=True)] == ([] if delete else [2, 4, 6, 8])
+
+
+def test_two_callbacks_at_one_step_keep_two_checkpoints_without_a_word(
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    io = checkpoint_io(store)
+    one, two = tmp_path / "a" / "best-step=5.ckpt", tmp_path / "b" / "newest-step=5.ckpt"
+
+    with caplog.at_level(logging.WARNING, logger="ckstore"):
+        io.save_checkpoint(state(5, "best"), one)
+        io.save_checkpoint(state(5, "newest"), two)
+
+    assert "stays" not in caplog.text
+    assert [io.load_checkpoint(path)["way"] for path in (one, two)] == ["best", "newest"]
+    assert store.load(5)["way"] == "newest"
+    store.gc(now=True)
+    io.remove_checkpoint(two)
+    assert io.load_checkpoint(one)["way"] == "best"
+    assert store.load(5)["way"] == "best"
+    io.remove_checkpoint(one)
+    assert (store.checkpoints(superseded=True), store.pins()) == ([], [])
+
+
+def test_two_trainings_from_the_start_keep_their_own_checkpoints(tmp_path: Path, store: Store) -> None:
+    weights: list[torch.Tensor] = []
+    markers: list[Path] = []
+    for folder in ("version_0", "version_1"):
+        model, _ = fit(store, tmp_path / folder, seed=len(weights) + 1)
+        weights.append(model.layer.weight)
+        markers.append(next((tmp_path / folder / "ckpt").glob("*step=8.ckpt")))
+
+    for marker, weight in zip(markers, weights, strict=True):
+        assert torch.equal(checkpoint_io(store).load_checkpoint(marker)["state_dict"]["layer.weight"], weight)
+
+
+def test_a_marker_whose_checkpoint_is_gone_is_an_error_and_never_another_of_its_step(
+    tmp_path: Path, store: Store
+) -> None:
+    io, path = checkpoint_io(store), tmp_path / "best-step=5.ckpt"
+    io.save_checkpoint(state(5, "best"), path)
+    (tmp_path / "kept").mkdir()
+    copy = Path(shutil.copy(path, tmp_path / "kept"))
+    io.remove_checkpoint(path)
+    io.save_checkpoint(state(5, "another"), tmp_path / "newest-step=5.ckpt")
+
+    with pytest.raises(NoSuchRef, match=r"kept/best-step=5\.ckpt names main@5 with the id xxh3-\w+, which") as refused:
+        io.load_checkpoint(copy)
+    assert refused.value.hint == "ckpt_path='ckstore:main@5' loads what the step names now"
+
+
+def test_a_copy_that_is_removed_leaves_what_its_original_names_and_a_folder_can_be_moved(
+    tmp_path: Path, store: Store
+) -> None:
+    io, path = checkpoint_io(store), tmp_path / "a" / "best-step=5.ckpt"
+    io.save_checkpoint(state(5, "best"), path)
+    (tmp_path / "b").mkdir()
+    copy = Path(shutil.copy(path, tmp_path / "b"))
+
+    io.remove_checkpoint(copy)
+    assert io.load_checkpoint(path)["way"] == "best"
+    path.parent.rename(tmp_path / "moved")
+    moved = tmp_path / "moved" / path.name
+    assert io.load_checkpoint(moved)["way"] == "best"
+    io.remove_checkpoint(moved)
+    assert (store.checkpoints(superseded=True), store.pins()) == ([], [])
+
+
+def test_a_pin_of_a_user_that_a_marker_names_is_not_removed(tmp_path: Path, store: Store) -> None:
+    io, path = checkpoint_io(store), tmp_path / "step=5.ckpt"
+    io.save_checkpoint(state(5, "one"), path)
+    pin = store.pin(5, "in the paper")
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "pin": pin.name}))
+
+    io.remove_checkpoint(path)
+
+    assert [left.reason for left in store.pins()] == ["in the paper"]
+    assert store.load(5)["way"] == "one"
+
+
+def test_without_delete_the_policy_decides_and_a_marker_pins_what_another_callback_replaces(
+    tmp_path: Path, store: Store
+) -> None:
+    store.config.retention = RetentionPolicy(keep_last=2)
+    io = checkpoint_io(store, delete=False)
+    for step in range(1, 6):
+        io.save_checkpoint(state(step, "best"), tmp_path / f"step={step}.ckpt")
+    assert [info.step for info in store.checkpoints()] == [4, 5]
+    io.save_checkpoint(state(5, "newest"), tmp_path / "newest-step=5.ckpt")
+    assert [io.load_checkpoint(tmp_path / name)["way"] for name in ("step=5.ckpt", "newest-step=5.ckpt")] == [
+        "best",
+        "newest",
+    ]
+    (pin,) = store.pins()
+    assert pin.reason == f"{tmp_path / 'step=5.ckpt'} names it"
+    io.remove_checkpoint(tmp_path / "step=5.ckpt")
+    assert store.pins() == []
+
+
+def test_the_pin_that_a_kill_left_goes_with_the_next_marker_at_its_path(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ckstore.integrations.lightning as integration
+
+    path = tmp_path / "step=5.ckpt"
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(integration, "_write_marker", killed)
+        with pytest.raises(Killed):
+            checkpoint_io(store).save_checkpoint(state(5, "lost"), path)
+    assert len(store.pins()) == 1
+    io = checkpoint_io(store)
+    io.save_checkpoint(state(5, "again"), path)
+    assert io.load_checkpoint(path)["way"] == "again"
+    assert len(store.checkpoints(superseded=True)) == len(store.pins()) == 1
+    io.remove_checkpoint(path)
+    assert (store.checkpoints(superseded=True), store.pins()) == ([], [])
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_whatever_callbacks_save_and_remove_each_marker_loads_its_own(
+    tmp_path: Path, store: Store, background: bool
+) -> None:
+    draw = random.Random(54)
+    wanted: dict[Path, str] = {}
+    io = checkpoint_io(store, background=background)
+    for number in range(ROUNDS):
+        if draw.random() < 0.2:
+            io.teardown()
+            io = checkpoint_io(store, background=background)  # a new process
+        step, folder = draw.randrange(3), tmp_path / draw.choice("abc")
+        path = folder / draw.choice([f"best-step={step}.ckpt", f"newest-step={step}.ckpt", f"step={step}.ckpt"])
+        if path in wanted and draw.random() < 0.6:
+            io.remove_checkpoint(path)
+            del wanted[path]
+        else:
+            io.save_checkpoint(state(step, f"{number}"), path)
+            wanted[path] = f"{number}"
+        if draw.random() < 0.2:
+            store.gc(now=True)
+
+    io.teardown()
+    store.gc(now=True)
+    for path, way in wanted.items():
+        assert io.load_checkpoint(path)["way"] == way
+    assert len(store.checkpoints(superseded=True)) == len(store.pins()) == len(wanted)
+    for path in wanted:
+        io.remove_checkpoint(path)
+    io.teardown()
+    store.gc(now=True)
+    assert (store.checkpoints(superseded=True), store.pins()) == ([], [])
