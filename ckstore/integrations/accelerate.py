@@ -146,10 +146,10 @@ class Installed:
         directory.rename(aside)
         warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)
 
-    def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | None:
+    def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo:
         about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
-        if self._names_itself and self._keep_count is not None and info is not None:
+        if self._names_itself and self._keep_count is not None:
             folders = (path for path in directory.parent.glob("checkpoint_*") if path.is_dir())
             directories = {number: path for path in folders if (number := _step_of(path)) is not None}
             keep_newest(directories, self._keep_count, {directory})

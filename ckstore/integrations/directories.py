@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef, Protected
+from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded
 from ckstore.ops.read.load import continue_from
@@ -40,31 +38,19 @@ def commit_directory(
     *,
     metrics: Mapping[str, float],
     conditions: Conditions,
-) -> CheckpointInfo | None:
+) -> CheckpointInfo:
     """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced."""
-    # Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message. One
-    # that a tag or a pin names is not: then this returns None with a `CkstoreWarning`, and the directory stays.
+    # Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message.
     options: SaveOptions = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}, "if_exists": "replace"}
     if step is None:
         options["message"] = os.path.basename(directory)
-    return unless_protected(lambda: store.commit(directory, step, run, **options), os.fspath(directory))
-
-
-def unless_protected(save: Callable[[], CheckpointInfo], subject: str) -> CheckpointInfo | None:
-    """Return what `save` returns; None with a `CkstoreWarning` if the checkpoint at its step has a tag or a pin."""
-    try:
-        return save()
-    except Protected as error:
-        warnings.warn(f"{subject} is not in the store: {error}", CkstoreWarning, stacklevel=2)
-        return None
+    return store.commit(directory, step, run, **options)
 
 
 def is_there(store: Store, run: str | None, step: int) -> bool:
-    """Whether the run has a checkpoint at that step, or one that is being replaced."""
+    """Whether the run has a checkpoint at that step."""
     try:
-        # Being replaced at this moment: then there is one.
-        with suppress(InUse):
-            store.info(ref_of(store, run, step))
+        store.info(ref_of(store, run, step))
     except NoSuchRef:
         return False
     return True

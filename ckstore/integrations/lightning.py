@@ -17,7 +17,7 @@ from lightning.fabric.plugins import CheckpointIO
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
-from ckstore.integrations.directories import ref_of, unless_protected
+from ckstore.integrations.directories import ref_of
 from ckstore.model.document import parse_foreign
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.documents import atomic_file
@@ -66,10 +66,7 @@ class CkstoreCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Save a state durably, then write the marker; a checkpoint of that step is replaced. See `background`.
-
-        One that a tag or a pin names is not: a `CkstoreWarning` says so, and no marker is written.
-        """
+        """Save a state durably, then write the marker; a checkpoint of that step is replaced. See `background`."""
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
         state = self._storable(checkpoint)
@@ -101,9 +98,7 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     def _mark(self, path: Path, save: Callable[[], CheckpointInfo]) -> None:
         """Have a state saved, then write its marker."""
-        info = unless_protected(save, os.fspath(path))
-        if info is None:
-            return
+        info = save()
         # Read before it is overwritten: it names the checkpoint that this save replaces.
         before = None
         with suppress(BadInput):  # no marker

@@ -28,7 +28,6 @@ from ckstore.integrations.directories import (
     ref_of,
     remove,
     rng_ranks,
-    unless_protected,
 )
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.save.options import SaveOptions
@@ -73,7 +72,7 @@ class CkstoreTrainerMixin:
     ckstore_last: CheckpointInfo | None = None
     resumed_inexactly: tuple[str, ...] = ()
     _keep_count: int | None = None
-    _pending: tuple[PendingSave, str] | None = None
+    _pending: PendingSave | None = None
 
     # Attributes of the Trainer that this class uses.
     args: Any
@@ -146,9 +145,9 @@ class CkstoreTrainerMixin:
             run = run_of(store, self.ckstore_run)
             info = None
             if self.ckstore_saves == "background":
-                self._pending = store.save_async(state, step, run, **options), str(directory)
+                self._pending = store.save_async(state, step, run, **options)
             else:
-                info = unless_protected(lambda: store.save(state, step, run, **options), str(directory))
+                info = store.save(state, step, run, **options)
             # Everything in it is in the state by now; left there, the Trainer would take it for a whole checkpoint.
             shutil.rmtree(directory)
             return info
@@ -163,7 +162,7 @@ class CkstoreTrainerMixin:
         def act() -> CheckpointInfo | None:
             # Taken out first: an error is raised once, not at each later save.
             pending, self._pending = self._pending, None
-            return None if pending is None else unless_protected(pending[0].result, pending[1])
+            return None if pending is None else pending.result()
 
         self.ckstore_last = from_rank_zero(act) or self.ckstore_last
 
@@ -229,18 +228,18 @@ def taken_over_limit(args: Any, before: int | None) -> int | None:
 
 def committed(
     store: Store, run: str | None, folder: Path, state: Any, about: Conditions, keep_count: int | None
-) -> CheckpointInfo | None:
+) -> CheckpointInfo:
     """Commit the directory of the step that the Trainer has written, from rank 0 when all ranks have written."""
     wait_for_all()
     directory = folder / f"checkpoint-{state.global_step}"
 
-    def act() -> CheckpointInfo | None:
+    def act() -> CheckpointInfo:
         (directory / _INCOMPLETE).unlink(missing_ok=True)  # all ranks are done: it is complete
         conditions = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
         info = commit_directory(
             store, directory, state.global_step, run, metrics=metrics_of(state), conditions=conditions
         )
-        if keep_count is not None and info is not None:
+        if keep_count is not None:
             # The Trainer loads it at the end of training: it must not be rotated away.
             best = state.best_model_checkpoint
             keep_newest(_directories(folder), keep_count, {directory, *([Path(best)] if best else [])})

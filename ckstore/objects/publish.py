@@ -170,7 +170,7 @@ def hidden_at(layout: Layout, run: str, step: int) -> Inside:
 
 def _hide(layout: Layout, staging: Staging, hidden: Inside) -> None:
     """Rename a staging directory to the hidden name of its step, which only one process can have."""
-    # Whoever has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
+    # A save that has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
     # published. No reader, tag or collector looks at it, so it can be withdrawn.
     inode, deadline = 0, math.inf
     while not rename_opened(staging.lock, staging.path, hidden):
@@ -296,7 +296,7 @@ def give_name(  # noqa: PLR0917
             generation += 1
         elif there is not None:  # another checkpoint, whose id begins with the same digits
             digit_count = len(id)
-        elif peek.exists(target):  # what nobody can read
+        elif peek.exists(target):  # no manifest in it can be read
             generation += 1
     raise SaveFailed(f"{layout.checkpoints / run} has {_NAME_TRIES} directories of {run}@{step} with one id")
 

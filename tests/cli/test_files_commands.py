@@ -84,19 +84,23 @@ def test_a_step_that_was_guessed_is_said(words: list[str], end: str, source: str
     assert json.loads(again.stdout)["step_from"] == source
 
 
-def test_other_files_take_the_place_of_what_is_protected_with_force_only(run: Run, store: Path, files: Path) -> None:
-    assert run("commit", files, "--tag", "best", "--store", store).exit_code == 0
+def test_other_files_supersede_a_protected_checkpoint_and_its_tag_still_names_it(
+    run: Run, store: Path, files: Path
+) -> None:
+    first = json.loads(run("commit", files, "--tag", "best", "--json", "--store", store).stdout)["id"]
     (files / "config.json").write_text("[]")
-    words = ("commit", files, "--if-exists", "replace", "--store", store)
 
-    refused = run(*words)
-    forced = run(*words, "--force")
+    done = run("commit", files, "--if-exists", "replace", "--json", "--store", store)
 
-    assert refused.exit_code == 5
-    assert "main@500 has the tag best" in refused.stderr
-    assert "--force" in refused.stderr
-    assert forced.exit_code == 0
-    assert "main@500 was replaced: the tag best may protect other bytes now" in forced.stderr.replace("\n", " ")
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    second = document["id"]
+    assert "the older checkpoint of main@500 stays: main@500 has the tag best" in " ".join(document["warnings"])
+    with Store.open(store, readonly=True) as opened:
+        assert (opened.info("best").id, opened.info(500).id) == (first, second)
+    listed = run("log", "--all", "--json", "--store", store).stdout.splitlines()
+    assert {one["id"]: one["superseded"] for one in map(json.loads, listed)} == {first: True, second: False}
+    assert run("commit", files, "--force", "--store", store).exit_code == 2
 
 
 def test_json(run: Run, store: Path, files: Path, tmp_path: Path) -> None:

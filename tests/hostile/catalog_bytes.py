@@ -36,13 +36,13 @@ def fill(path: Path, checkpoints: int = 400) -> None:
         connection.executemany("INSERT INTO blobs (digest, nbytes) VALUES (?, ?)", blobs)
         connection.execute("INSERT OR IGNORE INTO candidates SELECT id FROM blobs WHERE digest LIKE 'xxh3-00000%'")
         connection.execute("INSERT OR IGNORE INTO readings SELECT id, 1, 0 FROM blobs")
-        columns = [
-            row[1] for row in connection.execute("PRAGMA table_info(checkpoints)") if row[1] not in ("id", "step")
-        ]
-        listed = ", ".join(columns)
-        for step in range(1000, 1000 + checkpoints):
-            query = f"INSERT INTO checkpoints (step, {listed}) SELECT ?, {listed} FROM checkpoints ORDER BY id LIMIT 1"
-            connection.execute(query, (step,))
+        names = [row[1] for row in connection.execute("PRAGMA table_info(checkpoints)")]
+        listed = ", ".join(name for name in names if name not in ("id", "step", "directory"))
+        query = (
+            f"INSERT INTO checkpoints (step, directory, {listed}) "
+            f"SELECT ?1, ?1 || substr(directory, instr(directory, '.')), {listed} FROM checkpoints ORDER BY id LIMIT 1"
+        )
+        connection.executemany(query, [(step,) for step in range(1000, 1000 + checkpoints)])
         connection.commit()
 
 

@@ -34,9 +34,21 @@ _DOCUMENT_MOST_BYTES = 16 * 2**20
 _FORMATS = ("manifest", "manifest of files", "encoding", "manifest of a compacted one")
 _RUNS = ("..", "a b", "\u0660", "x" * 101, ".hidden", "-rf", "a\nb", "é")
 _STEPS = ("007", "-1", "1e3", "\u0663", str(2**53 + 1), "9" * 200, "0x10", "2 ", "latest")
+_DIRECTORIES = (
+    "2.0123456789",
+    "2.0123456789.1",
+    "2.0123456789.0",
+    "2.012345678",
+    "2.ABCDEF0123",
+    "2." + "0" * 65,
+    ".2",
+)
 _TARGETS = (
     "../checkpoints/main/2",
     "../checkpoints/main/99",
+    "../checkpoints/main/2.0123456789",
+    "../checkpoints/main/2.0123456789/../2.9876543210",
+    "../checkpoints/main/2.0123456789.1",
     "../checkpoints/../../outside/2",
     "/outside",
     "../../outside",
@@ -139,11 +151,14 @@ def _a_run(store: Path, draw: random.Random) -> None:
 
 
 def _a_step(store: Path, draw: random.Random) -> None:
-    shutil.copytree(checkpoint_dir(store, "main", 2), store / "checkpoints/main" / draw.choice(_STEPS), symlinks=True)
+    name = draw.choice(
+        (*_STEPS, *_DIRECTORIES, f"{checkpoint_dir(store, 'main', 2).name}.{'9' * draw.choice((1, 40))}")
+    )
+    shutil.copytree(checkpoint_dir(store, "main", 2), store / "checkpoints/main" / name, symlinks=True)
 
 
 def _another_place(store: Path, draw: random.Random) -> None:
-    checkpoint_dir(store, "main", 2).rename(store / "checkpoints/main" / draw.choice(("5", "99999")))
+    checkpoint_dir(store, "main", 2).rename(store / "checkpoints/main" / draw.choice(("5", "99999", *_DIRECTORIES)))
 
 
 def _a_symlink(store: Path, draw: random.Random) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore import RetentionPolicy, Store
+from ckstore import CheckpointInfo, RetentionPolicy, Store
 from ckstore.catalog import Catalog, forms, upkeep
 from ckstore.catalog.forms import TABLES
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreWarning
@@ -128,7 +128,8 @@ def test_a_value_that_is_not_of_its_form_is_damage_wherever_it_stands(root: Path
     """Each question gets an answer of its form, or says that the catalog is damaged; then the whole test finds it."""
     with Store.open(root) as store:
         store.tag("best", 2)
-        digests = [digest for digest, _ in store._context.catalog.blobs_of("main", 1)]
+        found = store.checkpoints()
+        digests = [digest for digest, _ in store._context.catalog.blobs_of(found[0].key)]
     change(root, "INSERT OR IGNORE INTO candidates SELECT id FROM blobs WHERE id = 2")
     change(root, "DELETE FROM uses WHERE blob_id = 2")
     with closing(sqlite3.connect(root / "catalog.db")) as connection:
@@ -140,11 +141,11 @@ def test_a_value_that_is_not_of_its_form_is_damage_wherever_it_stands(root: Path
         if not forge(root, table, column, wrong):
             continue
         catalog = Catalog(root)
-        found = [problem for ask in questions(catalog, digests) if (problem := refusal(ask))]
-        said += bool(found)
+        problems = [problem for ask in questions(catalog, found, digests) if (problem := refusal(ask))]
+        said += bool(problems)
 
-        assert {error.why for error in found} <= {"damaged"}
-        assert not found or upkeep.problems(catalog.path, thorough=True)
+        assert {error.why for error in problems} <= {"damaged"}
+        assert not problems or upkeep.problems(catalog.path, thorough=True)
 
     assert said or (table, column) in UNASKED
 
@@ -189,8 +190,8 @@ def set_schema(connection: sqlite3.Connection, sql: str, table: str) -> None:
     connection.execute("UPDATE sqlite_schema SET sql = ? WHERE type = 'table' AND name = ?", (sql, table))
 
 
-def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]]:
-    places = [("main", step) for step in (1, 2, 3)]
+def questions(catalog: Catalog, found: list[CheckpointInfo], digests: list[str]) -> list[Callable[[], object]]:
+    places = [info.key for info in found]
     return [
         catalog.owner,
         catalog.listing,
@@ -202,7 +203,8 @@ def questions(catalog: Catalog, digests: list[str]) -> list[Callable[[], object]
         catalog.count_and_sequence,
         lambda: catalog.find_pieces(digests)[0],
         lambda: catalog.best_shares(digests),
-        lambda: catalog.blobs_of("main", 1),
+        lambda: catalog.blobs_of(places[0]),
+        lambda: catalog.places_of_id(found[0].id),
         lambda: catalog.readings(digests),
         lambda: catalog.readings_of_newest("main"),
         lambda: catalog.oldest_reading(None, now_ns=2**62),

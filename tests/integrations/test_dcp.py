@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 import ckstore
-from ckstore import BadInput, CannotStore, DamagedBlob, DoesNotFit, InUse, RankFailed, RankMismatch, Store
+from ckstore import BadInput, CannotStore, DamagedBlob, DoesNotFit, RankFailed, RankMismatch, Store
 from ckstore.integrations import dcp
 from ckstore.integrations.dcp import CkstoreReader
 from ckstore.model.manifest.tiles import Block
@@ -270,20 +270,17 @@ def test_an_error_of_ones_own_state_is_not_taken_for_a_lost_rank(store: Store) -
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-def test_a_checkpoint_that_a_tag_or_a_pin_names_is_replaced_with_force_only(store: Store) -> None:
+def test_a_checkpoint_that_a_tag_or_a_pin_names_stays_superseded(store: Store) -> None:
     first = dcp.save(store, {"w": torch.zeros(3000)}, 1)
     store.tag("good", 1)
     store.pin(1, "for the paper")
 
-    with pytest.raises(RankFailed, match=r"main@1 has the tag good .*give force=True") as refused:
-        dcp.save(store, {"w": torch.ones(3000)}, 1, if_exists="replace")
-    assert isinstance(refused.value.causes[0], InUse)
-    assert store.info("good").id == first.id
-    assert torch.equal(store.load("good")["w"], torch.zeros(3000))
-    info = dcp.save(store, {"w": torch.ones(3000)}, 1, if_exists="replace", force=True)
+    second = dcp.save(store, {"w": torch.ones(3000)}, 1, if_exists="replace")
 
-    assert [warning.startswith("main@1 was replaced: the ") for warning in info.warnings] == [True]
-    assert [tag.id for tag in store.tags()] == [pin.id for pin in store.pins()] == [info.id]
+    assert store.info(1).id == second.id
+    assert [note.startswith("the older checkpoint of main@1 stays: ") for note in second.warnings] == [True]
+    assert [tag.id for tag in store.tags()] == [pin.id for pin in store.pins()] == [first.id]
+    assert torch.equal(store.load("good")["w"], torch.zeros(3000))
     assert stagings(store) == []
 
 

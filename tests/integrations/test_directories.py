@@ -32,18 +32,19 @@ def store(tmp_path: Path) -> Store:
     return Store.init(tmp_path / "store")
 
 
-def test_a_step_is_replaced_unless_it_has_a_pin(folder: Path, store: Store) -> None:
+def test_a_step_is_replaced_and_a_pinned_one_stays_superseded(folder: Path, store: Store) -> None:
     def again(data: bytes) -> Any:
         (folder / "rng_state.pth").write_bytes(data)
         return commit_directory(store, folder, 5, None, metrics={}, conditions=Conditions())
 
     first, second = again(b"1"), again(b"2")
     store.pin(5, "mine")
-    with pytest.warns(CkstoreWarning, match="checkpoint-5 is not in the store: main@5 is pinned"):
-        third = again(b"3")
+    third = again(b"3")
 
-    assert first.id != second.id == store.info(5).id
-    assert third is None
+    assert [note for note in third.warnings if "stays: main@5 is pinned" in note] != []
+    assert store.info(5).id == third.id
+    assert [info.id for info in store.checkpoints(superseded=True)] == [third.id, second.id]
+    assert first.id != second.id
 
 
 @pytest.mark.parametrize("ref", [5, np.int64(5), torch.tensor(5), "5", "latest", "gpt@5"])
@@ -68,9 +69,7 @@ def test_what_is_committed_after_a_rollback_continues_what_was_resumed(folder: P
     (folder / "rng_state.pth").write_bytes(b"again")
     again = commit_directory(store, folder, 2, None, metrics={}, conditions=Conditions())
 
-    assert [info and info.parent for info in made[1:]] == [info and info.id for info in made[:2]]
-    assert again is not None
-    assert made[0] is not None
+    assert [info.parent for info in made[1:]] == [info.id for info in made[:2]]
     assert again.parent == made[0].id
 
 

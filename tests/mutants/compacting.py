@@ -157,7 +157,7 @@ COMPACTING = [
         "the form before a compaction is not offered to be brought back",
         "undo-of-a-compaction",
         "waiting.waiting",
-        "            if id_at(layout.checkpoint(*place)) == looked.manifest_id:\n",
+        "            if key_with_id(layout, *place.run_step, looked.manifest_id) is not None:\n",
         "            if not looked.manifest_id:\n",
         "tests/ops/free/test_undo.py::"
         "test_where_other_hosts_may_be_at_work_the_old_form_of_a_compacted_checkpoint_is_not_offered",

@@ -40,9 +40,9 @@ MACHINES = [
     Mutant(
         "a checkpoint that is closed to a user is not taken for a damaged one that a save may replace",
         "closed-replaced",
-        "existing_to_keep",
-        "    if found.is_closed:\n",
-        "    if found.is_closed and not found.problem:\n",
+        "_sound_of_step",
+        '        if looked.is_closed and rule != "replace":\n',
+        "        if looked.is_closed and not looked.problem:\n",
         f"{_CLOSED}[manifest]",
         "assert",
     ),

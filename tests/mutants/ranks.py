@@ -85,7 +85,7 @@ RANKS = [
         "a rank that stood still does not put what it saved in the place of a later checkpoint",
         "older-one-listed-again",
         "_adopt",
-        "    if found is None or CheckpointInfo.of(found.manifest, found.manifest_id).order < info.order:\n",
+        "    if not of_step or of_step[-1].order < info.order:\n",
         "    if True:\n",
         "tests/ranks/test_apart.py::test_a_rank_that_stood_still_leaves_a_later_checkpoint_in_its_place",
         "assert",

@@ -26,6 +26,7 @@ from tests.mutants.loading import LOADING
 from tests.mutants.machines import MACHINES
 from tests.mutants.mutant import Mutant
 from tests.mutants.places import PLACES
+from tests.mutants.publishing import PUBLISHING
 from tests.mutants.ranks import RANKS
 from tests.mutants.remotes import REMOTES
 from tests.mutants.sharing import SHARING
@@ -38,6 +39,7 @@ PAGE = ROOT / "docs" / "reliability-mutants.md"
 LISTS = (
     DURABILITY,
     SHARING,
+    PUBLISHING,
     PLACES,
     DECIDING,
     INDEX,

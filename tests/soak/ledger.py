@@ -128,15 +128,17 @@ class History:
 
         That is the last that was acknowledged, or one whose save began later and was not heard of again. `since` is
         what `last_acknowledged` said earlier: what was acknowledged after it does not count as done, so that a look
-        at the store between the two is judged fairly.
+        at the store between the two is judged fairly. Where it was dropped since, an earlier one may be the checkpoint
+        of the step again: one with a tag, or whose saver was killed before it dropped what it replaced.
         """
         run, step = place
         began, token = self.last_acknowledged(place) if since is None else since
-        tried = self.tried.get(run, [])
+        tried, is_dropped = self.tried.get(run, []), self.dropped.get(place, 0) > began
         later = {
             other
             for line, at, other in tried
-            if line > began and (at == step or (at is None and not began and not self._is_elsewhere(other, place)))
+            if (line > began or is_dropped)
+            and (at == step or (at is None and not began and not self._is_elsewhere(other, place)))
         }
         return later | {token} if began else later
 

@@ -55,6 +55,8 @@ def wrong_at_the_end(path: Path, ledger: Ledger) -> list[str]:
             allowed = history.tokens((info.run, info.step))
             if token not in allowed:
                 wrong.append(f"{info.name} holds {token}, wanted one of {sorted(allowed)}")
+        for info in store.checkpoints(superseded=True):
+            token_of(store.load(info), info.name)
         seen = {(info.run, info.step) for info in infos}
         wrong += [f"{place} was acknowledged, not dropped, and is gone" for place in set(history.promised) - seen]
         on_disk = {(entry.parent.name, step_of_name(entry.name)) for entry in path.glob("checkpoints/*/*")}
@@ -64,10 +66,15 @@ def wrong_at_the_end(path: Path, ledger: Ledger) -> list[str]:
             if tag.dangling:
                 wrong.append(f"the tag {tag.name} names nothing")
             store.untag(tag.name)
-        report = store.gc()
+        report = store.gc(now=True)
         left = (report.held, report.linked_elsewhere, report.trash_left)
         if left != ((), (), ()):
             wrong.append(f"gc leaves {left}")
+        superseded = {*path.glob("checkpoints/*/*")} - {
+            store._context.layout.checkpoint(info.key).path for info in infos
+        }
+        if superseded:
+            wrong.append(f"gc leaves {sorted(map(str, superseded))}")
     with Store.open(path) as store:
         if [info.id for info in store.checkpoints()] != [info.id for info in infos]:
             wrong.append("opened again it lists other checkpoints")

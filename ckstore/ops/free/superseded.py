@@ -42,7 +42,7 @@ def drop_older(
 
     With `newer` also those that come after it. The caller reconciles the rows of all, then calls `reclaim.give_back`:
     blobs that only they used are left for gc, which looks at all processes once and not with each save. Raises nothing:
-    `new` is durable, and gc drops later what stays now.
+    `new` is durable, and gc drops the others later.
     """
     notes: list[str] = []
     which = "another" if newer else "the older"
@@ -115,9 +115,9 @@ def due(
     """Return what `drop_superseded` drops now, or after the checkpoints `without` were dropped.
 
     These are the superseded checkpoints that are neither protected nor open and whose undo window is over, or all with
-    `purge`, and, whatever protects them, the former generations of others; with `forms_only` these alone. With `grace`
-    that is the window. The window is that of what a person drops, since it may be one that came back. Nothing is due
-    for the sake of a checkpoint that is damaged.
+    `purge`, and, whatever protects them, the former generations of other checkpoints; with `forms_only` these alone.
+    With `grace` that is the window. The window is that of what a person drops, since it may be one that came back.
+    Nothing is due for the sake of a checkpoint that is damaged.
     """
     gone = {*without}
     by_step: defaultdict[tuple[str, int], list[CheckpointKey]] = defaultdict(list)
@@ -177,7 +177,7 @@ def drop_superseded(
     context: Context, *, purge: bool = False, grace: Grace | None = None, forms_only: bool = False
 ) -> None:
     """Drop what is `due`, durably."""
-    # What stays is asked again by the next gc, and `ckstore log --all` shows it.
+    # The next gc asks again for the checkpoints that stay, and `ckstore log --all` shows them.
     going = due(context, purge=purge, grace=grace, forms_only=forms_only)
     for run in {one.info.run for one in going}:
         make_kept_durable(context, run)
