@@ -127,12 +127,12 @@ def _used(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
         if key is None:
             break
         path = layout.checkpoint(key)
-        with suppress(FileNotFoundError):
-            lock = locks.lock_shared(path)
+        with suppress(FileNotFoundError), ExitStack() as tried:
+            lock = tried.enter_context(locks.lock_shared(path))
             # Under the locks: the checkpoint that was found before may have been dropped.
             if id_at(path) == info.id and lock.names(path):
+                tried.pop_all()
                 return lock
-            lock.release()
         key = key_with_id(layout, *key.run_step, info.id)
     raise gone(info)
 

@@ -17,7 +17,7 @@ import pytest
 from ckstore import BadInput, Budget, CheckpointInfo, CkstoreWarning, InUse, RetentionPolicy, Store
 from ckstore.model.digest import short_id
 from ckstore.objects import layout as layouts
-from ckstore.objects import trash
+from ckstore.objects import store_locks, trash
 from ckstore.ops.free import make_room, superseded
 from ckstore.ops.save import save
 from tests.support.checkpoint_dirs import checkpoint_dir, checkpoint_dirs, dir_of_id
@@ -642,6 +642,25 @@ def test_a_checkpoint_that_is_compacted_while_it_is_looked_up_is_found(
     monkeypatch.setattr(layouts.Layout, "of_step", of_step)
 
     assert np.array_equal(store.load(info)["w"], drifting()[1]["w"])
+
+
+def test_a_note_that_meets_a_compaction_is_written_to_the_later_form(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = store.save(state(1), step=1)
+    original = store_locks.lock_run
+    first = iter([True])
+
+    def lock_run(*args: Any, **options: Any) -> Any:
+        if next(first, False):
+            former = checkpoint_dir(store.path, "main", 1)
+            former.rename(former.parent / f"{former.name}.1")
+        return original(*args, **options)
+
+    monkeypatch.setattr(store_locks, "lock_run", lock_run)
+    store.annotate(saved, note="seen")
+
+    assert [note.text for note in store.info(1).notes] == ["seen"]
 
 
 def test_a_killed_save_that_replaces_leaves_what_the_next_save_of_the_step_drops(store: Store) -> None:
