@@ -202,7 +202,7 @@ def test_a_prune_that_drops_the_newer_one_frees_what_its_dry_run_says(
     assert [info.id for info in store.prune(policy).dropped] == [older.id]
 
 
-def test_the_next_to_free_is_named_by_its_step_so_it_is_none_that_is_superseded(kept: Store) -> None:
+def test_the_next_to_free_is_never_a_superseded_one(kept: Store) -> None:
     two_of_step(kept)
     kept.save(state(3), step=2)
     kept.save(state(4), step=3)
