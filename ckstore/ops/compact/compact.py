@@ -46,8 +46,9 @@ def compact(context: Context, plan: CompactionPlan, share: Share | None = None) 
     """Carry out a plan, at a share of a processor; what is in use, or was changed since, stays as it is."""
     # After an error all that was compacted before it stays so.
     context.check_writable()
-    drop_superseded(context, forms_only=True)  # of a compaction that was killed
+    left = drop_superseded(context, forms_only=True)  # of a compaction that was killed
     with _Compaction(context, plan, share) as work:
+        work.let_go |= left
         for entry in plan.compacted:
             work.one(entry)
         for entry in plan.entries:

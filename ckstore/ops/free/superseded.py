@@ -181,13 +181,14 @@ def _pins(context: Context) -> Collection[str] | None:
 
 def drop_superseded(
     context: Context, *, purge: bool = False, grace: Grace | None = None, forms_only: bool = False
-) -> None:
-    """Drop what is `due`, durably."""
+) -> set[str]:
+    """Drop what is `due`, durably; return the digests of what was dropped."""
     # The next gc asks again for the checkpoints that stay, and `ckstore log --all` shows them.
     going = due(context, purge=purge, grace=grace, forms_only=forms_only)
     for run in {one.info.run for one in going}:
         make_kept_durable(context, run)
     undo_s = 0 if purge else _undo_s(context)
+    digests: set[str] = set()
     for one in going:
 
         def check(_: locks.DirectoryLock, one: Due = one) -> None:
@@ -197,7 +198,9 @@ def drop_superseded(
         with suppress(CkstoreError, FileNotFoundError, PermissionError), _held(context, one.holder) as is_valid:
             if is_valid:
                 form = one.is_former_form
-                drop(context, one.info, "superseded", 0 if form else undo_s, check, is_former_form=form)
+                dropped = drop(context, one.info, "superseded", 0 if form else undo_s, check, is_former_form=form)
+                digests.update(dropped.digests)
+    return digests
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -13,10 +14,11 @@ from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
-from ckstore.objects.checkpoints import key_with_id
+from ckstore.objects.checkpoints import id_at
 from ckstore.objects.layout import MANIFEST, RunChange
 from ckstore.objects.publish import give_name
 from ckstore.ops import events
@@ -48,6 +50,10 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
         if place is not None and step in (None, place.step)
     ]
     entries = sorted(entry for entry in entries if entry[0] > 0)
+    published: defaultdict[tuple[str, int], list[CheckpointKey]] = defaultdict(list)
+    for seen in context.known.directories.look(layout).values() if entries else ():
+        for key in seen.published:
+            published[key.run_step].append(key)
     freed = freed_in_turn(context, (layout.trash / name for _, name, _ in entries))
     for (left_s, name, place), blobs in zip(entries, freed, strict=True):
         path = layout.trash / name
@@ -55,8 +61,10 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
             looked = glance(path, place, context.known.manifests)
             if looked.manifest is None and not peek.exists(path / MANIFEST):  # a failed save, or nearly taken apart
                 continue
+            if looked.manifest is not None and not place.fits(*place.run_step, looked.manifest_id):  # it was a staging
+                continue
             # Where all waits for a grace, so does the form that a checkpoint had before it was compacted.
-            if key_with_id(layout, *place.run_step, looked.manifest_id) is not None:
+            if any(id_at(layout.checkpoint(key)) == looked.manifest_id for key in published[place.run_step]):
                 continue
             now = datetime.now(UTC)
             dropped = text_of_time(min(now, datetime.fromtimestamp(peek.status(path).st_ctime, UTC)))

@@ -173,14 +173,14 @@ def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, n
     # Raises CkstoreError: what was added before is damaged; nothing was changed.
     info = find(context, ref)
     more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
-    path = context.layout.checkpoint(info.key)
     with held(context, info) as lock:
+        info = replace(info, directory=lock.inside.name)  # a compaction may have dropped the generation that was found
         try:
             add_annotations(context.layout, lock, more)
         except CkstoreError as error:
             if not error.hint:
                 error.hint = "repair or remove that file, then annotate again"
             raise
-        if not lock.names(path):  # a saver replaced it, and what was added went with it
+        if not lock.names(context.layout.checkpoint(info.key)):  # what was added went with it
             raise gone(info)
     return annotated(context, info)

@@ -14,10 +14,13 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, is_tag
 from ckstore.objects import store_locks
-from ckstore.objects.checkpoints import id_at
+from ckstore.objects.checkpoints import id_at, key_with_id
 from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, tags_by_checkpoint
+
+# Each loses only to a compaction of the same checkpoint between two calls.
+_TRIES = 5
 
 
 def check_unprotected(context: Context, key: CheckpointKey, info: CheckpointInfo | None = None) -> None:
@@ -99,23 +102,40 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
     """Lock the directory of a checkpoint for use (rule L), after making sure that it survives a power cut (rule F)."""
     # With `is_durable` the caller has made sure of it.
     context.check_writable()
-    path = context.layout.checkpoint(info.key)
     with ExitStack() as locked:
         try:
             # The run before the checkpoint, the order of all who take both (docs/adr/0004): else two would wait for
             # each other. That of the run reaches the other hosts of a shared filesystem, which drop.
             run_lock = locked.enter_context(store_locks.lock_run(context.layout, info.run, exclusive=False))
-            lock = locked.enter_context(locks.lock_shared(path))
         except FileNotFoundError:
             raise gone(info) from None
-        # Under both locks: the checkpoint that was found before may have been dropped.
-        if id_at(path) != info.id or not lock.names(path):
-            raise gone(info)
-        for parent in () if is_durable else (path.parent, context.layout.checkpoints, context.layout.staging):
+        lock = locked.enter_context(_used(context.layout, info))
+        for parent in (
+            ()
+            if is_durable
+            else (context.layout.checkpoints / info.run, context.layout.checkpoints, context.layout.staging)
+        ):
             files.sync_directory(parent)
         # After the fsyncs, which a server may answer late, and right before the caller writes.
         run_lock.check()
         yield lock
+
+
+def _used(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
+    """Lock a checkpoint for use: its latest generation, if a compaction dropped the one that was found before."""
+    key: CheckpointKey | None = info.key
+    for _ in range(_TRIES):
+        if key is None:
+            break
+        path = layout.checkpoint(key)
+        with suppress(FileNotFoundError), ExitStack() as tried:
+            lock = tried.enter_context(locks.lock_shared(path))
+            # Under the locks: the checkpoint that was found before may have been dropped.
+            if id_at(path) == info.id and lock.names(path):
+                tried.pop_all()
+                return lock
+        key = key_with_id(layout, *key.run_step, info.id)
+    raise gone(info)
 
 
 def gone(info: CheckpointInfo) -> NoSuchRef:
