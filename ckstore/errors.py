@@ -9,7 +9,7 @@
     │   ├── CannotStore          1   a value in the state that the format does not hold
     │   ├── CannotLoad           1   a committed file, or a value in it, that cannot be loaded as a state
     │   └── DoesNotFit           2   a checkpoint and the target that it was to be loaded into differ
-    ├── StepExists               1   the run has another checkpoint at that step
+    ├── StepExists               1   the run has another checkpoint of that step
     ├── StateChanged             1   the state was changed while it was being saved
     │   └── NotUnchanged         1   a tensor that was named as unchanged has changed
     ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
@@ -27,7 +27,7 @@
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
     │   └── CatalogFull          6   since the disk, or a quota on it, is full (also an InsufficientSpace)
     ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
-    │   └── Protected            5   a tag or a pin names what was to be deleted or replaced
+    │   └── Protected            5   a tag or a pin names the checkpoint that was to be deleted
     ├── NewerFormat              1   written by a newer ckstore
     ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
     │   ├── NoSuchRemote         4   the store has no remote of that name, or there is none at that place
@@ -203,7 +203,7 @@ class DoesNotFit(BadInput):
 
 
 class StepExists(CkstoreError):
-    """The run has another checkpoint at that step."""
+    """The run has another checkpoint of that step."""
 
 
 class StateChanged(CkstoreError):

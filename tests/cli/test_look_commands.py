@@ -221,7 +221,12 @@ def test_why_names_every_checkpoint_and_tensor(run: Run, path: Path) -> None:
         == printed[1].pop("kept_bytes")
         == blobs_by_size(Store.open(path), 1)[-1].stat().st_size
     )
-    assert printed[1] == {"v": 1, "run": "main", "step": 2, "names": ["big"], "remotes": [], "how": "plain"}
+    id = printed[1].pop("id")
+    assert id == Store.open(path).info(2).id
+    assert printed[1] == {
+        **{"v": 1, "run": "main", "step": 2, "names": ["big"]},
+        **{"remotes": [], "how": "plain", "superseded": False},
+    }
     assert keys(section("`ckstore why`")) == list(printed[0])
     assert run("why", "0123456789abcdef", "--store", path).exit_code == 4
     assert run("why", "no digest", "--store", path).exit_code == 2

@@ -20,15 +20,8 @@ _TRASHED = re.compile(
 _TAG = re.compile(r"\.\./checkpoints/(?P<run>[^/]+)/\.\./[^/]+/(?P<step>[0-9]+)[^/]*/")
 
 
-def make_draft(root: Path, *, replacing: tuple[str, int] | None = None) -> None:
-    """Name everything in a store as a draft did; no step may have two checkpoints.
-
-    Args:
-        root: The store.
-        replacing: The run and the step of a checkpoint that a dead process was replacing, see `leave_gap`.
-    """
-    if replacing is not None:
-        leave_gap(root, *replacing)
+def make_draft(root: Path) -> None:
+    """Name everything in a store as a draft did; no step may have two checkpoints."""
     for run in (root / "checkpoints").iterdir():
         for step in sorted(step for path in run.iterdir() if (step := step_of_name(path.name)) is not None):
             name_by_step(root, run.name, step)

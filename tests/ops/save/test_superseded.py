@@ -270,12 +270,8 @@ def test_what_a_reader_had_open_when_it_was_replaced_can_be_undone(store: Store)
         other.gc()
 
     assert is_state(store.load(old), 0)
-    store.config.undo_by_hand_s = 0  # then a gc drops it, as a rule does
-    store.gc()
-    assert [one.id for one in store.dropped()] == [old.id]
-    store.undelete(old)
-    assert is_state(store.load(old), 0)
     store.gc(now=True)
+    assert [info.id for info in store.checkpoints(superseded=True)] == [store.info(1).id]
 
 
 @pytest.mark.crash
@@ -283,7 +279,6 @@ def test_what_a_reader_had_open_when_it_was_replaced_can_be_undone(store: Store)
 @pytest.mark.parametrize("before", [True, False])
 def test_a_saver_that_is_killed_anywhere_leaves_what_it_replaces_or_a_way_back(store: Store, before: bool) -> None:
     store.config.undo_by_rule_s = HOUR_S
-    store.config.undo_by_hand_s = 0  # so that a gc drops what the killed one could not
     for at in range(1, 100, 1 if CRASH_FULL else 4):
         old = store.save(state(at), step=at)
         died = run_and_kill(
@@ -299,8 +294,9 @@ def test_a_saver_that_is_killed_anywhere_leaves_what_it_replaces_or_a_way_back(s
             if not is_new:
                 assert other.info(at).id == old.id
             else:
-                assert [one.id for one in other.dropped() if one.step == at] == [old.id]
-                other.undelete(old.id)
+                if waiting := [one.id for one in other.dropped() if one.step == at]:  # else it stays superseded
+                    assert waiting == [old.id]
+                    other.undelete(old.id)
             assert is_state(other.load(old.id), at)
         if not died and at > 10:  # of the first calls some raise, and so are not followed by a death
             break
