@@ -286,6 +286,9 @@ def _draft(path: Path, journal: Journal) -> None:
     _with_a_tag(path, journal)
     make_draft(path)
     (path / "checkpoints" / RUN / "2").rename(path / "staging" / f"{RUN}@2.0123456789ab.old")
+    settings = (path / "store.json").read_bytes()
+    (path / "store.json").unlink()
+    files.create_file(path / "store.json", settings, mode=0o444)
     for folder in (path / "checkpoints" / RUN, path / "staging", path / "refs", path):
         files.sync_directory(folder)
 
