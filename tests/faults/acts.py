@@ -166,6 +166,8 @@ def _half_converted(path: Path, journal: Journal) -> None:
 
 
 def _converted(store: Store, journal: Journal) -> None:
+    if any(text.startswith(("not converted", "recovery")) for text in store.warnings):
+        return  # an fsync failed, and that is said
     mark(durable=["store/store.json", "store/refs/kept", _name(store, 2)])
     mark(gone=[f"store/checkpoints/{RUN}/{step}" for step in (1, 2, 3)])
 

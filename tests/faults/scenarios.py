@@ -19,6 +19,7 @@ from typing import Any
 
 from ckstore import Budget, CheckpointInfo, RetentionPolicy, Store
 from ckstore.errors import DamagedBlob, InUse
+from ckstore.fs import files
 from ckstore.ops.free import reclaim
 from ckstore.ops.index import reconcile
 from ckstore.ops.save import save as saving
@@ -285,6 +286,11 @@ def _draft(path: Path, journal: Journal) -> None:
     _with_a_tag(path, journal)
     make_draft(path)
     (path / "checkpoints" / RUN / "2").rename(path / "staging" / f"{RUN}@2.0123456789ab.old")
+    settings = (path / "store.json").read_bytes()
+    (path / "store.json").unlink()
+    files.create_file(path / "store.json", settings, mode=0o444)
+    for folder in (path / "checkpoints" / RUN, path / "staging", path / "refs", path):
+        files.sync_directory(folder)
 
 
 def _inspect_conversion(path: Path, done: bool) -> list[str]:

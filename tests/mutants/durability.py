@@ -392,13 +392,13 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of a checkpoint that a draft was replacing when it died",
-        "half-replaced-not-synced",
+        "the new parent first, for a checkpoint that a draft was replacing when it died",
+        "half-replaced-synced-too-late",
         "convert._publish_replaced",
         "            for folder in (layout.checkpoints / key.run, layout.checkpoints, layout.staging):\n",
-        "            for folder in (layout.checkpoints / key.run, layout.checkpoints):\n",
+        "            for folder in (layout.staging, layout.checkpoints, layout.checkpoints / key.run):\n",
         law("open_draft"),
-        "N3 (",
+        "N4 (",
     ),
     Mutant(
         "fsync of trash/ before the next publication makes durable that a former generation has left its run",

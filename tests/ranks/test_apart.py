@@ -336,3 +336,4 @@ def test_a_rank_that_stood_still_leaves_a_later_checkpoint_in_its_place(nodes: N
     assert infos[1] is not None
     assert "was replaced since" in infos[1].warnings[-1]
     assert [torch.equal(loaded(store, 1)["w1"], part(1, 7)) for store in stores] == [True, True]
+    assert [len(store.checkpoints(superseded=True)) for store in stores] == [1, 1]

@@ -145,8 +145,10 @@ def test_where_the_newest_is_damaged_the_older_one_stays_and_is_not_loaded_as_th
 
     assert store.gc(now=True, dry_run=True).freed_bytes == 0
     store.gc(now=True)
-    with pytest.raises(DamagedBlob):
-        store.load(1)
+    for _ in range(2):
+        with pytest.raises(DamagedBlob):
+            store.load(1)
+        store.reindex()  # afterwards the catalog does not know the one that is not complete
     assert is_state(store.load(old.id), 0)
     with pytest.warns(CkstoreWarning, match="newer checkpoints are damaged"):
         assert is_state(store.load("latest-valid"), 0)
