@@ -10,7 +10,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +23,7 @@ from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of
 from ckstore.objects import blobs, store_locks, trash
-from ckstore.objects.checkpoints import id_at, look
+from ckstore.objects.checkpoints import OfStep, id_at, look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
 from ckstore.objects.staging import Staging
@@ -66,7 +66,7 @@ def publish(  # noqa: PLR0917
     manifest_id: str,
     rule: Rule,
     synced_runs: dict[str, RunStamp | None] | None = None,
-    of_step: Callable[[str, int], Iterable[CheckpointKey]] | None = None,
+    of_step: OfStep | None = None,
     *,
     as_newest: bool = False,
 ) -> Outcome:
@@ -124,7 +124,7 @@ def _publish(  # noqa: PLR0917
     manifest: Manifest,
     manifest_id: str,
     rule: Rule,
-    of_step: Callable[[str, int], Iterable[CheckpointKey]],
+    of_step: OfStep,
     *,
     as_newest: bool,
 ) -> Outcome:
