@@ -151,11 +151,8 @@ def _publish(  # noqa: PLR0917
             key, existing = give_name(layout, source, staging.lock, manifest.run, manifest.step, manifest_id)
             if existing is not None:
                 return Outcome(key, existing=existing)
-            if hides and not staging.lock.names(layout.checkpoint(key)):
-                # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
-                links.rename(layout.checkpoint(key), source)
-                msg = f"{staging.path} was moved away during the save"
-                raise SaveFailed(msg, hint="another process took this save for dead; save again")
+            if hides:
+                _check_own(staging, source, layout.checkpoint(key))
             published = True
             return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
     finally:
@@ -193,6 +190,20 @@ def _took_away(layout: Layout, hidden: Inside) -> bool:
         with lock:
             trash.move_to_trash(layout, hidden, lock)
     return True
+
+
+def _check_own(staging: Staging, hidden: Inside, target: Inside) -> None:
+    """Raise if what was renamed from the hidden name is not the staging directory; then it has that name again."""
+    try:
+        if staging.lock.names(target):
+            return
+        # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
+        links.rename(target, hidden)
+    except OSError as error:
+        msg = f"whether {target} was published cannot be told: {error}"
+        raise UnknownOutcome(msg, hint="the step may or may not be there; open the store again") from error
+    msg = f"{staging.path} was moved away during the save"
+    raise SaveFailed(msg, hint="another process took this save for dead; save again")
 
 
 def _withdraw(hidden: Inside, staging: Staging) -> None:
