@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -24,7 +24,8 @@ from ckstore.objects.documents.elsewhere import may_lack
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
 Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
-
+OfStep = Callable[[str, int], Iterable[CheckpointKey]]
+"""Returns the directories of a step, for a caller that knows them; None: the run is listed."""
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(
@@ -127,16 +128,16 @@ def _judge_blobs(folder: Held, fd: int, manifest: Manifest) -> Judgement:
     return Judgement("", tuple(touched), frozenset(elsewhere))
 
 
-def published_of_step(layout: Layout, run: str, step: int) -> list[Published]:
+def published_of_step(layout: Layout, run: str, step: int, of_step: OfStep | None = None) -> list[Published]:
     """Return the complete checkpoints of a step, in the order of their commits; the last is the step's."""
-    looked = (look(layout, key).published for key in layout.of_step(run, step))
+    looked = (look(layout, key).published for key in (of_step or layout.of_step)(run, step))
     return sorted((found for found in looked if found is not None), key=lambda found: found.order)
 
 
-def key_with_id(layout: Layout, run: str, step: int, id: str) -> CheckpointKey | None:
+def key_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | None = None) -> CheckpointKey | None:
     """Return where a checkpoint is published, in its latest generation; None: it is not."""
     for _ in range(_LIST_TRIES):
-        fitting = [key for key in layout.of_step(run, step) if key.fits(run, step, id)]
+        fitting = [key for key in (of_step or layout.of_step)(run, step) if key.fits(run, step, id)]
         fitting.sort(key=lambda key: key.generation, reverse=True)
         found = next((key for key in fitting if id_at(layout.checkpoint(key)) == id), None)
         # One that went since it was listed may have a later generation, which was not listed yet.
@@ -145,10 +146,10 @@ def key_with_id(layout: Layout, run: str, step: int, id: str) -> CheckpointKey |
     return None
 
 
-def places_with_id(layout: Layout, run: str, step: int, id: str) -> Iterator[Inside]:
+def places_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | None = None) -> Iterator[Inside]:
     """Give the directory of a checkpoint; when the caller finds it gone, that to which it was compacted meanwhile."""
     path: Inside | None = None
-    while (key := key_with_id(layout, run, step, id)) is not None and layout.checkpoint(key) != path:
+    while (key := key_with_id(layout, run, step, id, of_step)) is not None and layout.checkpoint(key) != path:
         path = layout.checkpoint(key)
         yield path
 

@@ -10,7 +10,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -23,7 +23,7 @@ from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of
 from ckstore.objects import blobs, store_locks, trash
-from ckstore.objects.checkpoints import id_at, look
+from ckstore.objects.checkpoints import OfStep, id_at, look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, Layout, RunChange, RunStamp
 from ckstore.objects.staging import Staging
@@ -66,7 +66,7 @@ def publish(  # noqa: PLR0917
     manifest_id: str,
     rule: Rule,
     synced_runs: dict[str, RunStamp | None] | None = None,
-    of_step: Callable[[str, int], Iterable[CheckpointKey]] | None = None,
+    of_step: OfStep | None = None,
     *,
     as_newest: bool = False,
 ) -> Outcome:
@@ -124,7 +124,7 @@ def _publish(  # noqa: PLR0917
     manifest: Manifest,
     manifest_id: str,
     rule: Rule,
-    of_step: Callable[[str, int], Iterable[CheckpointKey]],
+    of_step: OfStep,
     *,
     as_newest: bool,
 ) -> Outcome:
@@ -151,11 +151,8 @@ def _publish(  # noqa: PLR0917
             key, existing = give_name(layout, source, staging.lock, manifest.run, manifest.step, manifest_id)
             if existing is not None:
                 return Outcome(key, existing=existing)
-            if hides and not staging.lock.names(layout.checkpoint(key)):
-                # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
-                links.rename(layout.checkpoint(key), source)
-                msg = f"{staging.path} was moved away during the save"
-                raise SaveFailed(msg, hint="another process took this save for dead; save again")
+            if hides:
+                _check_own(staging, source, layout.checkpoint(key))
             published = True
             return Outcome(key, older=others, change=RunChange(before, layout.run_stamp(manifest.run)))
     finally:
@@ -193,6 +190,20 @@ def _took_away(layout: Layout, hidden: Inside) -> bool:
         with lock:
             trash.move_to_trash(layout, hidden, lock)
     return True
+
+
+def _check_own(staging: Staging, hidden: Inside, target: Inside) -> None:
+    """Raise if what was renamed from the hidden name is not the staging directory; then it has that name again."""
+    try:
+        if staging.lock.names(target):
+            return
+        # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
+        links.rename(target, hidden)
+    except OSError as error:
+        msg = f"whether {target} was published cannot be told: {error}"
+        raise UnknownOutcome(msg, hint="the step may or may not be there; open the store again") from error
+    msg = f"{staging.path} was moved away during the save"
+    raise SaveFailed(msg, hint="another process took this save for dead; save again")
 
 
 def _withdraw(hidden: Inside, staging: Staging) -> None:

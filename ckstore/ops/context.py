@@ -153,6 +153,10 @@ class Context:
         """Whether what is dropped waits for the undo of the settings; on shared filesystems the grace is that time."""
         return not self.shared or self.is_assumed_shared
 
+    def of_step(self, run: str, step: int) -> list[CheckpointKey]:
+        """Return the keys of the directories of one step; a run that has not changed is not listed again."""
+        return self.known.directories.of_step(self.layout, run, step)
+
     def tell_passed_over(self) -> None:
         """Warn, once for an open store, of each run and checkpoint that this user may not look into."""
         for path, said in [*self.layout.passed_over.items()]:

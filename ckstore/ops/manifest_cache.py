@@ -108,6 +108,7 @@ class RunSeen:
     )  # inode number of the directory of each checkpoint
     # Those of them whose place in the order of commits has not been looked at.
     unsure: frozenset[CheckpointKey] = frozenset()
+    steps: dict[int, tuple[CheckpointKey, ...]] = field(default_factory=dict)  # all of them, by step
 
 
 class DirectoryCache:
@@ -142,7 +143,7 @@ class DirectoryCache:
         if layout.shared:  # all would be listed each time, and the names of one step take a quarter of that
             return layout.of_step(run, step)
         self._runs[run] = seen = self._look(layout, run)
-        return sorted(key for key in seen.published if key.step == step)
+        return sorted(seen.steps.get(step, ()))
 
     def _look(self, layout: Layout, run: str) -> RunSeen:
         seen = self._runs.get(run, RunSeen())
@@ -170,17 +171,21 @@ class DirectoryCache:
 
 
 def _after_change(seen: RunSeen, place: CheckpointKey, inode: int | None, change: RunChange | None) -> RunSeen:
-    names, published, name = dict(seen.names), dict(seen.published), place.directory
+    names, published, steps, name = dict(seen.names), dict(seen.published), dict(seen.steps), place.directory
+    others = tuple(key for key in steps.pop(place.step, ()) if key != place)
     if inode is None:
         published.pop(place, None)
         names.pop(name, None)
     else:
         published[place] = names[name] = inode
+        others = (*others, place)
+    if others:
+        steps[place.step] = others
     stamp = None
     # Only where nothing happened between the last list and this change; else a checkpoint of another process is missed.
     if change is not None and change.before is not None and change.before == seen.stamp:
         stamp = _trusted(change.after, published)
-    return RunSeen(stamp, names, published, seen.unsure - {place})
+    return RunSeen(stamp, names, published, seen.unsure - {place}, steps)
 
 
 def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
@@ -208,7 +213,10 @@ def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
         else:  # looked at again the next time
             del names[name]
             stamp = None
-    return RunSeen(_trusted(stamp, published), names, published, frozenset(unsure))
+    steps: dict[int, tuple[CheckpointKey, ...]] = {}
+    for key in published:
+        steps[key.step] = (*steps.get(key.step, ()), key)
+    return RunSeen(_trusted(stamp, published), names, published, frozenset(unsure), steps)
 
 
 def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> RunStamp | None:

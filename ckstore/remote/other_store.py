@@ -39,6 +39,7 @@ class StoreSource:
     def __init__(self, name: str, context: Context, said: Container[str] | None = None) -> None:
         self.name = name
         self._layout = context.layout
+        self._of_step = context.of_step
         self._said = said
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class StoreSource:
 
     def _read(self, place: Place, most_bytes: int, *names: str) -> bytes | None:
         """Return the first of these files that a checkpoint has; None: none of them."""
-        for path in places_with_id(self._layout, *place):
+        for path in places_with_id(self._layout, *place, self._of_step):
             for name in names:
                 with suppress(FileNotFoundError, NotADirectoryError):
                     try:
@@ -101,7 +102,7 @@ class StoreSource:
 
     def _id_of(self, target: CheckpointKey) -> str | None:
         """Return the id of the checkpoint whose first generation has this key."""
-        of_step = self._layout.of_step(*target.run_step)
+        of_step = self._of_step(*target.run_step)
         ids = (id_at(self._layout.checkpoint(key)) for key in of_step if key.any_generation == target)
         return next((id for id in ids if id is not None), None)
 
@@ -120,7 +121,7 @@ class StoreSource:
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""
-        for path in places_with_id(self._layout, *place):
+        for path in places_with_id(self._layout, *place, self._of_step):
             try:
                 with suppress(FileNotFoundError, NotADirectoryError):
                     return self._read_blob(path, place, digest, offset, into)

@@ -79,5 +79,5 @@ def push_whole(context: Context, staging: Staging, remote: Remote, manner: Manne
 def list_step(context: Context, remote: Remote, run: str, step: int) -> None:
     """Let a store list what the remote has at a step: another node may have saved it, and rules look here alone."""
     places = ObjectSource(remote.objects, remote.name).places(f"{run}/{step}/")
-    if places and not context.layout.of_step(run, step):
+    if places and not context.of_step(run, step):
         list_remote(context, remote, places)

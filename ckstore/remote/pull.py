@@ -74,7 +74,7 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
     facts = facts_of(source, places, context.layout.hash_prefix)
     new = []
     for place in facts:
-        key = key_with_id(context.layout, *place)
+        key = key_with_id(context.layout, *place, context.of_step)
         here = None if key is None else look(context.layout, key).published
         lacking = None if here is None else here.elsewhere
         new += [place] if lacking is None else []
@@ -90,13 +90,19 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
     return TransferPlan("pull", source.name, infos, new_infos, tuple(sorted(missing.items())), sum(wanted.values()))
 
 
+def steps_taken(context: Context, places: Iterable[Place]) -> set[tuple[str, int]]:
+    """Return run and step of every directory in the runs of some checkpoints: of most that come there is none."""
+    # Asked once: a listing for each of 10,000 would take longer than the rest.
+    return {key.run_step for run in {place.run for place in places} for key, _ in context.layout.published(run)}
+
+
 def is_here(context: Context, place: Place) -> bool:
     """Whether the store has this very checkpoint, whole."""
     return _key_here(context, place) is not None
 
 
 def _key_here(context: Context, place: Place) -> CheckpointKey | None:
-    key = key_with_id(context.layout, *place)
+    key = key_with_id(context.layout, *place, context.of_step)
     found = None if key is None else look(context.layout, key).published
     # Beside one that is damaged another form of it comes.
     return key if found is not None and publishing.is_sound(context.layout, found) else None
@@ -124,6 +130,7 @@ class Pull:
     own: Container[str] = ()
     warnings: list[str] = field(default_factory=list)
     _wanted: frozenset[str] = frozenset()  # ids of the checkpoints that are brought together
+    _taken: set[tuple[str, int]] = field(default_factory=set)  # steps that may have a checkpoint here
     _moved_bytes: int = 0
     _moved_count: int = 0
     _all_bytes: int = 0
@@ -149,6 +156,7 @@ class Pull:
         self.context.check_writable()
         begun_s = time.monotonic()
         self._wanted = frozenset(place.id for place in places)
+        self._taken = steps_taken(self.context, places)
         infos = []
         new: set[CheckpointKey] = set()
         failure: CkstoreError | None = None
@@ -194,7 +202,7 @@ class Pull:
         manifest, manifest_id = found.manifest, found.id
         self._all_bytes += sum(blob.nbytes for blob in manifest.blobs)
         annotations = self.annotations_of(place)
-        key = _key_here(self.context, place)
+        key = _key_here(self.context, place) if place.run_step in self._taken else None
         if key is not None:
             info = info_of(self.context, manifest, manifest_id, tags=(), key=key)
             if info.elsewhere:
@@ -202,7 +210,7 @@ class Pull:
                     self._bring_back(place, manifest, found.encoding, info)
             self._annotate(info, annotations)
             if self.if_exists == "replace":
-                self._drop_others(info, self.context.layout.of_step(*place.run_step))
+                self._drop_others(info, self.context.of_step(*place.run_step))
             return info_of(self.context, manifest, manifest_id, tags=(), key=key), False
         with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
             return self._publish(place, found, annotations)
@@ -249,7 +257,9 @@ class Pull:
                 files.create_file(path, seal(annotations.render()), mode=0o600)
             staging.seal(found.data)
             synced = context.known.synced_runs
-            outcome = publishing.publish(context.layout, staging, manifest, found.id, self._rule(place), synced)
+            outcome = publishing.publish(
+                context.layout, staging, manifest, found.id, self._rule(place), synced, context.of_step
+            )
         except BaseException as error:
             # What was fetched stays under its digest until the next gc, for the next try; not where the disk is full.
             if not reclaim.is_full(error):
@@ -259,7 +269,10 @@ class Pull:
         return self._follow_up(staging, manifest, place, outcome)
 
     def _rule(self, place: Place) -> Rule:
-        of_step = published_of_step(self.context.layout, *place.run_step)
+        if place.run_step not in self._taken:
+            self._taken.add(place.run_step)
+            return self.if_exists
+        of_step = published_of_step(self.context.layout, *place.run_step, self.context.of_step)
         # One that the source brought before, or has beside this one, is no other checkpoint that must stay alone.
         is_known = bool(of_step) and (of_step[-1].manifest_id in self.own or of_step[-1].manifest_id in self._wanted)
         return "beside" if is_known else self.if_exists
@@ -290,6 +303,8 @@ class Pull:
             if kept.manifest.content != manifest.content:
                 self.warnings.append(f"{place.name} of this store holds something else, and was kept")
             return info_of(context, kept.manifest, kept.manifest_id, tags=(), key=kept.key), False
+        # Else the next one would list the run again.
+        context.known.directories.changed(outcome.key, staging.inode, outcome.change)
         info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
         try:
             self._drop_others(info, outcome.older)
@@ -310,7 +325,7 @@ class Pull:
         for key in going:
             self._catalogue(key)
         reclaim.give_back(self.context)
-        newest = published_of_step(self.context.layout, info.run, info.step)[-1:]
+        newest = published_of_step(self.context.layout, info.run, info.step, self.context.of_step)[-1:]
         if self.if_exists == "replace" and newest and newest[0].manifest_id not in self._wanted:
             said = f"{info.name} still names {short_id(newest[0].manifest_id)}, which is newer than {short_id(info.id)}"
             self.warnings.append(f"{said}; give what was pulled a tag, or gc drops it")

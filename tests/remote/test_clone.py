@@ -304,3 +304,13 @@ def test_a_manifest_that_came_with_another_bit_is_read_again(store: Store, away:
     objects.fault = flip_once
     assert [info.step for info in listing(away, tmp_path / "clone").checkpoints()] == [1, 2]
     assert len(harmed) == 2
+
+
+def test_what_is_superseded_at_a_remote_and_not_named_is_not_listed_by_a_later_look_either(
+    store: Store, away: str, tmp_path: Path
+) -> None:
+    store.push(all=True, remote=away)
+    newest = again(store, away, 3)
+    for _ in range(2):
+        clone = listing(away, tmp_path / "clone")
+        assert [info.id for info in clone.checkpoints(superseded=True) if info.step == 2] == [newest.id]

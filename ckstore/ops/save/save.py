@@ -371,9 +371,9 @@ def _publish(  # noqa: PLR0917
             # The trainer is asked last: after its no, or its giving up, the rename must not happen (docs/adr/0014).
             watch.publishing(step)
             watch.sealed(staging, manifest, rule)
-            synced, of_step = context.known.synced_runs, partial(context.known.directories.of_step, context.layout)
+            synced = context.known.synced_runs
             outcome = publishing.publish(
-                context.layout, staging, manifest, manifest_id, rule, synced, of_step, as_newest=True
+                context.layout, staging, manifest, manifest_id, rule, synced, context.of_step, as_newest=True
             )
         except StepExists:
             if request.step is not None:

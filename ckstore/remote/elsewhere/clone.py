@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -48,7 +49,7 @@ from ckstore.remote.beside import named_at, take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
-from ckstore.remote.pull import Pull, is_here
+from ckstore.remote.pull import Pull, is_here, steps_taken
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, RemoteLike, reach, settings_there, source_of, uuid_of
 from ckstore.remote.service.target import parse_target
@@ -86,8 +87,11 @@ def list_remote(
     listed: set[CheckpointKey] = set()
     unlisted: list[str] = []
     places = source.places() if places is None else [*places]
-    waiting = [place for place in places if not is_here(context, place)]
-    named = named_at(source) if waiting else set()
+    taken = steps_taken(context, places)
+    waiting = [place for place in places if place.run_step not in taken or not is_here(context, place)]
+    count = Counter(place.run_step for place in waiting)
+    taken |= {run_step for run_step in count if count[run_step] > 1}
+    named = named_at(source) if taken & count.keys() else set()
     for start in range(0, len(waiting), _BATCH):
         read: list[tuple[CheckpointInfo, Found, Annotations | None]] = []
 
@@ -106,14 +110,14 @@ def list_remote(
         for_each(fetch, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
         # Of several at one step the newest counts, and comes first; of the others those that a tag or a pin names.
         read.sort(key=lambda one: one[0].order, reverse=True)
-        steps: set[tuple[str, int]] = set()
         for info, found, said in read:
-            is_newest = info.key.run_step not in steps
-            steps.add(info.key.run_step)
-            if not is_newest and info.id not in named:
+            is_alone = info.key.run_step not in taken
+            of_step = [] if is_alone else published_of_step(context.layout, info.run, info.step, context.of_step)
+            if info.id not in named and any(one.order > info.order for one in of_step):
                 continue
             # What is here and not at this remote stays what its step names. Nothing is dropped: gc does it.
-            rule: Rule = "beside" if _may_join(context, info, holder) else "keep"
+            may_join = all(one.order > info.order or _is_only_at(context, one, holder) for one in of_step)
+            rule: Rule = "beside" if may_join and not is_alone else "keep"
             key = publish_manifest(context, found, said, document, rule=rule)
             if key is not None:
                 listed.add(key)
@@ -137,13 +141,8 @@ def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:
     return read_manifest(source, place, hash_prefix)
 
 
-def _may_join(context: Context, info: CheckpointInfo, holder: Holder) -> bool:
-    """Whether each checkpoint that the store has at that step is newer, or all of it at the same remote."""
-    of_step = published_of_step(context.layout, info.run, info.step)
-    return all(one.order > info.order or _is_only_at(context, one, holder) for one in of_step)
-
-
 def _is_only_at(context: Context, published: Published, holder: Holder) -> bool:
+    """Whether a remote has all of a checkpoint, and no other one and not this store."""
     try:
         with locks.lock_shared(context.layout.checkpoint(published.key)) as lock:
             there = read_elsewhere(lock.fd)
@@ -175,13 +174,16 @@ def publish_manifest(
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
         staging.seal(found.data)
-        outcome = publishing.publish(context.layout, staging, manifest, found.id, rule, context.known.synced_runs)
+        synced = context.known.synced_runs
+        outcome = publishing.publish(context.layout, staging, manifest, found.id, rule, synced, context.of_step)
     except BaseException as error:
         reclaim.abandon(context, staging, error)
         raise
     if outcome.existing is not None:
         reclaim.discard(context, staging)
         return None
+    # Else the next one would list the run again.
+    context.known.directories.changed(outcome.key, staging.inode, outcome.change)
     staging.lock.release()
     if drops and outcome.older:
         info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
