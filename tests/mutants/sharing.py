@@ -492,7 +492,7 @@ SHARING = [
         "tags and pins looked at again under the lock",
         "rules-not-looked-at-again",
         "drop.drop",
-        "        if not is_former_form:\n            check_unprotected(context, info.key, info.id)\n",
+        "        if not is_former_form:\n            check_unprotected(context, info.key, info)\n",
         "",
         "tests/ops/free/test_retain.py::test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped",
         "assert",
