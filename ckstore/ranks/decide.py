@@ -132,8 +132,14 @@ class Deciding:
         outcome = self.meeting.outcome() if isinstance(error, CkstoreError) else None
         if outcome is not None:  # the others gave this rank up, or it is published
             return outcome
+        # No lock reaches the ranks of other hosts. No outcome may say that nothing is published while one of them can.
+        publishing, is_fenced = self.meeting.hear("publishing"), bool(self.meeting.hear("fence"))
+        if is_fenced or publishing.keys() - {self.meeting.who.rank}:
+            publishing = self._stop_publishers()
         # Not after a failed sync: to sync again, and to be told that all went well, would prove nothing.
         info = None if isinstance(error, UnknownOutcome) else self._published()
+        if info is None and is_fenced:  # the others have moved away what this rank was to rename
+            return self._say(stuck(self.meeting, publishing))
         if info is None:
             self._tell(error)
         elif isinstance(error, CkstoreError):  # a rank of another host, which no lock reaches, was faster
@@ -142,17 +148,22 @@ class Deciding:
 
     def _fence(self) -> CheckpointInfo:
         """End the try although a rank has the lock and stands still: what it may be about to publish is moved away."""
-        meeting = self.meeting
-        publishing = meeting.fence()  # from here on no rank begins to publish: who had begun before is in it
-        for document in publishing.values():
-            # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
-            with suppress(FileNotFoundError):  # it has been renamed into its place, or given up
-                trash.move_to_trash(self.context.layout, self.context.layout.staging / document["staging"])
-        take_hidden(self.context.layout, meeting.who)
+        publishing = self._stop_publishers()
         info = self._published()
         if info is not None:
             return self._end(published(info))
-        return self._end(stuck(meeting, publishing))
+        return self._end(stuck(self.meeting, publishing))
+
+    def _stop_publishers(self) -> dict[int, Document]:
+        """Move away what ranks may be about to publish, and let none begin; return what they said."""
+        layout = self.context.layout
+        publishing = self.meeting.fence()
+        for document in publishing.values():
+            # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
+            with suppress(FileNotFoundError):  # already published, under its hidden name, or given up
+                trash.move_to_trash(layout, layout.staging / document["staging"])
+        take_hidden(layout, self.meeting.who)
+        return publishing
 
     def _published(self) -> CheckpointInfo | None:
         """Return the checkpoint, if it is that of this try; it is durable then."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ckstore.errors import CkstoreError, DamagedBlob, MissingRanks, RankFailed, RankMismatch
-from ckstore.fs import peek
+from ckstore.fs import peek, statx
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Manifest
@@ -75,6 +75,7 @@ def _is_unpublished(layout: Layout, staging: str) -> bool:
 def take_hidden(layout: Layout, who: Who) -> None:
     """Move to trash what a rank of this try, which stands still, has under the hidden name of a shared filesystem."""
     path = hidden_at(layout, who.run, who.step)
+    statx.refresh(path.parent)  # this host may remember that the name is free
     with (
         suppress(FileNotFoundError, NotADirectoryError, DamagedBlob),
         CheckpointDirectory.at(path, layout.hash_prefix) as directory,
