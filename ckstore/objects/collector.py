@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, holders, links, locks, peek, statx
 from ckstore.fs.held import through_parents
 from ckstore.fs.host.probe import TRY_PREFIX
@@ -58,6 +58,8 @@ class Collected:
     entered: set[str] = field(default_factory=set)
     # Names in ``trash/`` that another process was in, or that are another user's.
     left: list[str] = field(default_factory=list)
+    # Names in ``trash/`` that could not be removed, and why.
+    failed: dict[str, OSError | CkstoreError] = field(default_factory=dict)
     held: dict[str, HeldBlob] = field(default_factory=dict)  # blobs that a process has open, by digest
     # Digests without a use that have further names, and their sizes.
     linked: dict[str, int] = field(default_factory=dict)
@@ -117,9 +119,14 @@ class Collector:
     # ------------------------------------------------------------------------------- what is in trash
 
     def empty(self, names: Sequence[str] | None = None) -> None:
-        """Unlink what is in trash and not in use; only what has one of these names there, if some are given."""
-        # What an error leaves stays for the next time; where the catalog could not be told only last links are gone,
-        # which need no entry.
+        """Delete the entries of ``trash/`` that are not in use, or only those with these names.
+
+        An entry that cannot be deleted is recorded in `Collected.failed` and stops no other one.
+
+        Raises:
+            CatalogUnavailable, InUse: The catalog could not be told of blobs whose names are about to go. Only last
+                links are gone, which need no entry.
+        """
         trash.renew_future(self._layout)
         due = trash.due(self._layout, purge=self._purge)
         names = due if names is None else sorted(set(names).intersection(due))
@@ -129,21 +136,24 @@ class Collector:
         # name, taken apart.
         for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):
             files.sync_directory(parent)
-        failed: OSError | CkstoreError | None = None
+        refused: CkstoreError | None = None
         self._refused = None
         for name in names:
             if self._grace is not None and not self._grace.is_over(self._trash / name):
                 continue
             try:
                 self._empty_one(name)
+                self.collected.failed.pop(name, None)
+            except (CatalogUnavailable, InUse) as error:
+                refused = refused or error
             except PermissionError:  # its owner's alone, as in a sticky directory: it stays, and the report says so
                 self.collected.left.append(name)
-            except (OSError, CkstoreError) as error:  # one odd entry must not keep the others
+            except (OSError, CkstoreError) as error:
                 if isinstance(error, FileNotFoundError) and (self._grace is not None or trash.can_return(name)):
                     continue  # a process brought it back, or the collector of another host was faster
-                failed = failed or error
-        if failed is not None:
-            raise failed
+                self.collected.failed[name] = error
+        if refused is not None:
+            raise refused
 
     def _empty_one(self, name: str) -> None:
         path = self._trash / name

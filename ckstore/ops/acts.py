@@ -228,6 +228,11 @@ def describe_os_error(error: OSError) -> str:
     return f"{reason}{where}"
 
 
+def describe_error(error: OSError | CkstoreError) -> str:
+    """Return what went wrong, in a sentence that names one failure among others."""
+    return describe_os_error(error) if isinstance(error, OSError) else str(error)
+
+
 def of_the_system(error: OSError, message: str, *, hint: str) -> CkstoreError:
     """Return the error of ckstore for one of the system: of a full disk, or a quota, it is `InsufficientSpace`."""
     if error.errno not in files.NO_SPACE:

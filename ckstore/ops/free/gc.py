@@ -36,7 +36,7 @@ from ckstore.objects.generations import other_generations
 from ckstore.objects.shared import grace as graces
 from ckstore.objects.shared.grace import Grace
 from ckstore.ops import events, fetched
-from ckstore.ops.acts import describe_os_error, of_the_system, unsafe
+from ckstore.ops.acts import describe_error, describe_os_error, of_the_system, unsafe
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
@@ -211,8 +211,13 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     asked -= trash.waiting_blobs(layout) if asked else set()  # what waits was not taken apart, unless it was purged
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
     reclaim.condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
-    if failed is not None:  # on a full disk: now there may be room for what the catalog has to note
+    if failed is not None or collector.collected.failed:  # on a full disk there may be room now
         collector.empty(names)
+    if collector.collected.failed:
+        left = some_of(
+            [f"trash/{name}: {describe_error(error)}" for name, error in collector.collected.failed.items()], 3
+        )
+        warn(f"could not be removed, and still uses space: {left}; gc did the rest")
     return swept
 
 

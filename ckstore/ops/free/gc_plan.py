@@ -22,6 +22,7 @@ from ckstore.objects.collector import Collected
 from ckstore.objects.generations import other_generations
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
 from ckstore.objects.layout import BLOBS
+from ckstore.ops.acts import describe_error
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.refs.listing import with_superseded
 from ckstore.ops.refs.protection import pins_by_id
@@ -158,6 +159,7 @@ def differences(context: Context, plan: GcPlan, done: Collected, swept: Collecti
         f"staging/{name} stays: its save is at work, or it is gone" for name in plan.dead_stagings if name not in swept
     ]
     said += [f"trash/{name} stays: another process is in it, or it is another user's" for name in done.left]
+    said += [f"trash/{name} stays: {describe_error(error)}" for name, error in done.failed.items()]
     said += [f"{digest} was not freed: {_why_not(context, digest, done)}" for digest in sorted(planned - freed)]
     for digest in sorted(freed - planned):
         was = kept[digest].reason if digest in kept else "in use under another name"

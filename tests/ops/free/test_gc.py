@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import shutil
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from ckstore import CkstoreWarning, Store
 from ckstore.catalog import Catalog
-from ckstore.errors import CkstoreError, InUse
+from ckstore.errors import InUse
 from ckstore.fs import files, holders, links, locks
 from ckstore.fs.host import machine
 from ckstore.model.settings.retention import RetentionPolicy
@@ -262,13 +263,15 @@ def test_gc_works_on_a_full_disk(make_filesystem: Callable[[str, int], Path]) ->
     check_store(store.path)
 
 
-def test_an_error_of_the_system_says_that_the_next_gc_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gc_that_can_remove_nothing_says_why_and_the_next_one_goes_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.save(state(1), step=1)
     drop(store, 1)
     with monkeypatch.context() as patch:
         patch.setattr(links, "unlink", raising(OSError(5, "Input/output error", "x")))
-        with pytest.raises(CkstoreError, match="gc stopped: Input/output error"):
-            store.gc()
+        with pytest.warns(CkstoreWarning, match="still uses space: trash/main@1.*Input/output error"):
+            assert store.gc().freed_count == 0
 
     assert store.gc().freed_count == 2
 
@@ -547,9 +550,34 @@ def test_an_entry_of_trash_that_is_gone_keeps_no_other_there(store: Store, monke
     names_in = trash.names_in
     monkeypatch.setattr(trash, "names_in", lambda folder: [*["a-gone"] * (folder.name == "trash"), *names_in(folder)])
 
-    with pytest.raises(CkstoreError, match="No such file"):
+    with pytest.warns(CkstoreWarning, match="trash/a-gone: No such file"):
         store.gc()
     assert os.listdir(store.path / "trash") == []
+
+
+def test_an_entry_of_trash_that_cannot_be_removed_keeps_no_blob_and_is_named_in_a_warning(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(state(1), step=1)
+    drop(store, 1)
+    (store.path / "trash/bad-block").write_bytes(b"")
+    unlink = links.unlink
+
+    def failing(path: Any, **given: Any) -> None:
+        if getattr(path, "name", path) == "bad-block":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(path, **given)
+
+    monkeypatch.setattr(links, "unlink", failing)
+    with pytest.warns(CkstoreWarning, match="trash/bad-block: Input/output error") as warned:
+        report = store.gc()
+    assert len(warned) == 1
+    assert report.freed_bytes >= MIB
+    assert report.trash_left == ("bad-block",)
+
+    monkeypatch.undo()
+    assert store.gc().trash_left == ()
+    check_store(store.path)
 
 
 @pytest.mark.crash
