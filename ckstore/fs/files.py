@@ -27,7 +27,7 @@ BLOB_MTIME_NS = 1_000_000_000 * 10**9
 
 # O_EXCL with O_NOFOLLOW: a file or symlink that another user put at the name is an error, never written through (rule
 # N).
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for a pipe's reader
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # does not wait for a pipe's reader
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # One write of Linux takes at most 2 GiB; in parts of this size a signal or an error is seen between two of them.
 _WRITE_MOST_BYTES = 16 * 2**20
@@ -136,7 +136,11 @@ def renew_ctime(path: Inside) -> None:
 
 
 def append_line(path: Inside, line: bytes, *, mode: int, most_bytes: int, older: Inside) -> None:
-    """Append a line to a log by one write, so that lines of several processes do not mix; it is not made durable."""
+    """Append a line to a log by one write, so that lines of several processes do not mix; it is not made durable.
+
+    Raises:
+        OSError: It could not be written whole, as on a full disk.
+    """
     # A log of more than `most_bytes` becomes `older`, in the place of the one that is there. Raises DamagedBlob:
     # something other than a regular file is at the path.
     try:
@@ -150,7 +154,11 @@ def append_line(path: Inside, line: bytes, *, mode: int, most_bytes: int, older:
             raise _no_regular_file(path)
         if made:
             os.fchmod(fd, mode)  # whatever the umask is: the others of a group append, too
-        os.write(fd, line)
+        # A line that a full disk, a kill or a power cut has torn is ended first, so that this one is not lost with it.
+        if status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(fd, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         if status.st_size > most_bytes:
             _turn_over(fd, path, older)
     finally:
