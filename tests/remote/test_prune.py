@@ -108,6 +108,22 @@ def test_a_blob_that_nothing_names_is_condemned_and_then_removed(
     assert read_condemned(objects) == Condemned()
 
 
+def test_a_prune_may_take_more_batches_than_it_may_lose_swaps(
+    store: Store, objects: ServiceObjects, clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH_NAMES", 1)
+    before = blobs(objects)
+    dead_count = module.TRIES + 5
+    for number in range(dead_count):
+        objects.put(keys.blob(f"xxh3-{number:032x}"), b"dead")
+    clock(1.5 * DAY_S)
+    pruned(objects)
+    clock(1.5 * DAY_S)
+
+    assert pruned(objects).removed_count == dead_count
+    assert blobs(objects) == before
+
+
 def test_a_dry_run_changes_nothing(store: Store, objects: ServiceObjects, clock: Callable[[float], None]) -> None:
     drop(objects, store, 1)
     before = list(objects.list(""))
