@@ -44,8 +44,11 @@ def is_sound(path: Where, digest: str, nbytes: int) -> bool:
     status = peek.status(path)
     if looks_untouched(status, nbytes):
         return True
-    if not has_size(status, nbytes):
-        return False
+    return has_size(status, nbytes) and is_right(path, digest, nbytes)
+
+
+def is_right(path: Where, digest: str, nbytes: int) -> bool:
+    """Whether the blob `path` can be relied on, by `verified`: it is read whole."""
     try:
         return verified(path, digest, nbytes) is not None
     except FileNotFoundError:

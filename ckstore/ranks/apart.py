@@ -33,6 +33,7 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, open_directory, text_of
 from ckstore.ops.refs.labels import tag
 from ckstore.ops.requires import require
+from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, Request
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.who import Document
@@ -42,7 +43,7 @@ from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
 from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
-from ckstore.remote.pull import give_blobs, is_here
+from ckstore.remote.pull import is_here
 from ckstore.remote.push import Manner, end_intents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.reach import reach, source_of
@@ -172,7 +173,7 @@ def _adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpo
     if found is not None and found.manifest.content == manifest.content:
         there = info_of(context, found.manifest, found.manifest_id, key=found.key)
         if staging is not None:
-            give_blobs(context, there, manifest, staging)
+            restore_blobs(context, there, manifest, staging)
         elif there.elsewhere:
             _give_claimed(context, there, manifest)
     for name in info.tags if new else ():
@@ -188,7 +189,7 @@ def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) ->
         for blob in manifest.blobs:
             if not claimed.claim(blob.digest, blob.nbytes):
                 claimed.unclaim(blob.digest)
-        give_blobs(context, info, manifest, claimed)
+        restore_blobs(context, info, manifest, claimed)
     finally:
         reclaim.discard(context, claimed)
 

@@ -55,7 +55,7 @@ class Whole:
                 if self.elsewhere is not None:
                     where = str(staging.lock.inside / ELSEWHERE)
                     data = elsewhere_bytes(self.elsewhere, where)
-                    files.create_file(staging.lock.inside / ELSEWHERE, data, mode=0o600)
+                    files.create_file(staging.lock.inside / ELSEWHERE, data, mode=files.mode_in(staging.lock.fd))
                 return self._staged(context, staging, request, parts)
 
         create = partial(Staging.create, context.layout, request.run, request.step)

@@ -22,8 +22,7 @@ from ckstore.errors import (
     RemoteUnavailable,
     StepExists,
 )
-from ckstore.fs import files, links, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import files, peek
 from ckstore.model.canonical import encode_metric
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of, short_id
@@ -35,11 +34,11 @@ from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
 from ckstore.model.words import PUSH_AGAIN
+from ckstore.objects import blobs
 from ckstore.objects import publish as publishing
-from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id, look, published_of_step
+from ckstore.objects.checkpoints import id_at, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
-from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
-from ckstore.objects.layout import ANNOTATIONS, BLOBS
+from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.publish import IfExists, Outcome, Rule
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import why_of
@@ -52,6 +51,7 @@ from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.protection import held
+from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 from ckstore.remote.beside import merged, take_names
 from ckstore.remote.budget import MemoryBudget
@@ -254,7 +254,7 @@ class Pull:
             if annotations is not None:
                 # Into the staging directory: the one rename shows it together with the state.
                 path = staging.lock.inside / ANNOTATIONS
-                files.create_file(path, seal(annotations.render()), mode=0o600)
+                files.create_file(path, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
             staging.seal(found.data)
             synced = context.known.synced_runs
             outcome = publishing.publish(
@@ -283,8 +283,9 @@ class Pull:
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         try:
-            self._fill(place, manifest, encoding, staging)
-            give_blobs(context, info, manifest, staging)
+            # Shared local blobs take the place of good ones at the remote, so they are read and compared.
+            self._fill(place, manifest, encoding, staging, compares=True)
+            restore_blobs(context, info, manifest, staging)
         except BaseException as error:
             if not reclaim.is_full(error):
                 staging.written.clear()
@@ -346,9 +347,17 @@ class Pull:
         except (CkstoreError, OSError) as error:
             self.warnings.append(f"{key.name} is not as it is here in the catalog yet: {why_of(error)}")
 
-    def _fill(self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging) -> None:
-        # Claimed before the rest is fetched: what the store has must not be freed meanwhile.
-        missing = [blob for blob in manifest.blobs if not staging.claim(blob.digest, blob.nbytes)]
+    def _fill(
+        self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging, *, compares: bool = False
+    ) -> None:
+        def claimed(blob: BlobRecord) -> bool:
+            is_claimed = staging.claim(blob.digest, blob.nbytes)
+            path = staging.path_of(blob.digest)
+            return is_claimed and (not compares or blobs.is_right(path, blob.digest, blob.nbytes))
+
+        # Claimed before the rest is fetched: what the store has must not be freed meanwhile. A claim that failed
+        # because of damage is healed by the bytes that come.
+        missing = [blob for blob in manifest.blobs if not claimed(blob)]
         self._check_room(place, missing)
         self._expected_bytes = self._moved_bytes + sum(blob.nbytes for blob in missing)
         missing.sort(key=lambda blob: blob.nbytes, reverse=True)
@@ -382,32 +391,6 @@ class Pull:
     def _say(self) -> None:
         if self.manner.progress is not None:
             self.manner.progress(self._moved_bytes, max(self._expected_bytes, self._moved_bytes))
-
-
-def give_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, staging: Staging) -> None:
-    """Give a checkpoint those of its blobs that are staged; it stays listed and readable meanwhile."""
-    with held(context, info) as lock:
-        own = lock.inside / BLOBS
-        links.make_directory(own)
-        for blob in manifest.blobs:
-            if peek.exists(staging.path_of(blob.digest)):
-                _give(staging.path_of(blob.digest), own / blob.digest)
-        # Durable before the word that they are elsewhere goes: a power cut must not leave neither.
-        files.sync_directory(own)
-        if not judge_blobs(lock.inside, lock.fd, manifest).elsewhere:
-            remove_elsewhere(lock)
-        touch(lock)
-    reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
-
-
-def _give(staged: Inside, name: Inside) -> None:
-    """Give a staged blob a name in a checkpoint, if there is none."""
-    try:
-        if not links.try_link(staged, name):  # where it can have no more links, the checkpoint gets a copy
-            data = files.read_file(staged, most_bytes=peek.status(staged).st_size, is_blob=True)
-            files.create_blob(name, memoryview(data))
-    except FileExistsError:
-        return
 
 
 def fetch_checked(

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
+from tests.support.damage import flip
+from tests.support.stores import check_store
 
 
 @pytest.fixture
@@ -142,6 +145,42 @@ def test_the_same_step_again_is_the_same_checkpoint(evicted: tuple[Store, Double
     assert not store.info(1).elsewhere
 
 
+@pytest.mark.parametrize("if_exists", ["error", "keep", "replace"])
+def test_a_save_of_the_same_content_restores_the_evicted_bytes(
+    evicted: tuple[Store, Double], if_exists: Literal["error", "keep", "replace"]
+) -> None:
+    store, objects = evicted
+    evicted_id = store.info(1).id
+    objects.held.clear()
+
+    saved = store.save(state(1), step=1, if_exists=if_exists)
+
+    assert (saved.id == evicted_id) is (if_exists != "replace")  # which also replaces its metrics
+    assert saved.warnings == ()
+    assert not store.info(1).elsewhere
+    assert same(store.load(1), state(1))
+    check_store(store.path)
+
+
+def test_a_pull_reads_the_local_blobs_that_take_the_place_of_evicted_ones(store: Store) -> None:
+    shared = np.random.default_rng(5).integers(0, 256, 2 * MIB, dtype=np.uint8)
+    for step in (3, 4):
+        store.save({"shared": shared, "own": np.full(1000, step)}, step=step)
+    _, remote = new_remote(store.settings)
+    store.push(remote=remote, all=True)
+    store.evict(3, remote)
+    largest = max(blobs_dir(store.path, "main", 4).iterdir(), key=lambda path: path.stat().st_size)
+    flip(largest, keep_time=True)
+
+    store.pull(3, "away")
+
+    for step in (3, 4):
+        assert not store.info(step).elsewhere
+        assert np.array_equal(store.load(step)["shared"], shared)
+    assert store.verify().ok
+    check_store(store.path)
+
+
 def test_a_pull_brings_the_bytes_back(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
     store.annotate(1, note="kept")
@@ -152,8 +191,6 @@ def test_a_pull_brings_the_bytes_back(evicted: tuple[Store, Double]) -> None:
     info = store.info(1)
     assert not info.elsewhere
     assert [note.text for note in info.notes] == ["kept"]
-    from tests.support.stores import check_store
-
     assert store.verify().ok
     check_store(store.path)
     assert store.gc().freed_count == 0

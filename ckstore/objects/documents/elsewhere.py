@@ -69,5 +69,7 @@ def remove_elsewhere(lock: DirectoryLock) -> None:
 def touch(lock: DirectoryLock) -> None:
     """Let every catalog look at a locked checkpoint again: which blobs it holds has changed, its manifest has not."""
     status = os.stat(MANIFEST, dir_fd=lock.fd, follow_symlinks=False)
-    # The same times: only ctime changes, by which a row of a catalog is known to be older.
-    os.utime(MANIFEST, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=lock.fd, follow_symlinks=False)
+    # The same times: only ctime changes, by which a row of a catalog is known to be older. If the manifest is another
+    # member's, the kernel refuses. The rows of the others then stay older, which frees nothing: gc counts links.
+    with suppress(PermissionError):
+        os.utime(MANIFEST, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=lock.fd, follow_symlinks=False)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -68,6 +68,7 @@ from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
+from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.write import Stored, store_sources
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
@@ -235,6 +236,9 @@ def save_staged(
             staged = stage(staging, notes)
             laps.end("storing_s")
             manifest, manifest_id, outcome = _publish(context, staging, staged, request, laps, watch)
+            # Before it is acknowledged: what this save has staged may be the only good copy of what was evicted.
+            if outcome.existing is not None and outcome.existing.elsewhere:
+                notes += _restored(context, staging, manifest, outcome.existing)
             laps.end("publishing_s")
         except BaseException as error:
             reclaim.abandon(context, staging, error)
@@ -263,6 +267,17 @@ def save_staged(
         if context.saved is not None:
             context.saved(settings)
     return info
+
+
+def _restored(context: Context, staging: Staging, manifest: Manifest, existing: Published) -> list[str]:
+    """Give an existing checkpoint of equal content, whose bytes are at a remote, those that were staged."""
+    if existing.manifest.content != manifest.content:
+        return []
+    info = info_of(context, existing.manifest, existing.manifest_id, tags=(), key=existing.key)
+    with suppress(PermissionError):  # another member's
+        if restore_blobs(context, info, existing.manifest, staging):
+            return []
+    return [f"{info.name} was saved before with the same content, and its bytes are at a remote, not in this store"]
 
 
 def _follow_up(  # noqa: PLR0917

@@ -170,9 +170,9 @@ def publish_manifest(
     try:
         own = staging.lock.inside
         where = str(own / ELSEWHERE)
-        files.create_file(own / ELSEWHERE, elsewhere_bytes(document, where), mode=0o600)
+        files.create_file(own / ELSEWHERE, elsewhere_bytes(document, where), mode=files.mode_in(staging.lock.fd))
         if annotations is not None:
-            files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=0o600)
+            files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
         staging.seal(found.data)
         synced = context.known.synced_runs
         outcome = publishing.publish(context.layout, staging, manifest, found.id, rule, synced, context.of_step)

@@ -1,0 +1,49 @@
+"""Give a checkpoint whose bytes are at a remote its blobs again."""
+
+from __future__ import annotations
+
+from ckstore.fs import files, links, peek
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import Manifest
+from ckstore.objects.checkpoints import judge_blobs
+from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
+from ckstore.objects.layout import BLOBS
+from ckstore.objects.staging import Staging
+from ckstore.ops.context import Context
+from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.refs.protection import held
+
+_CATALOG_TIMEOUT_S = 5.0
+
+
+def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, staging: Staging) -> bool:
+    """Link the staged blobs into a checkpoint; it stays listed and readable meanwhile.
+
+    Returns:
+        Whether all of its blobs are local now.
+    """
+    with held(context, info) as lock:
+        own = lock.inside / BLOBS
+        links.make_directory(own)
+        for blob in manifest.blobs:
+            if peek.exists(staging.path_of(blob.digest)):
+                _link(staging.path_of(blob.digest), own / blob.digest)
+        # Durable before the word that they are elsewhere goes: a power cut must not leave neither.
+        files.sync_directory(own)
+        is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
+        if is_local:
+            remove_elsewhere(lock)
+        touch(lock)
+    reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
+    return is_local
+
+
+def _link(staged: Inside, name: Inside) -> None:
+    """Link a staged blob into a checkpoint, unless it has the blob."""
+    try:
+        if not links.try_link(staged, name):  # where it can have no more links, the checkpoint gets a copy
+            data = files.read_file(staged, most_bytes=peek.status(staged).st_size, is_blob=True)
+            files.create_blob(name, memoryview(data))
+    except FileExistsError:
+        return
