@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckstore.errors import CkstoreError, RankFailed, RankMismatch, UnknownOutcome
+from ckstore.errors import CkstoreError, DamagedBlob, RankFailed, RankMismatch, UnknownOutcome
 from ckstore.fs import files
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.messages import info_from
@@ -118,7 +118,7 @@ class Deciding:
             if ended is None:
                 raise
             return self._ended(ended)
-        outcome = meeting.outcome()
+        outcome = self._readable_outcome()
         # If the same content was there, no rename failed: the others may have given this rank up meanwhile.
         return info if outcome is None or "published" in outcome else self._ended(outcome)
 
@@ -194,9 +194,15 @@ class Deciding:
         """Say how the try ended; return what was said first."""
         try:
             self.meeting.say_outcome(outcome)
-            return self.meeting.outcome() or outcome
         except OSError:  # the others decide the same
             return outcome
+        return self._readable_outcome() or outcome
+
+    def _readable_outcome(self) -> Document | None:
+        """Return how the try ended; None if it has not, or its document was damaged: this rank has seen how it did."""
+        with suppress(OSError, DamagedBlob):
+            return self.meeting.outcome()
+        return None
 
     def _ended(self, outcome: Document) -> CheckpointInfo:
         """Return what this try published, or raise what the outcome says."""

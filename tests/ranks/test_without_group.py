@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ckstore import BadInput, NoSuchRef, RankMismatch, Ranks, StepExists, Store
+from ckstore import BadInput, DamagedBlob, NoSuchRef, RankMismatch, Ranks, StepExists, Store
+from ckstore.ranks.by_files import FilesMeeting
 from ckstore_cli.app import app
 from tests.ranks.racers import state_of
 from tests.ranks.racing import Racers
 from tests.support.requirements import representatives
+from tests.support.stores import check_store
 
 LONG = os.environ.get("CKSTORE_CRASH") == "full"
 ROUNDS = 200 if LONG else 6
@@ -248,6 +250,24 @@ def test_a_rank_with_a_state_and_one_with_files_are_told_and_neither_is_lost_in_
     assert {answer.get("error") for answer in answers} == {"RankMismatch"}
     assert "rank 0" in answers[0]["message"]
     assert store.checkpoints() == []
+
+
+def test_a_published_save_does_not_fail_by_a_damaged_outcome(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    say_outcome = FilesMeeting.say_outcome
+
+    def say_and_damage(meeting: FilesMeeting, outcome: Any) -> None:
+        say_outcome(meeting, outcome)
+        monkeypatch.setattr(FilesMeeting, "outcome", unreadable)
+
+    def unreadable(_: FilesMeeting) -> None:
+        raise DamagedBlob("outcome.json cannot be read")
+
+    monkeypatch.setattr(FilesMeeting, "say_outcome", say_and_damage)
+    info = store.save({"w": np.arange(3)}, step=1, tags=["best"], ranks=Ranks(0, 1, "a", timeout_s=60.0))
+
+    assert store.info("best").id == info.id
+    store.gc()
+    check_store(store.path)
 
 
 def test_arguments_that_make_no_rank_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

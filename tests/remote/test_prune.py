@@ -13,7 +13,7 @@ import pytest
 from ckstore import BadInput, CkstoreError, InUse, RemoteError, Store
 from ckstore.model.digest import ALGORITHMS
 from ckstore.remote import keys
-from ckstore.remote.documents.condemned import Batch, Condemned, read_condemned, swap
+from ckstore.remote.documents.condemned import TRIES, Batch, Condemned, read_condemned, swap
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
@@ -113,7 +113,7 @@ def test_a_prune_may_take_more_batches_than_it_may_lose_swaps(
 ) -> None:
     monkeypatch.setattr(module, "BATCH_NAMES", 1)
     before = blobs(objects)
-    dead_count = module.TRIES + 5
+    dead_count = TRIES + 5
     for number in range(dead_count):
         objects.put(keys.blob(f"xxh3-{number:032x}"), b"dead")
     clock(1.5 * DAY_S)

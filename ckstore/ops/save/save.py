@@ -254,7 +254,10 @@ def save_staged(
         notes.append(_kept(published.manifest))
     # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
     committed = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
-    watch.committed(replace(committed, durable=context.durable))
+    try:
+        watch.committed(replace(committed, durable=context.durable))
+    except (CkstoreError, OSError) as error:
+        notes.append(f"{committed.name} is saved, but those who wait for it could not be told: {why_of(error)}")
     # Once, and after the commit: rules that were changed during the save must hold for what is dropped now.
     settings = cache(partial(read_config, context.layout))
     info = _follow_up(context, staging, staged, request.tags, published, outcome, notes, settings)
