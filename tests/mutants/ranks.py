@@ -90,4 +90,23 @@ RANKS = [
         "tests/ranks/test_apart.py::test_a_rank_that_stood_still_leaves_a_later_checkpoint_in_its_place",
         "assert",
     ),
+    Mutant(
+        "a rank that fails to publish stops the ranks of other hosts that publish",
+        "failed-rank-lets-others-publish",
+        "_after",
+        "            publishing = self._stop_publishers()\n",
+        "            pass\n",
+        "tests/cluster/test_ranks_on_two_hosts.py"
+        "::test_a_rank_that_fails_to_publish_stops_the_rank_of_another_host_that_is_publishing",
+        "assert",
+    ),
+    Mutant(
+        "a committed save does not fail by the document of its outcome",
+        "damaged-outcome-fails-a-save",
+        "_readable_outcome",
+        "        with suppress(OSError, DamagedBlob):\n",
+        "        if True:\n",
+        "tests/ranks/test_without_group.py::test_a_published_save_does_not_fail_by_a_damaged_outcome",
+        "DamagedBlob",
+    ),
 ]

@@ -815,4 +815,14 @@ SHARING = [
         "tests/ops/test_shared.py::test_what_the_settings_say_of_other_hosts_holds_for_who_opens_the_store_next",
         "DID NOT WARN",
     ),
+    Mutant(
+        "an entry of trash that cannot be removed stops no other duty of gc",
+        "bad-entry-stops-gc",
+        "empty",
+        "                self.collected.failed[name] = error\n",
+        "                raise\n",
+        "tests/ops/free/test_gc.py"
+        "::test_an_entry_of_trash_that_cannot_be_removed_keeps_no_blob_and_is_named_in_a_warning",
+        "gc stopped",
+    ),
 ]
