@@ -21,9 +21,9 @@ RANKS = [
     Mutant(
         "what a rank that stands still would rename is moved away",
         "ranks-unfenced",
-        "Deciding._fence",
-        "            trash.move_to_trash(",
-        "            (lambda *_: None)(",
+        "_stop_publishers",
+        "                trash.move_to_trash(",
+        "                (lambda *_: None)(",
         f"{_STILL}::test_a_rank_that_is_stopped_before_the_rename_is_named_and_cannot_publish_later",
         "assert",
     ),
