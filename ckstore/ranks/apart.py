@@ -17,6 +17,7 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.settings.settings import ELSEWHERE
 from ckstore.model.times import text_of_time
+from ckstore.objects import blobs
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.layout import MANIFEST
@@ -174,6 +175,7 @@ def _adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpo
         there = info_of(context, found.manifest, found.manifest_id, key=found.key)
         if staging is not None:
             restore_blobs(context, there, manifest, staging)
+            reconcile_one(context, there.key, timeout_s=CATALOG_TIMEOUT_S)
         elif there.elsewhere:
             _give_claimed(context, there, manifest)
     for name in info.tags if new else ():
@@ -187,9 +189,12 @@ def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) ->
     claimed = Staging.create(context.layout, info.run, info.step)
     try:
         for blob in manifest.blobs:
-            if not claimed.claim(blob.digest, blob.nbytes):
+            is_claimed = claimed.claim(blob.digest, blob.nbytes)
+            # Read and compared, as by a pull: these blobs take the place of good ones at the remote.
+            if not (is_claimed and blobs.is_right(claimed.path_of(blob.digest), blob.digest, blob.nbytes)):
                 claimed.unclaim(blob.digest)
         restore_blobs(context, info, manifest, claimed)
+        reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
     finally:
         reclaim.discard(context, claimed)
 

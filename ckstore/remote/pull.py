@@ -286,6 +286,7 @@ class Pull:
             # Shared local blobs take the place of good ones at the remote, so they are read and compared.
             self._fill(place, manifest, encoding, staging, compares=True)
             restore_blobs(context, info, manifest, staging)
+            reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
         except BaseException as error:
             if not reclaim.is_full(error):
                 staging.written.clear()

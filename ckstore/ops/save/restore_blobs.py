@@ -11,14 +11,13 @@ from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
-from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.protection import held
-
-_CATALOG_TIMEOUT_S = 5.0
 
 
 def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, staging: Staging) -> bool:
     """Link the staged blobs into a checkpoint; it stays listed and readable meanwhile.
+
+    The caller updates the catalog.
 
     Returns:
         Whether all of its blobs are local now.
@@ -29,13 +28,13 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
         for blob in manifest.blobs:
             if peek.exists(staging.path_of(blob.digest)):
                 _link(staging.path_of(blob.digest), own / blob.digest)
-        # Durable before the word that they are elsewhere goes: a power cut must not leave neither.
+        # Durable before elsewhere.json is removed: otherwise a power cut could leave neither the blobs nor the record
+        # of the remote that has them.
         files.sync_directory(own)
         is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
         if is_local:
             remove_elsewhere(lock)
         touch(lock)
-    reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
     return is_local
 
 

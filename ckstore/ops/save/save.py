@@ -236,7 +236,7 @@ def save_staged(
             staged = stage(staging, notes)
             laps.end("storing_s")
             manifest, manifest_id, outcome = _publish(context, staging, staged, request, laps, watch)
-            # Before it is acknowledged: what this save has staged may be the only good copy of what was evicted.
+            # Before the save is acknowledged: the staged blobs may be the only good copy of the evicted ones.
             if outcome.existing is not None and outcome.existing.elsewhere:
                 notes += _restored(context, staging, manifest, outcome.existing)
             laps.end("publishing_s")
