@@ -95,6 +95,10 @@ class Staging:
         # Judged by our own name, after the link: the canonical name may be replaced between a look and a link.
         return blobs.is_sound(mine, digest, nbytes)
 
+    def claim_compared(self, digest: str, nbytes: int) -> bool:
+        """As `claim`, but the blob is read whole: for one that takes the place of a good copy at a remote."""
+        return self.claim(digest, nbytes) and blobs.is_right(self.path_of(digest), digest, nbytes)
+
     def _claim_own(self, digest: str, nbytes: int, mine: Inside) -> bool:
         """Claim a copy in a checkpoint of this user: to the file of another one the kernel may refuse a link."""
         # Source: proc(5), ``fs.protected_hardlinks``.

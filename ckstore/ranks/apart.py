@@ -17,7 +17,6 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.settings.settings import ELSEWHERE
 from ckstore.model.times import text_of_time
-from ckstore.objects import blobs
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.layout import MANIFEST
@@ -189,9 +188,7 @@ def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) ->
     claimed = Staging.create(context.layout, info.run, info.step)
     try:
         for blob in manifest.blobs:
-            is_claimed = claimed.claim(blob.digest, blob.nbytes)
-            # Read and compared, as by a pull: these blobs take the place of good ones at the remote.
-            if not (is_claimed and blobs.is_right(claimed.path_of(blob.digest), blob.digest, blob.nbytes)):
+            if not claimed.claim_compared(blob.digest, blob.nbytes):
                 claimed.unclaim(blob.digest)
         restore_blobs(context, info, manifest, claimed)
         reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)

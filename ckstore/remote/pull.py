@@ -34,7 +34,6 @@ from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
 from ckstore.model.words import PUSH_AGAIN
-from ckstore.objects import blobs
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import id_at, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
@@ -351,14 +350,10 @@ class Pull:
     def _fill(
         self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging, *, compares: bool = False
     ) -> None:
-        def claimed(blob: BlobRecord) -> bool:
-            is_claimed = staging.claim(blob.digest, blob.nbytes)
-            path = staging.path_of(blob.digest)
-            return is_claimed and (not compares or blobs.is_right(path, blob.digest, blob.nbytes))
-
+        claim = staging.claim_compared if compares else staging.claim
         # Claimed before the rest is fetched: what the store has must not be freed meanwhile. A claim that failed
         # because of damage is healed by the bytes that come.
-        missing = [blob for blob in manifest.blobs if not claimed(blob)]
+        missing = [blob for blob in manifest.blobs if not claim(blob.digest, blob.nbytes)]
         self._check_room(place, missing)
         self._expected_bytes = self._moved_bytes + sum(blob.nbytes for blob in missing)
         missing.sort(key=lambda blob: blob.nbytes, reverse=True)

@@ -212,12 +212,10 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
     reclaim.condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
     if failed is not None or collector.collected.failed:  # on a full disk there may be room now
-        collector.empty(names)
-    if collector.collected.failed:
-        left = some_of(
-            [f"trash/{name}: {describe_error(error)}" for name, error in collector.collected.failed.items()], 3
-        )
-        warn(f"could not be removed, and still uses space: {left}; gc did the rest")
+        collector.empty(names if failed is not None else list(collector.collected.failed))
+    failures = [f"trash/{name}: {describe_error(error)}" for name, error in collector.collected.failed.items()]
+    if failures:
+        warn(f"could not be removed, and still uses space: {some_of(failures, 3)}; gc did the rest")
     return swept
 
 
