@@ -270,7 +270,9 @@ def _beside_damage(path: Path, journal: Journal) -> None:
     largest = max(blobs_dir(path, RUN, 1).iterdir(), key=lambda blob: blob.stat().st_size)
     for name in path.rglob(largest.name):
         name.unlink()
-    journal.begin((RUN, 1), "first")  # by the act, or by `_settle_damage`
+    # By the act, or by `_settle_damage`; an act that fails before it begins must not take this back.
+    journal.begin((RUN, 1), "first")
+    journal.failed(unknown=True)
 
 
 def _settle_damage(path: Path, done: bool) -> list[str]:
