@@ -82,6 +82,7 @@ from ckstore.model.reports.retention_report import RetentionReport as RetentionR
 from ckstore.model.reports.retention_report import Skipped as Skipped
 from ckstore.model.reports.transfer import EvictReport as EvictReport
 from ckstore.model.reports.transfer import MirrorStatus as MirrorStatus
+from ckstore.model.reports.transfer import StoreClaims as StoreClaims
 from ckstore.model.reports.transfer import TransferPlan as TransferPlan
 from ckstore.model.reports.transfer import TransferReport as TransferReport
 from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage

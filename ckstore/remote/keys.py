@@ -19,6 +19,7 @@ CHECKPOINTS = "checkpoints/"
 TAGS = "refs/"
 PINS = "pins/"
 INTENTS = "intents/"
+CLAIMS = "claims/"
 CONDEMNED = "condemned.json"
 INFO = "remote.json"
 _MANIFEST = "manifest.json"
@@ -28,6 +29,8 @@ _DROPPED = "dropped"
 OF_PLACE = (_MANIFEST, _PLAIN, _ANNOTATIONS, _DROPPED)
 """The last parts of the keys that a checkpoint has."""
 _SUFFIX = ".json"
+_UUID = re.compile(r"[0-9a-f]{32}\Z")
+_STORE = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
 
 
@@ -105,6 +108,23 @@ def place_in(key: str, lasts: Container[str] = (_MANIFEST,)) -> Place | None:
     if not is_run(parts[1]) or step is None or not is_digest(parts[3]):
         return None
     return Place(parts[1], step, parts[3])
+
+
+def claim(store: str, place: Place, uuid: str) -> str:
+    """Return the key of a claim of a store on a checkpoint."""
+    return f"{CLAIMS}{store}/{place.run}/{place.step}/{place.id}/{uuid}{_SUFFIX}"
+
+
+def claim_in(key: str) -> tuple[str, Place, str] | None:
+    """Return the store, the checkpoint and the uuid of the claim with this key; None: it has another form."""
+    parts = key.split("/")
+    if len(parts) != 6 or parts[0] != CLAIMS[:-1] or not _STORE.match(parts[1]):
+        return None
+    step, uuid = step_of(parts[3]), parts[5].removesuffix(_SUFFIX)
+    if not is_run(parts[2]) or step is None or not is_digest(parts[4]) or not _UUID.match(uuid):
+        return None
+    place = Place(parts[2], step, parts[4])
+    return (parts[1], place, uuid) if key == claim(parts[1], place, uuid) else None
 
 
 def tag(name: str) -> str:

@@ -119,6 +119,7 @@ class Pull:
         is_push: The source brings them, and its tags and pins move those that are here.
         own: Ids of checkpoints here that it brought before: what it has at their steps now supersedes them.
         warnings: What the user should know.
+        brought_back: Whether a checkpoint got bytes again that had been let go.
     """
 
     context: Context
@@ -128,6 +129,7 @@ class Pull:
     is_push: bool = False
     own: Container[str] = ()
     warnings: list[str] = field(default_factory=list)
+    brought_back: bool = field(default=False, init=False)
     _wanted: frozenset[str] = frozenset()  # ids of the checkpoints that are brought together
     _taken: set[tuple[str, int]] = field(default_factory=set)  # steps that may have a checkpoint here
     _moved_bytes: int = 0
@@ -285,6 +287,7 @@ class Pull:
             # Shared local blobs take the place of good ones at the remote, so they are read and compared.
             self._fill(place, manifest, encoding, staging, compares=True)
             restore_blobs(context, info, manifest, staging)
+            self.brought_back = True
             reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
         except BaseException as error:
             if not reclaim.is_full(error):

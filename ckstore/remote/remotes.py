@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
 from ckstore.model.reports.retention_report import RemotePruneReport, RetentionReport
+from ckstore.model.reports.transfer import StoreClaims
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
 from ckstore.objects.documents.elsewhere import holders_at
@@ -22,6 +23,9 @@ from ckstore.remote import keys
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
 from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
 from ckstore.remote.service.target import Target, parse_target
+
+if TYPE_CHECKING:
+    from ckstore.remote.objects import Remote
 
 
 class Remotes:
@@ -149,6 +153,7 @@ class Remotes:
             RemoteError: The service compares nothing, and `exclusive` was not given; or it does not answer.
             BadInput: It is a store in a directory, which `Store.gc` prunes, and `keep_remote` is not set for it.
         """
+        from ckstore.remote.documents.claims import end_claims
         from ckstore.remote.objects import Remote
         from ckstore.remote.pruning.keep_remote import KeepRemote
         from ckstore.remote.pruning.prune import prune
@@ -164,6 +169,8 @@ class Remotes:
         if policy is None and not isinstance(remote, Remote):
             raise BadInput(f"{remote.name} is a store in a directory", hint="open that store and collect there: gc()")
         retention = None
+        if not dry_run and isinstance(remote, Remote):
+            end_claims(self._context, remote)
         if policy is not None:
             keep = KeepRemote(self._context, remote, policy)
             retention = RetentionReport(keep.plan()) if dry_run else keep.apply()
@@ -172,6 +179,48 @@ class Remotes:
         algorithm = self._context.algorithm
         report = prune(remote, algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
         return replace(report, retention=retention)
+
+    @act
+    def claims(self, name: str) -> tuple[StoreClaims, ...]:
+        """Return which stores rely on checkpoints at a remote, because they let go of their own bytes.
+
+        No store removes such a checkpoint there, neither by `StoreConfig.keep_remote` nor by `prune`.
+
+        Raises:
+            NoSuchRemote: There is none of that name.
+            BadInput: It is a store in a directory.
+            RemoteError: It does not answer.
+        """
+        from ckstore.remote.documents.claims import store_claims
+
+        return store_claims(self._context, self._objects_of(name))
+
+    @act
+    def release(self, name: str, store: str) -> StoreClaims:
+        """End the claims of a store that is gone for good; what it relied on may be removed at the remote from then on.
+
+        Args:
+            name: Of the remote.
+            store: The uuid of that store, as `claims` says it.
+
+        Raises:
+            NoSuchRemote: There is none of that name.
+            BadInput: It is this store, whose claims end by themselves; or that store has no claim there.
+            RemoteError: It does not answer.
+        """
+        from ckstore.remote.documents.claims import release_claims
+
+        self._context.check_writable()
+        return release_claims(self._context, self._objects_of(name, writing=True), store)
+
+    def _objects_of(self, name: str, *, writing: bool = False) -> Remote:
+        from ckstore.remote.objects import Remote
+        from ckstore.remote.reach import open_remote
+
+        remote = open_remote(self._context, name, writing=writing)
+        if not isinstance(remote, Remote):
+            raise BadInput(f"{remote.name} is a store in a directory, which takes no claims", hint="open that store")
+        return remote
 
     def _refuse_taken(self, name: str, target: Target) -> None:
         taken = entries(self._context.layout).get(name)

@@ -15,6 +15,7 @@ from ckstore.model.words import mending_there
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.remote import keys
 from ckstore.remote.decode import Decoding, Near, nothing_near
+from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Objects
 from ckstore.remote.small_objects import read_tags
@@ -91,7 +92,10 @@ class ObjectSource:
         return self.listed(under)[0]
 
     def listed(self, under: str = "") -> tuple[list[Place], list[Place]]:
-        """Return the checkpoints as `places` does, and those that were removed and of which something is left."""
+        """Return the checkpoints as `places` does, and those that were removed and of which something is left.
+
+        One that has the mark of a removal and a claim was not removed: a store relies on it.
+        """
         found: dict[Place, list[str]] = {}
         for listed in self._objects.list(f"{keys.CHECKPOINTS}{under}"):
             if (place := keys.place_in(listed.key, keys.OF_PLACE)) is not None:
@@ -99,6 +103,9 @@ class ObjectSource:
             if len(found) > _MOST_PLACES:  # what is listed is kept, and costs a liar nothing
                 raise RemoteError(f"{self.name} lists more than {_MOST_PLACES:,} checkpoints")
         dropped = {place for place, there in found.items() if place.dropped in there}
+        if any(place.manifest in found[place] for place in dropped):
+            # After the mark was seen: who wrote it looks for claims only then.
+            dropped -= {claim.place for claim in claims_at(self._objects)}
         places = [place for place, there in found.items() if place.manifest in there and place not in dropped]
         return sorted(places), [place for place in dropped if len(found[place]) > 1]
 

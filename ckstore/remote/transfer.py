@@ -18,6 +18,7 @@ from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
 from ckstore.remote.beside import Said
 from ckstore.remote.choice import HINT, Choice, ChoiceOptions, TransferOptions
+from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.find_there import find_there, newest_of_steps
 from ckstore.remote.keys import Place
@@ -107,8 +108,13 @@ def pull(
     """See `ckstore.Store.pull`."""
     how = _manner(options)
     context.check_writable()
-    source = source_of(reach(context, remote), near(context.layout))
-    return Pull(context, source, how, if_exists).bring(_places(context, source, Choice(refs, options)))
+    there = reach(context, remote)
+    source = source_of(there, near(context.layout))
+    work = Pull(context, source, how, if_exists)
+    report = work.bring(_places(context, source, Choice(refs, options)))
+    if work.brought_back and isinstance(there, Remote):
+        end_claims(context, there)
+    return report
 
 
 def evict(

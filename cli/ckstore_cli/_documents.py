@@ -50,6 +50,7 @@ _FORMS = {
     "RunUsage": "run checkpoint_count logical_bytes alone_bytes shared_bytes",
     "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
     "Skipped": "run=info.run step=info.step reason",
+    "StoreClaims": "store host path is_own checkpoints",
     "TransferPlan": "direction remote missing_bytes all_bytes new checkpoints missing",
     "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
     "Uncompacted": "run=info.run step=info.step reason",

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.tracing import Request, trace
+from tests.mutants.claims import CLAIMS
 from tests.mutants.compacting import COMPACTING
 from tests.mutants.deciding import DECIDING
 from tests.mutants.devices import DEVICES
@@ -50,6 +51,7 @@ LISTS = (
     RANKS,
     DEVICES,
     REMOTES,
+    CLAIMS,
     COMPACTING,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}

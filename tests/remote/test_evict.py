@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from ckstore import BytesElsewhere, CheckpointInfo, DamagedBlob, RemoteError, RetentionPolicy, Store
-from ckstore.model.checkpoint.elsewhere import Holder
 from ckstore.model.words import mending_there
 from ckstore.ops.context import Context
 from ckstore.remote import keys
@@ -430,10 +429,10 @@ def test_the_other_store_keeps_its_bytes_until_ours_are_gone(
     store.push(1, other.path)
     real, reasons = evicting._let_go, list[str]()
 
-    def meanwhile(context: Context, info: CheckpointInfo, holder: Holder) -> None:
+    def meanwhile(context: Context, one: evicting._Going) -> str:
         if context is context_of(store):
             reasons.extend(skipped.reason for skipped in other.evict(1, store.path).skipped)
-        real(context, info, holder)
+        return real(context, one)
 
     monkeypatch.setattr(evicting, "_let_go", meanwhile)
     assert store.evict(1, other.path).evicted

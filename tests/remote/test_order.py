@@ -129,7 +129,7 @@ def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> Non
     place = keys.Place(info.run, info.step, info.id)
     objects.fault = lambda call, key: "fail" if call == "delete" else None
     with pytest.raises(RemoteError):
-        remove_there(REMOTES[remote], place)
+        remove_there(REMOTES[remote], [place])
 
     # A client that lost its connection here has removed it anyway.
     assert ObjectSource(objects, remote).places() == []
@@ -149,8 +149,8 @@ def _half_removed(store: Store, objects: Double, remote: str, after: int) -> key
 
     objects.fault = cut
     with suppress(RemoteError):
-        remove_there(REMOTES[remote], place)
-    assert len(made) == min(after + 1, 4)
+        remove_there(REMOTES[remote], [place])
+    assert len(made) == min(after + 1, 5)
     objects.fault = lambda _call, _key: None
     return place
 
@@ -159,14 +159,14 @@ def _of(objects: Double, place: keys.Place) -> set[str]:
     return {key for key in objects.held if keys.place_in(key, keys.OF_PLACE) == place}
 
 
-@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("cas", [True, False])
 def test_a_removal_that_was_cut_off_is_finished_by_the_next_prune(store: Store, after: int, cas: bool) -> None:
     objects, remote = new_remote(store.settings, cas=cas)
     place = _half_removed(store, objects, remote, after)
     all_of_it = {place.manifest, place.plain, place.annotations}
     prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=60, dry_run=True, exclusive=not cas)
-    assert _of(objects, place) != {place.dropped} or after == 4
+    assert _of(objects, place) != {place.dropped} or after == 5
 
     prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=60, exclusive=not cas)
 
@@ -176,7 +176,7 @@ def test_a_removal_that_was_cut_off_is_finished_by_the_next_prune(store: Store, 
 
 def test_what_is_being_pushed_again_is_not_removed_with_what_an_earlier_removal_left(store: Store) -> None:
     objects, remote = new_remote(store.settings)
-    place = _half_removed(store, objects, remote, 2)
+    place = _half_removed(store, objects, remote, 3)
     Intent.of(place, [], lambda: 0.0).write(objects)
     wanted = _of(objects, place)
 
@@ -187,7 +187,7 @@ def test_what_is_being_pushed_again_is_not_removed_with_what_an_earlier_removal_
 
 def test_what_was_pushed_again_since_the_pruner_looked_is_not_removed(store: Store) -> None:
     objects, remote = new_remote(store.settings)
-    place = _half_removed(store, objects, remote, 2)
+    place = _half_removed(store, objects, remote, 3)
     listed: list[str] = []
 
     def push_meanwhile(call: str, key: str) -> Fault | None:

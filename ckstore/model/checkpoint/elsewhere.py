@@ -13,6 +13,7 @@ from ckstore.model.document import check_created, parse_document, refuse
 _FORMAT = "ckstore-elsewhere"
 _VERSION = 1
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+_CLAIM = re.compile(r"(?:[0-9a-f]{32})?\Z")
 _NAME_CHARS = 4096
 
 
@@ -22,6 +23,7 @@ class Holder:
 
     uuid: str  # the remote's own: what has the name by now may be another
     name: str  # what the store called it, or the directory of another store
+    claim: str = ""  # uuid of the claim that keeps the checkpoint there; "": none, as in a clone
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,9 @@ class Elsewhere:
 
     def render(self) -> bytes:
         """Return the content of the file."""
-        remotes = [{"uuid": one.uuid, "name": one.name} for one in self.remotes]
+        remotes = [
+            {"uuid": one.uuid, "name": one.name, **({"claim": one.claim} if one.claim else {})} for one in self.remotes
+        ]
         return canonical_json({"format": _FORMAT, "version": _VERSION, "since": self.since, "remotes": remotes}) + b"\n"
 
 
@@ -54,4 +58,7 @@ def _holder(value: Any, where: str) -> Holder:
         refuse(where, "uuid", "a uuid", uuid)
     if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS or "\0" in name:
         raise BadInput(f"{where}: the name of a remote has 1 to {_NAME_CHARS} characters")
-    return Holder(uuid, name)
+    claim = value.get("claim", "")
+    if not isinstance(claim, str) or _CLAIM.match(claim) is None:
+        refuse(where, "claim", "32 hexadecimal digits", claim)
+    return Holder(uuid, name, claim)

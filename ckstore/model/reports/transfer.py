@@ -158,6 +158,32 @@ class EvictReport:
         return in_lines(details(self), [summary(self)])
 
 
+@dataclass(frozen=True, slots=True)
+class StoreClaims:
+    """The checkpoints at a remote on which one store relies, since it let go of its own bytes.
+
+    Attributes:
+        store: uuid of that store.
+        host, path: Where it was when it let go of the last of them that could be read; empty if none can be.
+        is_own: It is the store that was asked.
+        checkpoints: ``RUN@STEP.ID`` of each, with the first ten digits of the id.
+    """
+
+    store: str
+    host: str
+    path: str
+    is_own: bool
+    checkpoints: tuple[str, ...]
+
+    def __str__(self) -> str:
+        where = (
+            "this store"
+            if self.is_own
+            else f"the store {self.path or 'at an unknown path'} on {self.host or 'an unknown host'}"
+        )
+        return printable(f"{where} ({self.store}) relies on {counted(len(self.checkpoints), 'checkpoint')}")
+
+
 def details(report: EvictReport) -> Iterator[str]:
     """Say of each checkpoint why it goes or keeps its bytes."""
     gone = {info.key for info in report.evicted}

@@ -15,7 +15,8 @@ from ckstore.ops.context import Context
 from ckstore.remote import keys, record
 from ckstore.remote.asking import ask, is_asked
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.documents.condemned import read_condemned
+from ckstore.remote.documents.claims import Claim, write_claim
+from ckstore.remote.documents.condemned import read_condemned, spare
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Listed, Remote
 from ckstore.remote.pull import fetch_checked
@@ -43,6 +44,16 @@ class Attest:
         """
         raise NotImplementedError
 
+    def finds(self, place: Place) -> bool:
+        """Whether a remote has a manifest of a checkpoint: a first look, before it is claimed."""
+        raise NotImplementedError
+
+    def claim(self, wanted: Sequence[tuple[Place, str, Sequence[BlobRecord]]]) -> None:
+        """Claim checkpoints, with the uuids of the claims; `lacks` relies on nothing that was seen before."""
+
+    def end_claim(self, place: Place, uuid: str) -> None:
+        """End a claim that the store did not rely on."""
+
     def keep(self) -> None:
         """Keep what was seen."""
 
@@ -69,18 +80,44 @@ class _OfObjects(Attest):
         self._asked_count = 0
         self._has_all = False
         self._condemned = read_condemned(remote.objects)
+        # Manifests never change: of one that was read it is only asked whether it is still there.
+        self._encodings: dict[Place, Encoding | None] = {}
+
+    def finds(self, place: Place) -> bool:
+        there = read_manifest(self._source, place, self._context.layout.hash_prefix)
+        if there is not None:
+            self._encodings[place] = there.encoding
+        return there is not None
+
+    def claim(self, wanted: Sequence[tuple[Place, str, Sequence[BlobRecord]]]) -> None:
+        objects, store = self._remote.objects, self._context.settings.uuid
+        needed: set[str] = set()
+
+        def claim(one: tuple[Place, str, Sequence[BlobRecord]]) -> None:
+            place, uuid, blobs = one
+            own = {file.digest for blob in blobs for file in _files_of(blob, self._encodings[place])}
+            write_claim(self._context, objects, Claim(store, place, uuid), own)
+            needed.update(own)
+
+        for_each(claim, wanted, threads=self._manner.threads, stopping=objects.close)
+        if needed:
+            self._condemned = spare(objects, needed, cas=self._remote.cas)
+        self._listed, self._asked_count, self._has_all = {}, 0, False
+
+    def end_claim(self, place: Place, uuid: str) -> None:
+        self._remote.objects.delete([Claim(self._context.settings.uuid, place, uuid).key])
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
         objects, name = self._remote.objects, self._remote.name
-        there = read_manifest(self._source, place, self._context.layout.hash_prefix)
-        if there is None or objects.head(place.dropped) is not None:
+        if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:
             return f"{name} does not have it"
-        needed = {file.digest for blob in blobs for file in _files_of(blob, there.encoding)}
+        encoding = self._encodings[place]
+        needed = {file.digest for blob in blobs for file in _files_of(blob, encoding)}
         self._look([keys.blob(str(self._condemned.name(digest))) for digest in sorted(needed)])
         unknown = []
         for blob in blobs:
             # Of one that is encoded there, all that it is decoded with.
-            files = _files_of(blob, there.encoding)
+            files = _files_of(blob, encoding)
             for file in files:
                 current = str(self._condemned.name(file.digest))
                 listed = self._listed.get(keys.blob(current))
@@ -91,7 +128,7 @@ class _OfObjects(Attest):
                 unknown.append(blob)
         if unknown and read:
             self._read_back(self._source, place, unknown)
-            for file in {file for blob in unknown for file in _files_of(blob, there.encoding)}:
+            for file in {file for blob in unknown for file in _files_of(blob, encoding)}:
                 self._record.blobs[file.digest] = record.seen(self._current(file.digest), "read")
         return ""
 
@@ -133,8 +170,11 @@ class _OfStore(Attest):
         self._store = store
         self._source = source_of(store)
 
+    def finds(self, place: Place) -> bool:
+        return read_manifest(self._source, place, self._store.context.layout.hash_prefix) is not None
+
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
-        if read_manifest(self._source, place, self._store.context.layout.hash_prefix) is None:
+        if not self.finds(place):
             return f"{self._store.name} does not have it"
         if read:
             # Each time: only its own saves check what was written there.

@@ -1,23 +1,28 @@
 """Evict: let go of local bytes that a remote has. The checkpoint stays listed, and its bytes are fetched when read.
 
-Nothing is let go before it is elsewhere (P11): every blob was sent there in a way that the service checks, or read back
-and compared, and the remote still lists it. Then, under the lock of who takes a directory apart: ``elsewhere.json`` is
-made durable; ``blobs/`` goes to trash by one rename; the collector frees what no other checkpoint uses. A kill between
-any two of these leaves a checkpoint that reads as before.
+Nothing is let go before it is elsewhere (P11), and stays there. ``elsewhere.json`` is made durable, then the checkpoint
+is claimed at the remote, so that no store removes it there. After that every blob is looked at: it was sent in a way
+that the service checks, or read back and compared, and the remote still lists it. Then, under the lock of who takes a
+directory apart: ``blobs/`` goes to trash by one rename; the collector frees what no other checkpoint uses. A kill
+between any two of these leaves a checkpoint that reads as before. Source: docs/format/remote-v1.md, "Evict".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from types import MappingProxyType
+from uuid import uuid4
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef, RemoteError
 from ckstore.fs import files, links, locks, peek
+from ckstore.fs.locks import DirectoryLock
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.reports.retention_report import Skipped
 from ckstore.model.reports.transfer import EvictReport
 from ckstore.model.settings.settings import ELSEWHERE
@@ -25,7 +30,7 @@ from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id
 from ckstore.objects.documents import marks
-from ckstore.objects.documents.elsewhere import touch, write_elsewhere
+from ckstore.objects.documents.elsewhere import read_elsewhere, remove_elsewhere, touch, write_elsewhere
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context
@@ -47,6 +52,21 @@ _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
 
 
+@dataclass(slots=True)
+class _Going:
+    """A checkpoint that is about to lose its bytes here.
+
+    Attributes:
+        info: Which.
+        blobs: Its blobs.
+        holder: What has them, with the claim on it.
+    """
+
+    info: CheckpointInfo
+    blobs: Sequence[BlobRecord]
+    holder: Holder
+
+
 def evict(
     context: Context,
     infos: Sequence[CheckpointInfo],
@@ -59,27 +79,37 @@ def evict(
     # `why`: names of checkpoints -> why they go, for the journal; by hand, if it is not said.
     if not dry_run:
         context.check_writable()
-    holder = Holder(uuid_of(remote), remote.name)
-    attest = attest_of(context, remote, Manner())
+        # Before the first checkpoint without blobs is there: a reader that does not know them would take it for torn.
+        require(context, ELSEWHERE)
+    uuid, attest = uuid_of(remote), attest_of(context, remote, Manner())
     evicted: list[CheckpointInfo] = []
     skipped: list[Skipped] = []
     digests: dict[str, int] = {}
+    going: list[_Going] = []
     try:
         for info in infos:
-            try:
-                problem = _try_one(context, info, remote, holder, attest, digests, dry_run=dry_run)
-            except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or not to be read: the others may go
-                problem = error.message
-            if problem:
-                skipped.append(Skipped(info, problem))
-                continue
-            evicted.append(info)
-            if not dry_run:
-                reason = why.get(info.name, "by hand")
-                note(context, "evicted", info.key.run_step, id=info.id, why=f"{remote.name} has it; {reason}")
-    finally:
-        # Also after an error: what was read back once need not be read again.
+            problem = _problem(partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run))
+            skipped += [Skipped(info, problem)] if problem else []
+        # Only now: what is seen there before the claims may be removed, since no store relies on it.
         if not dry_run:
+            attest.claim([(place_of(one.info), one.holder.claim, one.blobs) for one in going])
+        for one in [*going]:
+            problem = _problem(partial(_go, context, one, remote, attest, dry_run=dry_run))
+            if problem:
+                skipped.append(Skipped(one.info, problem))
+                continue
+            going.remove(one)
+            evicted.append(one.info)
+            if not dry_run:
+                digests.update((blob.digest, blob.nbytes) for blob in one.blobs)
+                reason = why.get(one.info.name, "by hand")
+                note(context, "evicted", one.info.key.run_step, id=one.info.id, why=f"{remote.name} has it; {reason}")
+    finally:
+        # Also after an error: what was read back is not read again, and checkpoints that keep their bytes say so.
+        if not dry_run:
+            for one in going:
+                with suppress(CkstoreError, OSError):  # a word too many only names one place more to read from
+                    _take_back(context, one, attest)
             with suppress(CkstoreError, OSError):  # it only saves work, and must not hide the first error
                 attest.keep()
             reclaim.give_back(context, digests)
@@ -94,17 +124,25 @@ def evict(
     )
 
 
-def _try_one(  # noqa: PLR0917
+def _problem(step: Callable[[], str]) -> str:
+    """Return why a checkpoint keeps its blobs, as a step of its eviction says; empty if it does not."""
+    try:
+        return step()
+    except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or not to be read: the others may go
+        return error.message
+
+
+def _begin(  # noqa: PLR0917
     context: Context,
     info: CheckpointInfo,
     remote: Remote | OtherStore,
-    holder: Holder,
+    uuid: str,
     attest: Attest,
-    digests: dict[str, int],
+    going: list[_Going],
     *,
     dry_run: bool,
 ) -> str:
-    """Evict one checkpoint; return why it keeps its blobs, empty if it does not."""
+    """Say in a checkpoint that a remote has it, while its bytes are still here; return why it keeps them, if so."""
     with open_directory(context, info) as directory:
         blobs = directory.manifest.blobs
         judged = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
@@ -114,6 +152,47 @@ def _try_one(  # noqa: PLR0917
             return "it was compacted, and no remote has the files that it is decoded from"
         if not blobs or len(judged.elsewhere) == len(blobs):
             return "it has no bytes here"
+    try:
+        if not attest.finds(place_of(info)):
+            return f"{remote.name} does not have it"
+    except RemoteError as error:
+        return error.message
+    one = _Going(info, blobs, Holder(uuid, remote.name, uuid4().hex if isinstance(remote, Remote) else ""))
+    if not dry_run:
+        _say_elsewhere(context, one)
+    going.append(one)
+    return ""
+
+
+def _say_elsewhere(context: Context, one: _Going) -> None:
+    # Before the claim: who ends claims looks for this file after it listed them.
+    with _alone(context, one.info) as lock:
+        before = read_elsewhere(lock.fd)
+        had = () if before is None else before.remotes
+        # A claim that it has there already is written again.
+        claim = next((holder.claim for holder in had if holder.uuid == one.holder.uuid), "")
+        one.holder = replace(one.holder, claim=claim or one.holder.claim)
+        since = text_of_time(datetime.now(UTC)) if before is None else before.since
+        others = (holder for holder in had if holder.uuid != one.holder.uuid)
+        write_elsewhere(context.layout, lock, Elsewhere(since, (*others, one.holder)))
+
+
+def _take_back(context: Context, one: _Going, attest: Attest) -> None:
+    """Say no more that a remote has a checkpoint that kept all its bytes, and end its claim."""
+    with _alone(context, one.info) as lock:
+        document = read_elsewhere(lock.fd)
+        if document is None or document.remotes != (one.holder,):  # others had it before
+            return
+        here = {*trash.names_in(lock.inside / BLOBS)}
+        if not here.issuperset(blob.digest for blob in one.blobs):
+            return
+        remove_elsewhere(lock)
+    attest.end_claim(place_of(one.info), one.holder.claim)
+
+
+def _go(context: Context, one: _Going, remote: Remote | OtherStore, attest: Attest, *, dry_run: bool) -> str:
+    """Let go of the bytes of one checkpoint; return why it keeps them, empty if it does not."""
+    info = one.info
     with ExitStack() as held:
         try:
             if isinstance(remote, OtherStore):
@@ -123,26 +202,20 @@ def _try_one(  # noqa: PLR0917
                 if key is None:
                     return f"{remote.name} does not have it"
                 held.enter_context(locks.lock_shared(its.checkpoint(key)))
-            problem = attest.lacks(place_of(info), blobs, read=not dry_run)
+            problem = attest.lacks(place_of(info), one.blobs, read=not dry_run)
         except FileNotFoundError:
             return f"{remote.name} does not have it"
         except RemoteError as error:
             return error.message
-        if problem or dry_run:
-            return problem
-        _let_go(context, info, holder)
-    digests.update((blob.digest, blob.nbytes) for blob in blobs)
-    return ""
+        return problem if problem or dry_run else _let_go(context, one)
 
 
-def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
+@contextmanager
+def _alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
+    """Hold the run and the checkpoint; the run first, as savers do."""
     layout = context.layout
     path = layout.checkpoint(info.key)
-    # Before the first checkpoint without blobs is there: a reader that does not know them would take it for torn.
-    require(context, ELSEWHERE)
-    make_kept_durable(context, info.run)
     with ExitStack() as held:
-        # The run first, as savers do: one that looks at the checkpoints of a step must not meet one without blobs.
         run_lock = held.enter_context(store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
         lock = locks.try_exclusive(path)
         if lock is None and not peek.is_directory(path):
@@ -152,9 +225,18 @@ def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
         held.enter_context(lock)
         if id_at(path) != info.id or not lock.names(path):
             raise gone(info)
-        document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
-        write_elsewhere(layout, lock, document)
         run_lock.check()
+        yield lock
+
+
+def _let_go(context: Context, one: _Going) -> str:
+    layout, info = context.layout, one.info
+    path = layout.checkpoint(info.key)
+    make_kept_durable(context, info.run)
+    with _alone(context, info) as lock:
+        document = read_elsewhere(lock.fd)
+        if document is None or one.holder not in document.remotes:
+            return "another process evicts it"
         # One rename: its directory has all of its blobs, or none and the word where they are.
         target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")
         links.rename(path / BLOBS, target)
@@ -163,10 +245,9 @@ def _let_go(context: Context, info: CheckpointInfo, holder: Holder) -> None:
         files.sync_directory(layout.trash)
         files.sync_open_directory(lock.fd)
         touch(lock)
-    try:
+    with suppress(CkstoreError, OSError):  # the next opener does it: the times of the manifest say so
         reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
-    except (CkstoreError, OSError):  # the next opener does it: the times of the manifest say so
-        return
+    return ""
 
 
 def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:

@@ -9,13 +9,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, NoSuchRef
-from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
+from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.mirrored import add_mirrored, behind, read_mirrored, uuid_now
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.asking import PAGE_ASKS, look
 from ckstore.remote.beside import annotations_of, pins_of, tags_of
+from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.elsewhere.evict import keep_local
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
@@ -164,8 +165,13 @@ class Mirror:
         if name is None or time.monotonic() < self._prune_again_s:
             return
         keep_local(self._context)
+        lets_go = policy is not None or policy_of(self._context.layout, KEEP_LOCAL) is not None
+        if not lets_go:  # no request where nothing may be left to do
+            return
+        there = reach(self._context, name, writing=True)
+        if isinstance(there, Remote):
+            end_claims(self._context, there)
         if policy is not None:
-            there = reach(self._context, name, writing=True)
             KeepRemote(self._context, there, policy, self._known).apply()
             if isinstance(there, Remote) and there.cas:
                 prune(there, self._context.algorithm, grace_s=GRACE_S)

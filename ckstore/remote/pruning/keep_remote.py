@@ -6,7 +6,7 @@ not stay listed. What the store has whole stays whole, whatever becomes of it at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_retention
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_id
+from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims
 from ckstore.remote.find_there import facts_of
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
@@ -91,16 +92,7 @@ class KeepRemote:
                 going.append(entry)
         dropped: list[CheckpointInfo] = []
         if isinstance(self.remote, Remote):
-            # Those that were replaced first, while what has their step is there.
-            for entry in sorted(going, key=lambda entry: entry.info.id not in self._replaced):
-                newer = self._replaced.get(entry.info.id)
-                if newer is not None and not _is_there(self.remote, newer):
-                    skipped.append(
-                        Skipped(entry.info, f"the checkpoint that has its step was removed meanwhile: {newer.id}")
-                    )
-                    continue
-                remove_there(self.remote, place_of(entry.info))
-                dropped.append(entry.info)
+            dropped += self._remove(self.remote, going, skipped)
         elif going:
             done = carry_out(self.remote.context, replace(made, entries=(*made.kept, *going)))
             skipped += done.skipped
@@ -112,6 +104,25 @@ class KeepRemote:
             why = f"at {self.remote.name} by keep_remote: {reasons[info.id]}"
             note(self.context, "pruned", info.key.run_step, id=info.id, why=why)
         return RetentionReport(made, tuple(dropped), tuple(skipped))
+
+    def _remove(self, remote: Remote, going: list[PlanEntry], skipped: list[Skipped]) -> list[CheckpointInfo]:
+        """Remove checkpoints at object storage on which no store relies; return those that went."""
+        # Claims of this store for what it has just forgotten end here.
+        claimed = who_claims(self.context, remote, end_claims(self.context, remote)) if going else {}
+        chosen: dict[Place, CheckpointInfo] = {}
+        # Those that were replaced first, while what has their step is there.
+        for entry in sorted(going, key=lambda entry: entry.info.id not in self._replaced):
+            place, newer = place_of(entry.info), self._replaced.get(entry.info.id)
+            why = claimed.get(place, "")
+            if not why and newer is not None and not _is_there(remote, newer):
+                why = f"the checkpoint that has its step was removed meanwhile: {newer.id}"
+            if why:
+                skipped.append(Skipped(entry.info, why))
+            else:
+                chosen[place] = entry.info
+        claimed = who_claims(self.context, remote, remove_there(remote, chosen))
+        skipped += [Skipped(info, claimed[place]) for place, info in chosen.items() if place in claimed]
+        return [info for place, info in chosen.items() if place not in claimed]
 
     def _stays_for_here(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
         """Give the ids of checkpoints that stay there because of what this store says of them, and why."""
@@ -144,6 +155,8 @@ class KeepRemote:
             pin = read_pin(data, name, remote.name)
             if not pin.expired(now):
                 pins.setdefault(pin.id, []).append(str(pin))
+        others = [claim for claim in claims_at(remote.objects) if claim.store != self.context.settings.uuid]
+        claimed = who_claims(self.context, remote, others)
         found: dict[tuple[str, int], list[Candidate]] = {}
         for place in places:
             info = here.get(place.id)
@@ -156,7 +169,7 @@ class KeepRemote:
                 candidate,
                 tags=tuple(sorted(tags.get(place.id, ()))),
                 pins=tuple(pins.get(place.id, ())),
-                wanted_by=stays.get(place.id, ""),
+                wanted_by=stays.get(place.id, "") or claimed.get(place, ""),
             )
             found.setdefault(place.run_step, []).append(candidate)
         meant, replaced = [], []
@@ -221,8 +234,16 @@ def _is_there(remote: Remote, place: Place) -> bool:
     return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None
 
 
-def remove_there(remote: Remote, place: Place) -> None:
-    """Remove a checkpoint from a remote; its blobs stay until a prune finds that nothing names them."""
-    # The mark first: a client that has this checkpoint sees that it was removed, and does not push it again.
-    remote.objects.send(place.dropped, b"{}")
-    remove_documents(remote.objects, place)
+def remove_there(remote: Remote, places: Collection[Place]) -> list[Claim]:
+    """Remove checkpoints from a remote; return the claims on those that stay, since a store relies on them by now.
+
+    Their blobs stay until a prune finds that nothing names them.
+    """
+    # The mark first: a client that has this checkpoint sees that it was removed, and does not push it again; one that
+    # lets go of its bytes looks for it after it wrote its claim.
+    for place in places:
+        remote.objects.send(place.dropped, b"{}")
+    claims = [claim for claim in claims_at(remote.objects) if claim.place in places] if places else []
+    for place in {*places} - {claim.place for claim in claims}:
+        remove_documents(remote.objects, place)
+    return claims

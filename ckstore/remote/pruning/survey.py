@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys
+from ckstore.remote.documents.claims import claimed_by, claims_at, read_claim
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS, Objects, Remote
 from ckstore.remote.pruning.intent_record import IntentRecord, finish, is_intent, read_intent, void
@@ -53,17 +54,25 @@ class Survey:
         for_each(lambda place: self._read(source, place), unread, threads=THREADS)
         for place in places:
             found.update(self._blobs_of.get(place, ()))
+        # A removal that slept may have hit a checkpoint that a push brought back, and on which a store relies.
+        there = {*places}
+        for claim in claims_at(self.remote.objects):
+            said = None if claim.place in there else read_claim(self.remote.objects, claim)
+            found.update(() if said is None else said.blobs)
         return found
 
     def finish_removals(self) -> None:
         """Remove what is left of checkpoints whose removal was cut off; those that are pushed again stay."""
         # Intents after that listing, and the mark after the intents: a push has its intent until it is whole, and takes
-        # the mark away before that.
+        # the mark away before that. Claims after the mark, as every removal does.
+        objects = self.remote.objects
         records = self._records() if self._half_removed else []
         pushed = [tuple(record.members.get(name) for name in ("run", "step", "id")) for record in records]
-        for place in self._half_removed:
-            if tuple(place) not in pushed and self.remote.objects.head(place.dropped) is not None:
-                remove_documents(self.remote.objects, place)
+        marked = [place for place in self._half_removed if tuple(place) not in pushed and objects.head(place.dropped)]
+        claimed = claimed_by(claims_at(objects)) if marked else {}
+        for place in marked:
+            if place not in claimed:
+                remove_documents(objects, place)
 
     def end_intents(self) -> list[IntentRecord]:
         """Finish or remove every intent of a dead push, where nothing else writes; return those that are not stale."""

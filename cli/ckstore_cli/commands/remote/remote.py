@@ -33,6 +33,7 @@ def remote() -> None:
       ckstore remote list
       ckstore remote probe cold
       ckstore remote prune cold
+      ckstore remote claims cold
       ckstore remote rm cold
 
     \b
@@ -158,6 +159,66 @@ def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -
         for skipped in report.retention.skipped:
             out.warning(printable(str(skipped)))
     out.line(str(report))
+
+
+@remote.command("claims")
+@click.argument("name")
+@framed
+def claims(frame: Frame, name: str) -> None:
+    """Say which stores rely on checkpoints at the remote NAME.
+
+    A store that evicts a checkpoint claims it at the remote. No store removes it
+    there until the claiming store has the bytes again or drops the checkpoint.
+
+    \b
+    Example:
+      ckstore remote claims cold
+
+    \b
+    Exit status:
+      0  done, also where there are none
+      1  the remote does not answer
+      2  wrong usage
+      4  there is no such store or remote
+    """
+    out = frame.output()
+    with frame.reading() as store:
+        found = store.remotes.claims(name)
+    out.documents(found)
+    for one in found:
+        out.line(str(one))
+        out.lines(f"  {ref}" for ref in one.checkpoints)
+    if not found:
+        out.note(f"no store relies on a checkpoint at {name}")
+
+
+@remote.command("release")
+@click.argument("name")
+@click.argument("uuid")
+@framed
+def release(frame: Frame, name: str, uuid: str) -> None:
+    """End the claims of a store that is gone for good.
+
+    UUID is that of the store: ckstore remote claims shows it. What it relied on may then
+    be removed from the remote NAME. If the store still exists, it loses those
+    checkpoints when that happens.
+
+    \b
+    Example:
+      ckstore remote release cold 0d3c1f5e-7d0a-4c41-9b62-3f3c9a4e8a10
+
+    \b
+    Exit status:
+      0  done
+      1  the remote does not answer
+      2  wrong usage, or that store has no claim
+      4  there is no such store or remote
+    """
+    out = frame.output()
+    with frame.writing() as store:
+        released = store.remotes.release(name, uuid)
+    out.document(released)
+    out.line(f"released: {released}")
 
 
 @remote.command("rm")

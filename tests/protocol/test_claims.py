@@ -1,0 +1,74 @@
+"""No order of evictions, removals, prunes and pushes loses what a store relies on; without any one rule one does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.protocol.claims import NAMES, Rules, Scenario
+from tests.protocol.search import explore
+from tests.protocol.test_one_blob import resolved
+from tests.support.coverage import covered
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = pytest.mark.crash
+
+_ONE = Scenario("an eviction, a removal, a pruner", passes=3)
+_MARKED = Scenario("an eviction, a removal that died, a pruner", passes=3, marked=True)
+_PUSHED = Scenario("an eviction, two removals, a push, a pruner", removals=2, passes=3, pushes=True)
+_TWICE = Scenario("two evictions and a process that ends claims", evictions=(2,), endings=2, returns=1, passes=2)
+_BESIDE = Scenario("two processes evict", evictions=(1, 1), passes=2)
+_SHORT = (_ONE, _MARKED, _PUSHED, _TWICE, _BESIDE)
+_FULL = (
+    *_SHORT,
+    Scenario("all", evictions=(2,), removals=2, endings=1, returns=1, passes=3, pushes=True),
+    Scenario("two processes evict, others end claims", evictions=(2, 1), removals=1, endings=2, returns=1, passes=2),
+)
+
+MUTANTS = {
+    "word_first": _TWICE,
+    "claim_first": _ONE,
+    "looks_for_mark": _ONE,
+    "looks_for_blob": _PUSHED,
+    "strike": _PUSHED,
+    "same_word": _BESIDE,
+    "new_name": _TWICE,
+    "mark_first": _ONE,
+    "looks_for_claim": _ONE,
+    "lists_first": _TWICE,
+    "claimed_exists": _ONE,
+    "names_claims": _PUSHED,
+    "look_again": _PUSHED,
+}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("scenario", _FULL if CRASH_FULL else _SHORT, ids=lambda scenario: scenario.name)
+def test_no_order_of_requests_loses_what_a_store_relies_on(
+    scenario: Scenario, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explore(scenario.start(), scenario.steps, scenario.wrong, most=5_000_000)
+
+    with capsys.disabled():
+        bad = int(bool(found.problem))
+        print("\n" + covered("protocol model", f"claims: {scenario.name}", violations=bad, states=found.states))
+    assert not found.problem, str(found)
+    assert found.states > 100
+    # So that the model does not stay behind when the code changes.
+    assert [name for name in found.functions if not resolved(name)] == []
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_without_a_rule_the_bytes_are_lost(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = replace(MUTANTS[rule], rules=Rules().without(rule))
+    found = explore(scenario.start(), scenario.steps, scenario.wrong)
+
+    with capsys.disabled():
+        what = f"claims without {rule}: {found.problem}"
+        print("\n" + covered("protocol model", what, mutants=1, steps=len(found.trace)))
+    assert found.problem, f"nothing bad in {found.states} states"
+
+
+def test_every_rule_has_a_mutant() -> None:
+    assert tuple(MUTANTS) == NAMES
