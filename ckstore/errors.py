@@ -365,6 +365,10 @@ class RemoteUnavailable(RemoteError):
     """The service could not be reached, failed, or did not answer in time; the same call may succeed later."""
 
 
+class RunIsOwned(RemoteError):
+    """Another store mirrors the run to this remote."""
+
+
 class BytesElsewhere(RemoteError):
     """Bytes of a checkpoint are at a remote alone, and cannot be fetched from here; they are not damaged."""
 

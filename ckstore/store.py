@@ -955,6 +955,8 @@ class Store:
         unused blobs, the catalog, settings, tags, pins; lost names and a wrong catalog are set right. A
         store that was opened for reading remembers and mends nothing.
 
+        Of checkpoints whose bytes are at a remote alone nothing is read: the remote is asked what it lists.
+
         Args:
             ref: Which checkpoint; None: all.
             sample: Read only this part of the blobs, above 0, those that were read longest ago first; what is
@@ -979,11 +981,13 @@ class Store:
         sources = tuple(expanded(path) for path in given)
         if repair or sources:
             self._context.check_writable()
-        return verify(
-            self._context,
-            ref,
-            Options(sample, budget_s, rate_bytes_s, quick, repair or bool(sources), sources, progress),
-        )
+        options = Options(sample, budget_s, rate_bytes_s, quick, repair or bool(sources), sources, progress)
+        report = verify(self._context, ref, options)
+        if not report.elsewhere:
+            return report
+        from ckstore.remote.elsewhere.listing import look_elsewhere
+
+        return look_elsewhere(self._context, report)
 
     @act
     def reindex(self, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
@@ -1679,7 +1683,7 @@ class Store:
 
     def _mirror_to(self, mirror: str | os.PathLike[str]) -> None:
         """Have a place as the mirror; a store without bytes of its own lists what is there."""
-        from ckstore.remote.mirror.place import entry_of, make_ready
+        from ckstore.remote.mirror.place import entry_of, learn_mirror, make_ready
 
         entry = entry_of(self._context, mirror)
         # No request where it is set already: a training must begin again whether the mirror answers or not.
@@ -1690,6 +1694,8 @@ class Store:
         # Also one that an earlier call began to list; what was saved here must not be mixed with what others saved.
         if all(info.elsewhere for info in self.checkpoints()):
             self._list_remote(entry.name)
+        else:
+            learn_mirror(self._context, entry.name)
         # Last: until then another call does all of it.
         self.config.mirror = entry.name
         _wake(self._context, self._catalog_path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import files
 from ckstore.model.document import refuse
+from ckstore.model.names import MAX_SEQUENCE
 from ckstore.model.seal import MEMBER, read, to_write
 from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.model.times import duration_s
@@ -94,6 +95,8 @@ MIRROR_BYTES_S: Setting[int | None] = Setting(
 )
 # A service that is away for some saves costs the disk as much as three checkpoints, not one for each save.
 MIRROR_KEEP = Setting("mirror_keep", 3, "a whole number from 0 to 10000", _whole(0, 10_000))
+# Raised by the mirror when it finds greater numbers there, so that later saves come after these.
+LEAST_SEQUENCE = Setting("least_sequence", 0, f"a whole number from 0 to {MAX_SEQUENCE}", _whole(0, MAX_SEQUENCE))
 CACHE_BYTES: Setting[int | None] = Setting("cache_bytes", None, "a whole number of bytes, 0 or more", _whole(0, 2**53))
 # Off until asked for: what was compacted needs an extra to be read.
 COMPACT_AFTER: Setting[float | str | None] = Setting(
@@ -107,11 +110,12 @@ PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits
 
 @dataclass(frozen=True, slots=True)
 class SaveChecks:
-    """What a save reads from the disk to compare it."""
+    """What a save reads from the disk to compare it, and which number it may have."""
 
     read_back: bool = False  # whether what it writes is read back before it counts as durable
     # How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
     recheck_share: float = RECHECK_SHARE.default
+    least_sequence: int = 0  # its number in the order of commits is greater
     # Why the settings could not be read, so that all of it is; None if they could.
     unread: CkstoreError | OSError | None = None
 
@@ -214,7 +218,8 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
     where = str(layout.config)
     try:
         config = read_config(layout)
-        return SaveChecks(READ_BACK.of(config, where), float(RECHECK_SHARE.of(config, where)))
+        share = float(RECHECK_SHARE.of(config, where))
+        return SaveChecks(READ_BACK.of(config, where), share, LEAST_SEQUENCE.of(config, where))
     # Reading more is always right; a save must not fail for a file that only says how much it reads again.
     except (CkstoreError, OSError) as error:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)

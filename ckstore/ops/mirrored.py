@@ -45,6 +45,8 @@ class Mirrored:
     # Key of a tag, a pin or annotations -> digest of what it was given last.
     documents: dict[str, str] = field(default_factory=dict)
     since: str = ""  # when the first of the tries failed that have failed one after another; empty if `problem` is
+    looked: str = ""  # when all of it was listed there last; empty: not yet
+    missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror lacks of a checkpoint that it had
 
     def render(self) -> bytes:
         """Return the content of the file."""
@@ -57,6 +59,8 @@ class Mirrored:
             "problem": self.problem[:_WHY_CHARS],
             "since": self.since,
             "documents": self.documents,
+            "looked": self.looked,
+            "missing": self.missing,
         }
         return canonical_json(members) + b"\n"
 
@@ -72,8 +76,11 @@ def _parse(data: bytes, where: str) -> Mirrored:
     documents = members.get("documents", {})
     if not isinstance(documents, dict) or not all(isinstance(digest, str) for digest in documents.values()):
         refuse(where, "documents", "keys with digests", documents)
-    since = members.get("since", "")
-    return Mirrored(remote, uuid, frozenset(ids), problem, documents, since and check_created(since, where))
+    since, looked = (found and check_created(found, where) for found in (members.get("since"), members.get("looked")))
+    missing = members.get("missing", {})
+    if not isinstance(missing, dict) or not all(isinstance(why, str) for why in missing.values()):
+        refuse(where, "missing", "ids with texts", missing)
+    return Mirrored(remote, uuid, frozenset(ids), problem, documents, since or "", looked or "", missing)
 
 
 def _place(layout: Layout) -> Inside:
@@ -137,7 +144,8 @@ def add_mirrored(
         if all(info.id in given or info.elsewhere for info in here):
             given &= {info.id for info in here}
         still = {key: digest for key, digest in known.documents.items() if key not in gone}
-        return replace(known, ids=given, problem="", since="", documents=still | dict(documents))
+        missing = {id: why for id, why in known.missing.items() if id not in ids}
+        return replace(known, ids=given, problem="", since="", documents=still | dict(documents), missing=missing)
 
     _change(layout, remote, uuid, added)
 
@@ -150,6 +158,15 @@ def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> Non
     uuid = uuid_now(layout, remote)
     if documents and uuid and setting_of(layout, MIRROR) in (None, remote):
         _change(layout, remote, uuid, lambda known: replace(known, documents=known.documents | dict(documents)))
+
+
+def note_looked(layout: Layout, remote: str, missing: Mapping[str, str]) -> None:
+    """Note what a mirror was found to lack of checkpoints that it had; those with bytes here are to be pushed again."""
+
+    def noted(known: Mirrored) -> Mirrored:
+        return replace(known, looked=text_of_time(now()), missing=dict(missing), ids=known.ids - missing.keys())
+
+    _change(layout, remote, uuid_now(layout, remote), noted)
 
 
 def note_problem(layout: Layout, remote: str, problem: str) -> None:
@@ -183,13 +200,15 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
     remote = MIRROR.of(config, where)
     if remote is None:
         return None
-    lacking = behind(layout, remote, infos)
+    listed = [*infos]
+    lacking = behind(layout, remote, listed)
     at = now()
     ages = [(at - time_of_text(info.created)).total_seconds() for info in lacking]
     known = read_mirrored(layout, remote)
     oldest_s = max(0.0, *ages) if ages else 0.0
     age_s = float(MIRROR_AGE_S.of(config, where))
-    return MirrorStatus(remote, tuple(lacking), oldest_s, age_s, known.problem, known.since)
+    lost = tuple(info.name for info in listed if info.elsewhere and info.id in known.missing)
+    return MirrorStatus(remote, tuple(lacking), oldest_s, age_s, known.problem, known.since, known.looked, lost)
 
 
 def spared(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:

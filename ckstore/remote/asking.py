@@ -1,8 +1,10 @@
-"""What a remote lists of some keys: one question each, or a listing of all, whichever takes fewer requests."""
+"""What a remote says: of some keys, by one question each or a listing of all; and which time it is there."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection
+from datetime import datetime
 
 from ckstore.ops.call_threads import for_each
 from ckstore.remote.budget import MemoryBudget
@@ -11,6 +13,14 @@ from ckstore.remote.objects import THREADS, Listed, Objects
 # Asking for so many names costs about as much as a page of a listing.
 PAGE_ASKS = 12
 _PAGE_KEYS = 1000
+
+
+def server_time(objects: Objects) -> datetime:
+    """Return the time by the server's clock."""
+    key = f"probe/{uuid.uuid4().hex}-clock"
+    written = objects.put(key, b"1")
+    objects.delete([key])
+    return written.modified
 
 
 def is_asked(count: int, there_count: int) -> bool:

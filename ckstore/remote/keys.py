@@ -20,6 +20,7 @@ TAGS = "refs/"
 PINS = "pins/"
 INTENTS = "intents/"
 CLAIMS = "claims/"
+RUNS = "runs/"
 CONDEMNED = "condemned.json"
 INFO = "remote.json"
 _MANIFEST = "manifest.json"
@@ -125,6 +126,11 @@ def claim_in(key: str) -> tuple[str, Place, str] | None:
         return None
     place = Place(parts[2], step, parts[4])
     return (parts[1], place, uuid) if key == claim(parts[1], place, uuid) else None
+
+
+def owner(run: str) -> str:
+    """Return the key of the object that says which store mirrors a run."""
+    return f"{RUNS}{run}/owner.json"
 
 
 def tag(name: str) -> str:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import BadInput
+from ckstore.model.names import check_run
 from ckstore.model.reports.retention_report import RemotePruneReport, RetentionReport
 from ckstore.model.reports.transfer import StoreClaims
 from ckstore.model.times import duration_s, text_of_time
@@ -212,6 +213,26 @@ class Remotes:
 
         self._context.check_writable()
         return release_claims(self._context, self._objects_of(name, writing=True), store)
+
+    @act
+    def take_over(self, name: str, run: str) -> None:
+        """Let the mirror of this store bring a run to a remote from now on, where another store does so.
+
+        The other store keeps what it saves from then on to itself, and says so; nothing that it brought is touched.
+
+        Args:
+            name: Of the remote.
+            run: Which.
+
+        Raises:
+            NoSuchRemote: There is none of that name.
+            BadInput: It is a store in a directory, or the name of the run is invalid.
+            RemoteError: It does not answer.
+        """
+        from ckstore.remote.mirror.ownership import Ownership
+
+        self._context.check_writable()
+        Ownership(self._context).own(self._objects_of(name, writing=True), check_run(run), 0, by_name=True)
 
     def _objects_of(self, name: str, *, writing: bool = False) -> Remote:
         from ckstore.remote.objects import Remote

@@ -1,10 +1,11 @@
-"""Guards of what a store let go of: who relies on bytes at a remote, and who may remove them."""
+"""Guards between stores at one remote: which of them relies on bytes there, mirrors a run, or removes checkpoints."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_CLAIMS = "tests/remote/test_claims.py"
+_LISTING = "tests/remote/test_listing.py"
+_CLAIMS, _OWNERS = "tests/remote/test_claims.py", "tests/remote/test_owners.py"
 
 CLAIMS = [
     Mutant(
@@ -96,5 +97,104 @@ CLAIMS = [
         "",
         "tests/remote/test_evict.py::test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads[touch]",
         "MissingBlob",
+    ),
+    Mutant(
+        "a mirror brings nothing of a run that another store owns",
+        "owned-run-taken",
+        "Ownership.own",
+        "                self._check_dead(remote, owner, listed)\n",
+        "                pass\n",
+        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "an owner that wrote a moment ago is alive",
+        "owner-never-alive",
+        "Ownership._check_dead",
+        "if remote.cas and age_s > there.life_s:",
+        "if remote.cas:",
+        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "an owner writes again on its own version alone",
+        "owner-overwrites",
+        "Ownership.own",
+        "remote.objects.update(keys.owner(run), more.render(), listed_tag)",
+        "remote.objects.send(keys.owner(run), more.render())",
+        f"{_OWNERS}::test_a_process_that_owned_a_run_notices_that_another_store_took_it",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a policy does not count for the run of another store",
+        "foreign-run-judged",
+        "KeepRemote._judges",
+        "        return False\n",
+        "        return True\n",
+        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so",
+        "assert",
+    ),
+    Mutant(
+        "what is saved after a takeover comes after what the former owner brings",
+        "takeover-below",
+        "Ownership.own",
+        "            raise_order(self.context, owner.sequence, remote.name)\n",
+        "",
+        f"{_OWNERS}::test_a_dead_owner_loses_its_run_and_what_it_brings_late_is_not_the_newest",
+        "assert",
+    ),
+    Mutant(
+        "keep_remote keeps the newest of this store, whatever numbers an earlier life of the run left there",
+        "abandoned-timeline-wins",
+        "KeepRemote._stays_for_here",
+        "            elif info.id in wanted:\n",
+        "            elif False:\n",
+        f"{_OWNERS}::test_a_store_that_begins_to_mirror_late_saves_after_what_is_there[bucket]",
+        "NoSuchRef",
+    ),
+    Mutant(
+        "a save has a greater number than what was found at the mirror",
+        "least-number-ignored",
+        "sequence.next_sequence",
+        "max(greatest, context.known.greatest_sequence.value, least) + 1",
+        "max(greatest, context.known.greatest_sequence.value) + 1",
+        f"{_OWNERS}::test_a_store_that_was_restored_from_a_backup_goes_on_above_what_it_brought",
+        "assert",
+    ),
+    Mutant(
+        "a number that was made up at a remote uses up no numbers",
+        "made-up-number-believed",
+        "ownership.raise_order",
+        "if sequence > own + WIDEST_GAP:",
+        "if sequence < 0:",
+        f"{_OWNERS}::test_a_number_that_was_made_up_there_is_refused",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "verify asks the remote for checkpoints whose bytes are there alone",
+        "elsewhere-believed",
+        "store.Store.verify",
+        "        if not report.elsewhere:\n",
+        "        if report:\n",
+        f"{_LISTING}::test_verify_lists_the_remote_and_says_what_left_it",
+        "assert",
+    ),
+    Mutant(
+        "the mirror pushes again what left it",
+        "missing-settled",
+        "Mirror._settled",
+        "        new = [info for info in new if info.id not in lost]\n",
+        "",
+        f"{_LISTING}::test_the_mirror_lists_once_a_day_and_pushes_again_what_is_here",
+        "assert",
+    ),
+    Mutant(
+        "the mirror is listed once a day",
+        "mirror-never-listed",
+        "Mirror._look",
+        "        if age_s < _LOOK_AGAIN_S:\n",
+        "        if True:\n",
+        f"{_LISTING}::test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics",
+        "assert",
     ),
 ]

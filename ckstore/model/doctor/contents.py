@@ -214,6 +214,9 @@ def check_mirror(status: MirrorStatus) -> DoctorFinding:
     """Judge how long checkpoints have been only here, and whether pushes work."""
     if status.ok:
         return ok("mirror", str(status))
+    if status.missing:
+        do = "push them from another store that has them; ckstore verify says what is missing, ckstore rm forgets them"
+        return DoctorFinding("warning", "mirror", str(status), do)
     do = f"look at ckstore savers; try the remote: ckstore remote probe {status.remote}"
     if status.problem:
         do += "; the process that pushes keeps its credentials: restart the training if they have expired"

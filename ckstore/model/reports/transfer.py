@@ -95,6 +95,8 @@ class MirrorStatus:
         age_s: For how many seconds one may be, as the setting `mirror_age_s` says.
         problem: Why the last try to push failed; empty if it did not.
         failing_since: When the first try failed since one worked, as `CheckpointInfo.created`; empty if `problem` is.
+        looked: When the mirror last listed all that it has, as `CheckpointInfo.created`; empty: not yet.
+        missing: Checkpoints without bytes here of which it lacked some then; they cannot be loaded.
     """
 
     remote: str
@@ -103,11 +105,13 @@ class MirrorStatus:
     age_s: float
     problem: str
     failing_since: str = ""
+    looked: str = ""
+    missing: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether the last push did not fail, and nothing has been only here for longer than the setting allows."""
-        return not self.problem and not self.missed
+        """Whether the last push worked, nothing has been only here for longer than allowed, and nothing is missing."""
+        return not self.problem and not self.missed and not self.missing
 
     @property
     def missed(self) -> bool:
@@ -118,8 +122,12 @@ class MirrorStatus:
         why = f"; the last push failed: {self.problem}" if self.problem else ""
         if self.failing_since:
             why += f"; none has worked since {self.failing_since[:19].replace('T', ' ')} UTC"
+        if self.missing:
+            lost = counted(len(self.missing), "checkpoint")
+            why += f"; it lacks bytes of {lost} that are nowhere else, such as {self.missing[0]}"
         if not self.behind:
-            return printable(f"{mirror_named(self.remote)} has every checkpoint{why}")
+            seen = f" (it listed them as of {self.looked[:16].replace('T', ' ')} UTC)" if self.looked else ""
+            return printable(f"{mirror_named(self.remote)} has every checkpoint{seen}{why}")
         verb = "is" if len(self.behind) == 1 else "are"
         oldest = f"the oldest for {self.oldest_s:.0f} s of {self.age_s:.0f} s allowed"
         count = counted(len(self.behind), "checkpoint")

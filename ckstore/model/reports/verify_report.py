@@ -146,16 +146,22 @@ class Unrepaired:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A checkpoint of which bytes are at remotes alone: they were not read, and nothing is known to be wrong with them.
+    """A checkpoint of which bytes are at remotes alone; they were not read.
 
     Attributes:
         run, step: Which.
-        remotes: Names of the remotes that have them.
+        remotes: Names of the remotes that should have them.
+        as_of: When a remote listed what it has, as `CheckpointInfo.created`; empty if none did.
+        missing: What each of the remotes lacks; empty: one of them listed all of it.
+        unasked: Why a remote was not asked; empty if it was.
     """
 
     run: str
     step: int
     remotes: tuple[str, ...]
+    as_of: str = ""
+    missing: str = ""
+    unasked: str = ""
 
     @property
     def name(self) -> str:
@@ -164,7 +170,10 @@ class Away:
 
     def __str__(self) -> str:
         at = f", at {' and '.join(self.remotes)}" if self.remotes else ""
-        return printable(f"{self.name}  bytes of it are elsewhere{at}, and were not read")
+        if self.missing:
+            return printable(f"{self.name}  cannot be loaded: {self.missing} (as of {_minute(self.as_of)})")
+        known = f"listed there as of {_minute(self.as_of)}" if self.as_of else f"not looked at: {self.unasked}"
+        return printable(f"{self.name}  bytes of it are elsewhere{at}, and were not read; {known}")
 
 
 @brief()
@@ -218,6 +227,8 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong with what was looked at."""
+        if any(one.missing for one in self.elsewhere):
+            return False
         return not self.damage and not any(found.harmful and not found.mended for found in self.findings)
 
     def __str__(self) -> str:
@@ -230,7 +241,7 @@ def details(report: VerifyReport) -> Iterator[tuple[str, str]]:
     yield from (("not repaired", str(one)) for one in report.unrepaired)
     yield from (("damaged", str(one)) for one in report.damage)
     yield from ((one.word, printable(one.what)) for one in report.findings)
-    yield from (("elsewhere", str(one)) for one in report.elsewhere)
+    yield from (("missing" if one.missing else "elsewhere", str(one)) for one in report.elsewhere)
     yield from (("", printable(f"moved aside: {path}")) for path in report.quarantined)
 
 
@@ -250,8 +261,14 @@ def summary(report: VerifyReport) -> Iterator[str]:
         read += f" ({report.read_count} of {report.blob_count} blobs{'' if report.in_time else ', then time was up'})"
     elif report.mode == "quick":
         read = f"{checkpoints}, no data read"
+    if lost := sum(bool(one.missing) for one in report.elsewhere):
+        yield f"{counted(lost, 'checkpoint')} cannot be loaded: the remote that should have the bytes lacks some"
     bad_count = len({damage.name for damage in report.damage})
     yield f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
+
+
+def _minute(created: str) -> str:
+    return f"{created[:16].replace('T', ' ')} UTC"
 
 
 def _age(report: VerifyReport) -> str:

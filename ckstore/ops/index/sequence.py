@@ -9,15 +9,16 @@ from ckstore.catalog.values import Counted, Listing
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import MAX_SEQUENCE, WIDEST_GAP, CheckpointKey, greatest_in_order
+from ckstore.ops.config_file import LEAST_SEQUENCE, setting_or_none
 from ckstore.ops.context import Context
 from ckstore.ops.index.facts import facts_at, propose
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import RunSeen
 
 
-def next_sequence(context: Context, counted: Counted | None = None) -> int:
+def next_sequence(context: Context, counted: Counted | None = None, least: int | None = None) -> int:
     """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
-    # `counted`: what the catalog said when this save asked it for pieces.
+    # `counted`: what the catalog said when this save asked it for pieces. `least`: what the settings said.
     runs = context.known.directories.look(context.layout)
     known = _Known(context)
     known.look(*_asked(context, runs, context.known.greatest_sequence.value, counted))
@@ -25,7 +26,11 @@ def next_sequence(context: Context, counted: Counted | None = None) -> int:
     # Below that every number counts, since the first one may be so far from 0; only beyond it all must be compared.
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
-    sequence = max(greatest, context.known.greatest_sequence.value) + 1
+    if least is None:  # of settings that cannot be read the opening told
+        least = setting_or_none(context.layout, LEAST_SEQUENCE) or 0
+    if least > greatest + WIDEST_GAP:  # a number that was made up: what follows it would not count
+        least = 0
+    sequence = max(greatest, context.known.greatest_sequence.value, least) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")

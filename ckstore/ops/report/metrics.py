@@ -107,6 +107,7 @@ def store_metrics(context: Context) -> list[Metric]:
             ("mirror_behind", "Checkpoints that the mirror lacks", len(status.behind)),
             ("mirror_oldest_seconds", "For how long the oldest of them has been only here", status.oldest_s),
             ("mirror_age_seconds", "For how long one may be, by the settings", status.age_s),
+            ("mirror_missing", "Checkpoints whose bytes were let go here and are missing there", len(status.missing)),
         )
         metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
     return metrics

@@ -160,7 +160,8 @@ def save_captured(
             notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {reason}")
         recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
         try:
-            return _stage_captured(context, staging, captured, request, recheck)
+            staged = _stage_captured(context, staging, captured, request, recheck)
+            return replace(staged, least_sequence=checks().least_sequence)
         except OSError as error:
             waited.append(reclaim.is_full(error) and trash.has_waiting(context.layout))
             raise
@@ -195,6 +196,7 @@ class Staged:
     # Bytes of it that were not read; None: that is not known, as of what several ranks staged.
     kept_bytes: int | None = None
     counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for pieces
+    least_sequence: int | None = None  # what the settings said of its number; None: they were not read for it
 
     def counters(self, staging: Staging, laps: Laps) -> SaveCounters | None:
         """Return what a save did that made this."""
@@ -367,7 +369,7 @@ def _publish(  # noqa: PLR0917
     counted = staged.counted
     least = 1
     for _ in range(_AUTO_STEP_TRIES):
-        sequence = max(least, next_sequence(context, counted))
+        sequence = max(least, next_sequence(context, counted, staged.least_sequence))
         manifest = replace(staged.draft, step=step, sequence=sequence)
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
         # Readers refuse a larger one, so such a save would be acknowledged and never load.

@@ -10,7 +10,8 @@ from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import peek
 from ckstore.ops.context import Context
 from ckstore.ops.open.opening import create, may_make
-from ckstore.remote.reach import settings_there
+from ckstore.remote.mirror.ownership import learn_order
+from ckstore.remote.reach import reach, settings_there
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
 from ckstore.remote.service.target import parse_target
 
@@ -77,6 +78,11 @@ def make_ready(context: Context, mirror: str | os.PathLike[str]) -> str:
     taken = entries(context.layout)
     names = (_NAME if number == 1 else f"{_NAME}{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
+
+
+def learn_mirror(context: Context, name: str) -> None:
+    """Let what a store saves come after all that its new mirror has of its runs."""
+    learn_order(context, reach(context, name))
 
 
 def _not_made(path: Path, why: str = "") -> BadInput:

@@ -9,15 +9,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError, NoSuchRef
+from ckstore.model.times import time_of_text
+from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
-from ckstore.ops.mirrored import add_mirrored, behind, read_mirrored, uuid_now
+from ckstore.ops.mirrored import add_mirrored, behind, note_looked, now, read_mirrored, uuid_now
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.asking import PAGE_ASKS, look
 from ckstore.remote.beside import annotations_of, pins_of, tags_of
 from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.elsewhere.evict import keep_local
+from ckstore.remote.elsewhere.listing import missing_at
+from ckstore.remote.mirror.ownership import Ownership, learn_order
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 
 # Each look at all that is there costs a listing: with one after each push it would cost more than the push.
 _PRUNE_PAUSE_S = 600.0
+# A listing of all objects costs a request for each thousand.
+_LOOK_AGAIN_S = 86_400.0
 _SAID = "said"  # counts as one checkpoint among those that failed; no id has this form
 
 
@@ -62,6 +68,8 @@ class Mirror:
         # How often each could not be pushed: one that is damaged here must not keep the others back.
         self._failures: Counter[str] = Counter()
         self._known: dict[Place, Candidate] = {}
+        self._ownership = Ownership(context)
+        self._knows_order = False
         self._asked: set[str] = set()
         self._prune_again_s = 0.0
         # Of each checkpoint what it showed when its annotations were read: each look would read thousands of files.
@@ -112,7 +120,7 @@ class Mirror:
         rest = [info for info in todo if info not in done]
         # One at a time: what is saved meanwhile comes next, before what is older.
         if rest:
-            self._push(name, uuid, rest[0])
+            self._push(there, uuid, rest[0])
             keep_local(self._context)
         return True
 
@@ -162,6 +170,8 @@ class Mirror:
             CkstoreError: The mirror did not answer; another call tries again.
         """
         name, policy = self.name, policy_of(self._context.layout, KEEP_REMOTE)
+        if name is not None:
+            self._look(name)
         if name is None or time.monotonic() < self._prune_again_s:
             return
         keep_local(self._context)
@@ -177,11 +187,29 @@ class Mirror:
                 prune(there, self._context.algorithm, grace_s=GRACE_S)
         self._prune_again_s = time.monotonic() + _PRUNE_PAUSE_S
 
+    def _look(self, name: str) -> None:
+        """List what the mirror has, once a day: another program may have removed objects there."""
+        context = self._context
+        known = read_mirrored(context.layout, name)
+        age_s = (now() - time_of_text(known.looked)).total_seconds() if known.looked else _LOOK_AGAIN_S
+        here = current_or_named(context)
+        if age_s < _LOOK_AGAIN_S:
+            return
+        had = [info for info in here if info.id in known.ids or name in holders_at(context.layout.checkpoint(info.key))]
+        if not had:
+            return
+        missing = missing_at(context, reach(context, name), had)
+        note_looked(context.layout, name, missing)
+        names = {info.id: info for info in had}
+        for id, why in missing.items():
+            note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
+
     def _settled(self, there: Remote | OtherStore, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return which need no push: another process pushed it, or this one before its end, or it was removed there."""
         if not isinstance(there, Remote):
             known = {*source_of(there).places()}
             return [info for info in todo if place_of(info) in known]
+        lost = read_mirrored(self._context.layout, there.name).missing
         # Each is asked for once, and the one that goes next once more: nothing else pushes what is saved here.
         new = [info for info in todo if info.id not in self._asked]
         new = new or todo[:1]
@@ -189,10 +217,12 @@ class Mirror:
         places = {info.id: place_of(info) for info in new}
         wanted = {key for place in places.values() for key in (place.manifest, place.dropped)}
         found = look(there.objects, wanted, len(self._asked))[0].keys()
+        # What lost a blob there is pushed again although its manifest is there.
+        new = [info for info in new if info.id not in lost]
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
-    def _push(self, name: str, uuid: str, info: CheckpointInfo) -> None:
-        context = self._context
+    def _push(self, there: Remote | OtherStore, uuid: str, info: CheckpointInfo) -> None:
+        context, name = self._context, there.name
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
         # Before the push, which brings this or what is newer.
@@ -202,7 +232,14 @@ class Mirror:
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
             own = read_mirrored(context.layout, name).ids
-            report = transfer.push(context, [info], name, options, lacks_all=True, own=own)
+            # Before it is brought: what this store saves later comes after all that the mirror has.
+            if isinstance(there, Remote):
+                self._ownership.own(there, info.run, info.sequence)
+            elif not self._knows_order:
+                learn_order(context, there)
+                self._knows_order = True
+            is_new = info.id not in read_mirrored(context.layout, name).missing
+            report = transfer.push(context, [info], name, options, lacks_all=is_new, own=own)
         except NoSuchRef:  # it was dropped meanwhile
             return
         except CkstoreError:

@@ -29,6 +29,7 @@ from ckstore.ops.free.retain import carry_out, plan_retention
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_id
 from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims
+from ckstore.remote.documents.owner import read_owner
 from ckstore.remote.find_there import facts_of
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
@@ -56,6 +57,7 @@ class KeepRemote:
     known: dict[Place, Candidate] = field(default_factory=dict)
     # Ids of checkpoints there whose step another one has by now, and that one.
     _replaced: dict[str, Place] = field(default_factory=dict, init=False)
+    _notes: list[str] = field(default_factory=list, init=False)
 
     def plan(self) -> RetentionPlan:
         """Say which checkpoints of the mirror stay, and why.
@@ -64,12 +66,13 @@ class KeepRemote:
             CkstoreError: A tag, a pin or a manifest there cannot be read: then nothing can be said.
         """
         here = {info.id: info for info in infos(self.context, superseded=True)}
+        self._notes.clear()
         stays = dict(self._stays_for_here([*here.values()]))
         if isinstance(self.remote, Remote):
             meant, replaced = self._candidates(self.remote, here, stays)
             made = plan(self.policy, meant, datetime.now(UTC))
             by_order = sorted([*made.entries, *replaced], key=lambda entry: (entry.run, entry.info.order))
-            return replace(made, entries=tuple(by_order))
+            return replace(made, entries=tuple(by_order), notes=(*made.notes, *self._notes))
         other = self.remote.context
         runs = sorted({*self.context.layout.runs()} & {*other.layout.runs()})
         plans = [plan_retention(other, self.policy, run) for run in runs]
@@ -127,6 +130,9 @@ class KeepRemote:
     def _stays_for_here(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
         """Give the ids of checkpoints that stay there because of what this store says of them, and why."""
         pins = pins_by_id(self.context, datetime.now(UTC))
+        # Also by the order here: what an earlier life of the run left there may have greater numbers.
+        current = [Candidate(info) for info in listed if not info.superseded]
+        wanted = {entry.info.id for entry in plan(self.policy, current, datetime.now(UTC)).kept}
         newest = {info.run: info for info in sorted(listed, key=lambda info: info.order)}
         for info in listed:
             # A tag or a pin may have been made here after the push.
@@ -136,13 +142,15 @@ class KeepRemote:
                 yield info.id, f"it is pinned here: {pins[info.id][0]}"
             elif newest[info.run] is info:
                 yield info.id, f"it is the newest checkpoint of the run {info.run} here"
+            elif info.id in wanted:
+                yield info.id, "keep_remote keeps it among the checkpoints of this store"
 
     def _candidates(
         self, remote: Remote, here: dict[str, CheckpointInfo], stays: dict[str, str]
     ) -> tuple[list[Candidate], list[PlanEntry]]:
         """Return the checkpoint that is meant by each step there, and what becomes of the others at these steps."""
         source = ObjectSource(remote.objects, remote.name)
-        runs = {*self.context.layout.runs()}
+        runs = {run for run in self.context.layout.runs() if self._judges(remote, run)}
         places = [place for place in source.places() if place.run in runs]
         self._learn(source, [place for place in places if place.id not in here and place not in self.known])
         tags: dict[str, list[str]] = {}
@@ -181,6 +189,17 @@ class KeepRemote:
             current = {info.id for info in here.values() if not info.superseded}
             replaced += [_of_replaced(candidate, newest, is_here=candidate.info.id in current) for candidate in older]
         return meant, replaced
+
+    def _judges(self, remote: Remote, run: str) -> bool:
+        """Whether the policy of this store counts for a run: no other store mirrors it."""
+        found = read_owner(remote.objects, run)
+        if found is None or found[0].store == self.context.settings.uuid:
+            return True
+        owner = found[0]
+        self._notes.append(
+            f"the run {run} is mirrored by the store {owner.path} on {owner.host}, and judged there alone"
+        )
+        return False
 
     def _learn(self, source: ObjectSource, places: list[Place]) -> None:
         for place, info in facts_of(source, places, self.context.layout.hash_prefix).items():

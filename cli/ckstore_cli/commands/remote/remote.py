@@ -221,6 +221,36 @@ def release(frame: Frame, name: str, uuid: str) -> None:
     out.line(f"released: {released}")
 
 
+@remote.command("take-over")
+@click.argument("name")
+@click.argument("run")
+@framed
+def take_over(frame: Frame, name: str, run: str) -> None:
+    """Mirror RUN to the remote NAME from this store, not from another one.
+
+    One store mirrors a run. When its node died, another store takes the run over
+    by itself ten minutes later; this command does it at once. If the former store
+    still runs, its checkpoints stay on its own disk from then on.
+
+    \b
+    Example:
+      ckstore remote take-over mirror main
+
+    \b
+    Exit status:
+      0  done
+      1  the remote does not answer
+      2  wrong usage
+      4  there is no such store or remote
+    """
+    out = frame.output()
+    with frame.writing() as store:
+        store.remotes.take_over(name, run)
+        entry = store.remotes.get(name)
+    out.document(entry)
+    out.line(f"{run} is mirrored to {name} by this store from now on")
+
+
 @remote.command("rm")
 @click.argument("name")
 @framed

@@ -1,0 +1,83 @@
+"""``runs/RUN/owner.json``: the store whose mirror writes a run. Source: docs/format/remote-v1.md, "Mirror of a run"."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from ckstore.model.canonical import canonical_json
+from ckstore.model.document import parse_document, refuse
+from ckstore.model.names import MAX_SEQUENCE, is_run
+from ckstore.model.seal import seal
+from ckstore.model.settings.settings import check_uuid
+from ckstore.remote import keys
+from ckstore.remote.objects import Listed, Objects
+from ckstore.remote.small_objects import read_document
+
+_FORMAT, _VERSION = "ckstore-remote-owner", 1
+_MAX_BYTES = 2**20
+_LIFE_LIMITS_S = 60, 86_400
+LIFE_S = 600
+"""So long after it wrote last an owner counts as alive: a node that died keeps its run for ten minutes at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the object says."""
+
+    run: str
+    store: str  # uuid of the store
+    host: str  # name of its machine
+    boot: str  # which start of that machine
+    path: str  # of the store on it
+    epoch: int = 1  # how many stores have owned the run, each takeover counted
+    sequence: int = 0  # it brings nothing with a greater number before it wrote that here
+    life_s: float = LIFE_S
+
+    def render(self) -> bytes:
+        """Return the content of the object."""
+        members = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "boot": self.boot,
+            # Drawn for each write: services mark a version by a hash of its bytes.
+            "change": uuid.uuid4().hex,
+            "epoch": self.epoch,
+            "host": self.host,
+            "life_s": self.life_s,
+            "path": self.path,
+            "run": self.run,
+            "sequence": self.sequence,
+            "store": self.store,
+        }
+        return seal(canonical_json(members) + b"\n")
+
+
+def _parse(data: bytes, where: str) -> Owner:
+    members = parse_document(data, _FORMAT, _VERSION, where)
+    run, store, host, boot, path = (members.get(name) for name in ("run", "store", "host", "boot", "path"))
+    texts = [run, store, host, boot, path]
+    if not all(isinstance(text, str) for text in texts) or not is_run(str(run)):
+        refuse(where, "run, store, host, boot and path", "texts, and the name of a run", texts)
+    check_uuid(store)
+    epoch, sequence = (_number(members, name, where) for name in ("epoch", "sequence"))
+    life_s, (least_s, most_s) = members.get("life_s"), _LIFE_LIMITS_S
+    if isinstance(life_s, bool) or not isinstance(life_s, int | float) or not least_s <= life_s <= most_s:
+        refuse(where, "life_s", f"seconds from {least_s} to {most_s}", life_s)
+    return Owner(str(run), str(store), str(host), str(boot), str(path), epoch, sequence, life_s)
+
+
+def _number(members: dict[str, Any], name: str, where: str) -> int:
+    number = members.get(name)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_SEQUENCE:
+        refuse(where, name, f"a whole number from 0 to {MAX_SEQUENCE}", number)
+    return number
+
+
+def read_owner(objects: Objects, run: str) -> tuple[Owner, Listed] | None:
+    """Return who owns a run, and which version says so; None: no store does."""
+    # The version before the content: if another client writes in between, the swap fails and all is read again.
+    version = objects.head(keys.owner(run))
+    data = None if version is None else objects.get(keys.owner(run), _MAX_BYTES)
+    return None if version is None or data is None else (read_document(data, _parse, keys.owner(run)), version)

@@ -1,0 +1,56 @@
+"""What the owner of a run saves comes last there, in every order of requests; without any one rule it may not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.protocol.owners import NAMES, Rules, Scenario
+from tests.protocol.search import explore
+from tests.protocol.test_one_blob import resolved
+from tests.support.coverage import covered
+from tests.support.requirements import CRASH_FULL
+
+pytestmark = pytest.mark.crash
+
+_TWO = Scenario("two stores")
+_OLD = Scenario("a remote with checkpoints from before", before=2, saves=(2, 1), takeovers=2)
+_SHORT = (_TWO, _OLD, Scenario("more saves", saves=(3, 2)))
+_FULL = (*_SHORT, Scenario("more takeovers", before=1, saves=(4, 4), takeovers=6))
+
+MUTANTS = {
+    "by_swap": _TWO,
+    "promise_first": _OLD,
+    "raise_on_taking": _OLD,
+    "looks_on_making": _OLD,
+    "owns_to_bring": _TWO,
+}
+
+
+@pytest.mark.parametrize("scenario", _FULL if CRASH_FULL else _SHORT, ids=lambda scenario: scenario.name)
+def test_what_the_owner_of_a_run_saves_comes_last(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explore(scenario.start(), scenario.steps, scenario.wrong)
+
+    with capsys.disabled():
+        bad = int(bool(found.problem))
+        print("\n" + covered("protocol model", f"owners: {scenario.name}", violations=bad, states=found.states))
+    assert not found.problem, str(found)
+    assert found.states > 50
+    # So that the model does not stay behind when the code changes.
+    assert [name for name in found.functions if not resolved(name)] == []
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_without_a_rule_the_order_is_wrong(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = replace(MUTANTS[rule], rules=Rules().without(rule))
+    found = explore(scenario.start(), scenario.steps, scenario.wrong)
+
+    with capsys.disabled():
+        what = f"owners without {rule}: {found.problem}"
+        print("\n" + covered("protocol model", what, mutants=1, steps=len(found.trace)))
+    assert found.problem, f"nothing wrong in {found.states} states"
+
+
+def test_every_rule_has_a_mutant() -> None:
+    assert tuple(MUTANTS) == NAMES

@@ -1,0 +1,168 @@
+"""What other programs remove at a remote is noticed, said with its time, and pushed again where the bytes are here."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ckstore import RemoteError, RetentionPolicy, Store
+from ckstore.ops import mirrored
+from ckstore.remote import keys
+from ckstore.remote.mirror import work
+from ckstore.remote.mirror.work import Mirror
+from ckstore.saver import mirror as starting
+from ckstore.store import context_of
+from tests.remote.double import REMOTES, Double, new_remote
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+from tests.support.checkpoint_dirs import checkpoint_dir
+from tests.support.stores import check_store
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process: the tests take the steps themselves."""
+    monkeypatch.setattr(starting, "start", lambda *_: None)
+
+
+@pytest.fixture
+def mirroring(tmp_path: Path) -> tuple[Store, Double, str]:
+    """Return a store with three checkpoints and a mirror that has them; it keeps the bytes of the newest two."""
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    Store.init(tmp_path / "place", chunk_bytes=MIB)
+    objects, name = new_remote(store.settings)
+    store.remotes.add(name, tmp_path / "place")  # the name leads to the double
+    store.config.mirror = name
+    store.config.keep_local = RetentionPolicy(keep_last=2)
+    for step in (1, 2, 3):
+        store.save(state(step), step=step)
+    all_steps(store)
+    return store, objects, name
+
+
+def all_steps(store: Store) -> None:
+    mirror = Mirror(context_of(store))
+    while mirror.step():
+        pass
+    mirror.tidy()
+    while mirror.step():
+        pass
+
+
+def later(monkeypatch: pytest.MonkeyPatch, days: float = 1.0) -> None:
+    real = mirrored.now
+    for module in (mirrored, work):
+        monkeypatch.setattr(module, "now", lambda: real() + timedelta(days=days))
+
+
+def own_blobs(store: Store, objects: Double, step: int) -> list[str]:
+    """Return the keys of the blobs that a checkpoint alone has."""
+    from tests.support.stores import _parsed
+
+    named = {
+        one: {
+            keys.blob(blob.digest)
+            for blob in _parsed(checkpoint_dir(store.path, "main", one) / "manifest.json")[0].blobs
+        }
+        for one in (1, 2, 3)
+    }
+    others = set().union(*(blobs for other, blobs in named.items() if other != step))
+    return sorted(key for key in named[step] - others if key in objects.held)
+
+
+def test_verify_lists_the_remote_and_says_what_left_it(mirroring: tuple[Store, Double, str]) -> None:
+    store, objects, name = mirroring
+    report = store.verify()
+    assert report.ok
+    assert [one.step for one in report.elsewhere] == [1]
+    assert "listed there as of 20" in str(report)
+
+    objects.delete(own_blobs(store, objects, 1)[:1])
+    objects.forget_requests()
+    report = store.verify()
+    assert not report.ok
+    assert f"{name}: 1 of" in report.elsewhere[0].missing
+    assert "main@1  cannot be loaded" in str(report)
+    assert "1 checkpoint cannot be loaded" in str(report)
+    assert all(not key.startswith(keys.BLOBS) for key in objects.keys_read)
+    assert not store.verify(quick=True).ok
+
+
+def test_verify_says_where_a_remote_was_not_asked(mirroring: tuple[Store, Double, str]) -> None:
+    store, objects, name = mirroring
+    objects.fault = lambda call, key: "fail" if call == "list" else None
+    report = store.verify()
+    assert report.ok
+    assert report.elsewhere[0].unasked.startswith(f"{name} was not asked")
+    assert "not looked at" in str(report)
+
+
+def test_a_checkpoint_at_another_remote_of_that_name_is_missing(mirroring: tuple[Store, Double, str]) -> None:
+    store, objects, name = mirroring
+    held, remote = dict(objects.held), REMOTES[name]
+    other = new_remote(Store.init(store.path.parent / "other").settings)[0].held[keys.INFO]
+    REMOTES[name] = remote
+    objects.held[keys.INFO] = other
+    assert "another remote has this name" in store.verify().elsewhere[0].missing
+    objects.held[keys.INFO] = held[keys.INFO]
+    assert store.verify().ok
+
+
+def test_the_mirror_lists_once_a_day_and_pushes_again_what_is_here(
+    mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, objects, name = mirroring
+    status = store.mirror_status()
+    assert status is not None
+    assert status.ok
+    assert "it listed them as of" in str(status)
+    lost = own_blobs(store, objects, 3)[:2]
+    objects.delete(lost)
+    objects.delete([key for key in objects.held if key.startswith(f"{keys.CHECKPOINTS}main/2/")])
+    all_steps(store)
+    assert lost[0] not in objects.held
+
+    later(monkeypatch)
+    all_steps(store)
+    assert all(key in objects.held for key in lost)
+    assert {event.step for event in store.events() if event.event == "missing"} == {2, 3}
+    status = store.mirror_status()
+    assert status is not None
+    assert status.ok
+    fresh = Store.init(store.path.parent / "fresh", chunk_bytes=MIB)
+    for step in (2, 3):
+        fresh.pull(step, name)
+        assert same(fresh.load(step), state(step))
+    check_store(store.path)
+
+
+def test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics(
+    mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, objects, name = mirroring
+    kept = {key: objects.held[key] for key in own_blobs(store, objects, 1)}
+    objects.delete(kept)
+    later(monkeypatch)
+    all_steps(store)
+    status = store.mirror_status()
+    assert status is not None
+    assert not status.ok
+    assert status.missing == ("main@1",)
+    finding = next(one for one in store.doctor().findings if one.what == "mirror")
+    assert finding.level == "warning"
+    assert "nowhere else, such as main@1" in finding.found
+    assert f'ckstore_mirror_missing{{remote="{name}",store="{store.path}"}} 1' in store.metrics()
+    with pytest.raises(RemoteError):
+        store.load(1)
+
+    # Another store brings the bytes back, and the next listing sees them.
+    for key, data in kept.items():
+        objects.put(key, data)
+    later(monkeypatch)
+    all_steps(store)
+    status = store.mirror_status()
+    assert status is not None
+    assert status.ok
+    assert same(store.load(1), state(1))

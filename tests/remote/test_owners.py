@@ -1,0 +1,253 @@
+"""One store mirrors a run to a bucket, and what it saves comes after everything that is there."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ckstore import RemoteError, RetentionPolicy, RunIsOwned, Store
+from ckstore.remote import keys
+from ckstore.remote.documents.owner import LIFE_S, read_owner
+from ckstore.remote.mirror import ownership
+from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.objects import Remote
+from ckstore.remote.pruning.keep_remote import KeepRemote
+from ckstore.saver import mirror as starting
+from ckstore.store import context_of
+from tests.remote.double import REMOTES, Double, new_remote
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+from tests.support.stores import check_store
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process: the tests take the steps themselves. Every store is on a machine of its own."""
+    monkeypatch.setattr(starting, "start", lambda *_: None)
+    monkeypatch.setattr(ownership, "_is_gone", lambda _: False)
+
+
+def mirrored_by(path: Path, name: str) -> Store:
+    """Return a store with a mirror, and no checkpoint."""
+    store = Store.init(path, chunk_bytes=MIB)
+    # The name leads to the double; the settings need a place for it.
+    store.remotes.add(name, path.parent / "settings")
+    store.config.mirror = name
+    return store
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> tuple[Double, str]:
+    objects, name = new_remote(Store.init(tmp_path / "settings", chunk_bytes=MIB).settings)
+    return objects, name
+
+
+def all_steps(store: Store) -> None:
+    mirror = Mirror(context_of(store))
+    while mirror.step():
+        pass
+    mirror.tidy()
+
+
+def owner_of(name: str) -> tuple[str, int, int]:
+    found = read_owner(REMOTES[name].objects, "main")
+    assert found is not None
+    return found[0].store, found[0].epoch, found[0].sequence
+
+
+def manifests(objects: Double) -> set[int]:
+    places = (keys.place_in(key) for key in objects.held)
+    return {place.step for place in places if place is not None}
+
+
+def test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    objects, name = bucket
+    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    first.config.keep_remote = second.config.keep_remote = RetentionPolicy(keep_last=2)
+    for step in (1, 2):
+        first.save(state(step), step=step)
+    all_steps(first)
+    second.save(state(7), step=7)
+
+    with pytest.raises(RunIsOwned, match=f"the store {first.path} on .* mirrors the run main") as raised:
+        all_steps(second)
+    assert f"ckstore remote take-over {name} main" in raised.value.hint
+    assert manifests(objects) == {1, 2}
+    status = second.mirror_status()
+    assert status is not None
+    assert [info.step for info in status.behind] == [7]
+    # Nor does its policy count for the run of another store.
+    report = KeepRemote(context_of(second), REMOTES[name], RetentionPolicy(keep_last=1)).apply()
+    assert report.dropped == ()
+    assert any("judged there alone" in note for note in report.plan.notes)
+    assert manifests(objects) == {1, 2}
+    assert same(second.load(7), state(7))
+
+
+def test_a_dead_owner_loses_its_run_and_what_it_brings_late_is_not_the_newest(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    objects, name = bucket
+    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    for step in (1, 2, 3):
+        first.save(state(step), step=step)
+    all_steps(first)
+    assert owner_of(name) == (first.settings.uuid, 1, 3)
+
+    second.save(state(7), step=7)
+    objects.now += timedelta(seconds=LIFE_S + 60)
+    all_steps(second)
+    assert owner_of(name)[:2] == (second.settings.uuid, 2)
+    after = second.save(state(8), step=8)
+    all_steps(second)
+    assert after.sequence > 3
+
+    # The first one was not dead: it finds that, and what it saves stays on its disk.
+    first.save(state(4), step=4)
+    with pytest.raises(RunIsOwned):
+        all_steps(first)
+    assert manifests(objects) == {1, 2, 3, 7, 8}
+    fresh = Store.init(tmp_path / "fresh", chunk_bytes=MIB)
+    assert fresh.pull("main@latest", name).checkpoints[0].step == 8
+    check_store(second.path)
+
+
+def test_a_process_that_owned_a_run_notices_that_another_store_took_it(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    objects, name = bucket
+    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    mirror = Mirror(context_of(first))
+    first.save(state(1), step=1)
+    assert mirror.step()
+    second.remotes.take_over(name, "main")
+    first.save(state(2), step=2)
+    with pytest.raises(RunIsOwned):
+        mirror.step()
+    assert manifests(objects) == {1}
+    first.remotes.take_over(name, "main")
+    assert mirror.step()
+    assert manifests(objects) == {1, 2}
+    assert owner_of(name)[1] == 3
+
+
+def test_an_owner_writes_again_only_for_a_greater_number_or_after_a_while(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    _, name = bucket
+    store = mirrored_by(tmp_path / "store", name)
+    remote = REMOTES[name]
+    now = [0.0]
+    own = ownership.Ownership(context_of(store), lambda: now[0])
+    writes: list[int] = []
+
+    def asked(sequence: int) -> None:
+        own.own(remote, "main", sequence)
+        writes.append(owner_of(name)[2])
+
+    for sequence in (5, 3, 6):
+        asked(sequence)
+    assert writes == [5, 5, 6]
+    listed = remote.objects.head(keys.owner("main"))
+    asked(6)
+    assert remote.objects.head(keys.owner("main")) == listed
+    now[0] += LIFE_S / 2
+    asked(6)
+    assert remote.objects.head(keys.owner("main")) != listed
+
+
+def test_without_compare_and_swap_a_run_changes_its_owner_by_name_alone(tmp_path: Path) -> None:
+    objects, name = new_remote(Store.init(tmp_path / "settings", chunk_bytes=MIB).settings, cas=False)
+    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    first.save(state(1), step=1)
+    all_steps(first)
+    second.save(state(7), step=7)
+    objects.now += timedelta(days=9)
+    with pytest.raises(RunIsOwned, match="mirrors the run main") as raised:
+        all_steps(second)
+    assert "never by itself" in raised.value.hint
+    second.remotes.take_over(name, "main")
+    all_steps(second)
+    assert manifests(objects) == {1, 7}
+    first.save(state(2), step=2)
+    with pytest.raises(RunIsOwned):
+        all_steps(first)
+
+
+@pytest.mark.parametrize("kind", ["bucket", "directory"])
+def test_a_store_that_begins_to_mirror_late_saves_after_what_is_there(tmp_path: Path, kind: str) -> None:
+    """V1: a new node saves once before its mirror is set; its newest checkpoints must not be taken for old ones."""
+    settings = Store.init(tmp_path / "there", chunk_bytes=MIB).settings
+    name = new_remote(settings)[1] if kind == "bucket" else "there"
+    former = Store.init(tmp_path / "former", chunk_bytes=MIB)
+    late = Store.init(tmp_path / "late", chunk_bytes=MIB)
+    for store in (former, late):
+        store.remotes.add(name, tmp_path / "there")
+    former.config.mirror = name
+    for step in range(1, 9):
+        former.save(state(step), step=step)
+    all_steps(former)
+    shutil.rmtree(former.path)
+    if kind == "bucket":
+        REMOTES[name].objects.now += timedelta(days=1)  # type: ignore[attr-defined]
+
+    for step in (23, 24, 25):
+        late.save(state(step), step=step)
+    late.config.mirror = name
+    late.config.keep_local = RetentionPolicy(keep_last=1)
+    late.config.keep_remote = RetentionPolicy(keep_last=3)
+    all_steps(late)
+    for step in (23, 24, 25):
+        assert same(late.load(step), state(step))
+    for step in (30, 40, 50):
+        late.save(state(step), step=step)
+        all_steps(late)
+    for step in (30, 40, 50):
+        assert same(late.load(step), state(step))
+    third = Store.init(tmp_path / "third", chunk_bytes=MIB)
+    third.remotes.add(name, tmp_path / "there")
+    assert third.pull("main@latest", name).checkpoints[0].step == 50
+    check_store(late.path)
+
+
+def test_a_store_that_was_restored_from_a_backup_goes_on_above_what_it_brought(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    objects, name = bucket
+    store = mirrored_by(tmp_path / "store", name)
+    store.config.keep_remote = RetentionPolicy(keep_last=3)
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    shutil.copytree(store.path, tmp_path / "backup", symlinks=True)
+    for step in range(3, 9):
+        store.save(state(step), step=step)
+    all_steps(store)
+    store.close()
+    shutil.rmtree(store.path)
+    shutil.move(tmp_path / "backup", store.path)
+
+    with Store.open(store.path) as again:
+        saved = []
+        for step in (30, 40, 50, 60):
+            saved.append(again.save(state(step), step=step))
+            all_steps(again)
+        assert saved[-1].sequence > 8
+        assert {40, 50, 60} <= manifests(objects)
+    fresh = Store.init(tmp_path / "fresh", chunk_bytes=MIB)
+    assert fresh.pull("main@latest", name).checkpoints[0].step == 60
+
+
+def test_a_number_that_was_made_up_there_is_refused(tmp_path: Path, bucket: tuple[Double, str]) -> None:
+    _, name = bucket
+    store = mirrored_by(tmp_path / "store", name)
+    store.save(state(1), step=1)
+    remote: Remote = REMOTES[name]
+    ownership.Ownership(context_of(store)).own(remote, "main", 2**50)
+    with pytest.raises(RemoteError, match="2\\^32 beyond"):
+        all_steps(store)
+    assert store.save(state(2), step=2).sequence == 2
