@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _PUSH, _PULL = "tests/remote/test_push.py", "tests/remote/test_pull.py"
 _PRUNE, _ORDER = "tests/remote/test_prune.py", "tests/remote/test_order.py"
+_MANY = "tests/remote/test_prune_many.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
 _DELTAS, _KEEP, _CACHE = "tests/remote/test_deltas.py", "tests/remote/test_keep.py", "tests/remote/test_cache.py"
 _REMOTES, _MIRROR = "tests/remote/test_remotes.py", "tests/remote/test_mirror.py"
@@ -126,19 +127,17 @@ REMOTES = [
         "what is condemned changes by compare-and-swap",
         "condemned-overwritten",
         "condemned.swap",
-        "    return objects.update(keys.CONDEMNED, data, version) is not None\n",
-        "    return objects.put(keys.CONDEMNED, data) is not None\n",
+        "    return objects.update(keys.CONDEMNED, data, version)\n",
+        "    return objects.put(keys.CONDEMNED, data).tag\n",
         f"{_PRUNE}::test_a_push_that_takes_a_blob_back_in_the_middle_keeps_it",
         "assert",
     ),
     Mutant(
         "a pruner's swap is on the version before its lists",
         "version-after-lists",
-        "_Prune.beside_pushes",
-        "            said, version = read_versioned(self.remote.objects)\n"
-        "            named, blobs = self.survey.named(), self._blobs()\n",
-        "            named, blobs = self.survey.named(), self._blobs()\n"
-        "            said, version = read_versioned(self.remote.objects)\n",
+        "_Prune._rounds",
+        "            said, version = read_versioned(self.remote.objects)\n            named = self.survey.named()\n",
+        "            named = self.survey.named()\n            said, version = read_versioned(self.remote.objects)\n",
         f"{_ORDER}::test_a_pruner_looks_at_intents_before_checkpoints_and_reads_its_version_before_both",
         "assert",
     ),
@@ -154,7 +153,7 @@ REMOTES = [
     Mutant(
         "a pruner ends a removal that was cut off",
         "removal-left-half",
-        "_Prune.beside_pushes",
+        "_Prune._rounds",
         "                self.survey.finish_removals()\n",
         "",
         f"{_ORDER}::test_a_removal_that_was_cut_off_is_finished_by_the_next_prune[True-1]",
@@ -244,9 +243,9 @@ REMOTES = [
     Mutant(
         "a name whose removal was not acknowledged is never used again",
         "unacknowledged-reused",
-        "_Prune._remove_batch",
-        "                said.burn(names)\n",
-        "                pass\n",
+        "_Prune._end_batches",
+        "            said.burn(self._sent)\n",
+        "",
         f"{_PRUNE}::test_a_name_whose_removal_was_not_acknowledged_is_burnt",
         "assert",
     ),
@@ -254,7 +253,7 @@ REMOTES = [
         "the names that a dead pruner was removing are never used again",
         "dead-batch-reused",
         "_Prune._next",
-        "                new.burn(batch.names)\n",
+        "                new.burn(dead.names)\n",
         "                pass\n",
         f"{_PRUNE}::test_the_batch_of_a_dead_pruner_is_burnt",
         "assert",
@@ -687,10 +686,56 @@ REMOTES = [
     Mutant(
         "only lost swaps count against the tries of a prune",
         "batches-counted-as-lost",
-        "beside_pushes",
-        "            if not swap(self.remote.objects, new, version):\n                lost_count += 1\n",
-        "            lost_count += 1\n            if not swap(self.remote.objects, new, version):\n",
-        "tests/remote/test_prune.py::test_a_prune_may_take_more_batches_than_it_may_lose_swaps",
-        "RemoteUnavailable",
+        "_Prune._carry_out",
+        "        for start in range(0, len(ripe) + BATCH_NAMES, BATCH_NAMES):\n",
+        "        for start in range(0, min(TRIES, len(ripe)) + BATCH_NAMES, BATCH_NAMES):\n",
+        f"{_PRUNE}::test_a_prune_may_take_more_batches_than_it_may_lose_swaps",
+        "assert",
+    ),
+    Mutant(
+        "a pruner uses its lists again only over the version that it wrote last",
+        "lists-of-another-version",
+        "_Prune._carry_out",
+        "                version = swap(self.remote.objects, new, version)\n",
+        "                _, version = read_versioned(self.remote.objects)\n"
+        "                version = swap(self.remote.objects, new, version)\n",
+        f"{_MANY}::test_a_push_that_takes_a_blob_out_between_two_batches_keeps_it",
+        "assert",
+    ),
+    Mutant(
+        "a prune lists blobs once",
+        "blobs-listed-each-round",
+        "_Prune._rounds",
+        "            if not self._blobs:\n",
+        "            if True:\n",
+        f"{_MANY}::test_blobs_are_listed_once_and_the_rest_again_only_after_a_lost_swap",
+        "assert",
+    ),
+    Mutant(
+        "a pruner that fails takes its batches out",
+        "failed-batch-left",
+        "_Prune.beside_pushes",
+        "                self._end_batches()\n",
+        "                pass\n",
+        f"{_MANY}::test_a_finished_batch_is_taken_out_when_a_later_request_fails",
+        "assert",
+    ),
+    Mutant(
+        "condemned names are bounded",
+        "condemned-unbounded",
+        "_Prune._next",
+        "fresh[: max(0, MOST_CONDEMNED - len(condemned) - going_count)]",
+        "fresh",
+        f"{_MANY}::test_no_more_is_condemned_than_a_push_should_read",
+        "assert",
+    ),
+    Mutant(
+        "burnt names are bounded, with those of every batch",
+        "burnt-unbounded",
+        "_Prune._next",
+        "        if len(new.burnt) + going_count + len(batch) > MOST_BURNT:\n",
+        "        if len(new.burnt) > MOST_BURNT:\n",
+        f"{_MANY}::test_no_batch_is_begun_whose_names_could_not_be_burnt",
+        "DID NOT RAISE",
     ),
 ]
