@@ -14,7 +14,7 @@ from ckstore.remote.objects import Objects
 from ckstore.version import __version__
 
 LIFE_S = 3600
-"""So long a pruner spares what an intent names after it was last written: many times what a blob takes."""
+"""So long a pruner spares what an intent names after it was last written."""
 
 
 class Voided(Exception):

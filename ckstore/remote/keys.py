@@ -91,13 +91,18 @@ class BlobName(NamedTuple):
         return self.digest if not self.number else f"{self.digest}.{self.number}"
 
 
-def blob_in(key: str) -> BlobName | None:
-    """Return the name of the blob with this key; None if it is not the key of a blob."""
-    name = key.rpartition("/")[2]
-    digest, point, number = name.partition(".")
-    if not is_digest(digest) or key != blob(name) or (point and not _NUMBER.match(number)):
+def blob_name(text: str) -> BlobName | None:
+    """Return the name of a blob; None if it is not one."""
+    digest, point, number = text.partition(".")
+    if not is_digest(digest) or (point and not _NUMBER.match(number)):
         return None
     return BlobName(digest, int(number) if point else 0)
+
+
+def blob_in(key: str) -> BlobName | None:
+    """Return the name of the blob with this key; None if it is not the key of a blob."""
+    name = blob_name(key.rpartition("/")[2])
+    return name if name is not None and key == blob(str(name)) else None
 
 
 def place_in(key: str, lasts: Container[str] = (_MANIFEST,)) -> Place | None:

@@ -46,7 +46,10 @@ class Objects(Protocol):
         """
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
-        """Write an object over the version with that mark alone, and return the new mark; None: it is not there."""
+        """Write an object over the version with that mark alone, and return the new mark; None: it is not there.
+
+        The mark is "" where the service does not say it and another client has written since; no version has that.
+        """
 
     def list(self, prefix: str) -> Iterator[Listed]:
         """Yield the objects whose keys begin with a prefix, by their keys."""

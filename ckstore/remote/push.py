@@ -279,7 +279,7 @@ class Push:
             self._renew()
             tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest]))
 
-        for_each(send, lacking, threads=self._manner.threads, say=self._say, stopping=self._end)
+        for_each(send, lacking, threads=self._manner.threads, say=self._watch, stopping=self._end)
         there = self._look(names, wanted) if lacking else there
         gone = [digest for digest in wanted if digest not in there]
         if gone:
@@ -292,6 +292,12 @@ class Push:
             # Of this push's own write, by its mark: another client may have written the same name since.
             if there[digest].tag == tag:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
+
+    def _watch(self) -> None:
+        """Renew the intents, and say how far it is, in the caller's thread while others send."""
+        # On a slow link one blob takes longer than an intent lives, and no thread that sends looks at it meanwhile.
+        self._renew()
+        self._say()
 
     def _renew(self) -> None:
         for intent in self._intents:

@@ -139,7 +139,8 @@ class Remotes:
         Of the mirror of the store the checkpoints go first that `StoreConfig.keep_remote` does not keep there.
 
         A blob that is found so is condemned, and removed by a later call when the grace is over: so long a reader may
-        go on with a checkpoint that was removed. Pushes and other prunes may work at the same time.
+        go on with a checkpoint that was removed. Pushes and other prunes may work at the same time. One call condemns
+        at most 131,072 blobs; the next call condemns the rest.
 
         Args:
             name: Of the remote; "": the only one.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.protocol.search import Step
 
@@ -25,6 +25,7 @@ class Rules:
     intents_before_manifests: bool = True  # a pruner lists in this order
     look_again: bool = True  # it lists both again after what is condemned was written
     version_first: bool = True  # its swap is on the version that it read before that
+    own_version: bool = True  # its next swap with the same lists is on the version that it wrote last
     void_by_swap: bool = True  # a stale intent does not count only after it was voided
     finish: bool = True  # an intent that says "committing" is finished, never voided
     burn_unknown: bool = True  # a name whose removal was not acknowledged is not used again
@@ -68,7 +69,8 @@ class Prune(NamedTuple):
     todo: tuple[int, ...] = ()  # intents that it listed and has not looked at
     passes: int = 0
     number: int = 0  # of the name that it removes
-    sure: bool = False  # the removal was acknowledged
+    sure: bool = False  # the removal was acknowledged, or was never sent
+    others: int = 0  # swaps for other blobs that it still makes
 
 
 class World(NamedTuple):
@@ -104,6 +106,7 @@ class Scenario:
     losses: int = 1
     again: int = 1
     there: bool = True
+    others: int = 1
     rules: Rules = field(default_factory=Rules)
 
     def start(self) -> World:
@@ -117,7 +120,7 @@ class Scenario:
             frozenset(),
             self.losses,
             tuple(Push(again=self.again) for _ in range(self.pushes)),
-            tuple(Prune(passes=passes) for passes in self.passes),
+            tuple(Prune(passes=passes, others=self.others) for passes in self.passes),
         )
 
     def steps(self, world: World) -> Iterator[Step[World]]:
@@ -295,40 +298,46 @@ class Scenario:
                 yield "prune", f"removes name {number}, which does not count", after, prune
         idle = prune._replace(at="read", seen=None)
         current, same = doc.burnt, seen == self._mark(world)
+        if prune.others and same:
+            after = self._written(world, doc)
+            yield "prune", "swaps for other blobs", after, self._goes_on(after, prune, others=prune.others - 1)
         if prune.named:
             new = doc._replace(condemned=doc.condemned - {current})
             yield "prune", "keeps it", self._written(world, new) if same and new != doc else world, idle
         elif not same:
-            yield "prune", "was not the first", world, idle
+            yield "prune", "was not the first", world, idle if rules.own_version else self._goes_on(world, prune)
         elif current in doc.condemned:
             new = doc._replace(condemned=doc.condemned - {current}, deleting=doc.deleting | {(who, current)})
-            yield (
-                "prune",
-                "begins a batch",
-                self._written(world, new),
-                prune._replace(at="delete", seen=None, number=current),
-            )
-        elif current in world.blobs and current not in doc.going():
+            after = self._written(world, new)
+            yield "prune", "begins a batch", after, self._goes_on(after, prune, at="delete", number=current)
+        elif current not in doc.going():  # there or not: blobs are listed once, before all of this
             after = self._written(world, doc._replace(condemned=doc.condemned | {current}))
-            again = idle if rules.look_again else prune._replace(seen=self._mark(after))
-            yield "prune", "condemns it", after, again
+            yield "prune", "condemns it", after, idle if rules.look_again else self._goes_on(after, prune)
         else:
             yield "prune", "finds nothing", world, idle
+
+    def _goes_on(self, world: World, prune: Prune, **changes: Any) -> Prune:
+        """Return a pruner that keeps its lists after a swap."""
+        return prune._replace(seen=self._mark(world), **changes)
 
     def _delete(self, world: World, prune: Prune) -> Iterator[tuple[str, str, World, Prune]]:
         gone = world._replace(blobs=world.blobs - {prune.number})
         yield "prune", f"removes name {prune.number}", gone, prune._replace(at="confirm", sure=True)
+        yield "prune", "ends before it sends the removal", world, prune._replace(at="confirm", sure=True)
         if world.losses:
             spent = world._replace(losses=world.losses - 1)
             late = spent._replace(late=spent.late | {prune.number})
             yield "prune", "sends a removal that is late", late, prune._replace(at="confirm", sure=False)
 
     def _confirm(self, world: World, who: int, prune: Prune) -> tuple[str, str, World, Prune]:
-        doc, idle = world.doc, prune._replace(at="read", number=0, sure=False)
+        doc, then = world.doc, prune._replace(at="read", seen=None, number=0, sure=False)
         new = doc._replace(deleting=doc.deleting - {(who, prune.number)})
         if not prune.sure and self.rules.burn_unknown:
             new = new._replace(burnt=max(new.burnt, prune.number + 1))
-        return "prune", "ends its batch", self._written(world, new) if new != doc else world, idle
+        after = self._written(world, new) if new != doc else world
+        if prune.seen == self._mark(world):  # no other pruner and no push has written it since
+            then = self._goes_on(after, then, at="decide")
+        return "prune", "ends its batch", after, then
 
     def _burn_foreign(self, world: World, prune: Prune, batch: tuple[int, int]) -> tuple[str, str, World, Prune]:
         new = world.doc._replace(deleting=world.doc.deleting - {batch})

@@ -16,14 +16,15 @@ pytestmark = pytest.mark.crash
 
 _ONE = Scenario("a push, a pruner", pushes=1, passes=(3,))
 _NEW = Scenario("a push of a new blob, a pruner", pushes=1, passes=(3,), there=False)
-_TWO_PRUNERS = Scenario("a push, two pruners", pushes=1, passes=(2, 2), again=0)
+_TWO_PRUNERS = Scenario("a push, two pruners", pushes=1, passes=(2, 2), again=0, others=0)
 _TWO_PUSHES = Scenario("two pushes, a pruner", pushes=2, passes=(2,), again=0)
 _SHORT = (_ONE, _NEW, _TWO_PRUNERS, _TWO_PUSHES)
 _FULL = (
     *_SHORT,
     Scenario("a push, a pruner, long", pushes=1, passes=(5,), losses=2, again=2),
-    Scenario("a push, two pruners, long", pushes=1, passes=(3, 2), losses=2),
-    Scenario("two pushes, two pruners", pushes=2, passes=(2, 2), again=0, losses=1),
+    replace(_TWO_PRUNERS, name="a push, two pruners with other blobs", others=1),
+    Scenario("a push, two pruners, long", pushes=1, passes=(3, 2), others=0),
+    Scenario("two pushes, two pruners", pushes=2, passes=(2, 1), again=0, others=0),
 )
 
 MUTANTS = {
@@ -35,6 +36,7 @@ MUTANTS = {
     "intents_before_manifests": _ONE,
     "look_again": _ONE,
     "version_first": _TWO_PRUNERS,
+    "own_version": _TWO_PRUNERS,
     "void_by_swap": _ONE,
     "finish": _ONE,
     "burn_unknown": _ONE,

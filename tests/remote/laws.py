@@ -18,7 +18,7 @@ from typing import Any
 from ckstore import CkstoreError, Store
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.remote import keys
+from ckstore.remote import asking, keys
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as pruning
@@ -72,12 +72,12 @@ def _is_there(objects: ServiceObjects, digest: str) -> bool:
 
 def prune(objects: ServiceObjects, *, grace_s: float, after_s: float = 0.0) -> None:
     """Prune a remote, as if it were `after_s` later by the server's clock."""
-    now = pruning._server_time
-    pruning._server_time = lambda objects: now(objects) + timedelta(seconds=after_s)
+    now = asking.server_time
+    asking.server_time = lambda objects: now(objects) + timedelta(seconds=after_s)
     try:
         pruning.prune(Remote(REMOTE, objects), ALGORITHM, grace_s=grace_s)
     finally:
-        pruning._server_time = now
+        asking.server_time = now
 
 
 def check_no_orphan_outlives_two_graces(objects: ServiceObjects) -> None:

@@ -15,12 +15,13 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
 from ckstore.remote.objects import Objects
-from ckstore.remote.service import engine
+from ckstore.remote.service import calls, engine
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
@@ -64,6 +65,52 @@ def test_an_object_that_is_larger_than_wanted_is_refused(objects: Objects) -> No
 
     with pytest.raises(RemoteError, match="5 bytes, more than 4"):
         objects.get("x", 4)
+
+
+def test_a_write_of_many_parts_may_take_longer_than_other_calls(
+    memory: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import obstore
+
+    real = obstore.put
+
+    def slow(*args: Any, **how: Any) -> Any:
+        time.sleep(0.6)
+        return real(*args, **how)
+
+    monkeypatch.setattr(obstore, "put", slow)
+    monkeypatch.setattr(calls, "_CALL_S", 0.2)
+    monkeypatch.setattr(engine, "_MULTIPART_BYTES", 2**20)
+    monkeypatch.setattr(engine, "_PART_BYTES", 2**19)
+    objects = ServiceObjects(memory)
+
+    assert objects.send("large", bytes(2**21))
+    with pytest.raises(RemoteUnavailable, match=r"no answer came within 0\.2 s"):
+        objects.send("small", b"1")
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_the_mark_of_a_swap_is_never_that_of_another_clients_write(
+    service: Service, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    """At a service whose answers to writes have no mark, as some gateways do."""
+    objects, other = ServiceObjects(service.target("run")), ServiceObjects(service.target("run"))
+    first = objects.put("x", b"1").tag
+    real = objects._send
+
+    def send(*args: Any) -> Any:
+        real(*args)
+        if others:
+            other.send("x", b"another")
+        return {}
+
+    monkeypatch.setattr(objects, "_send", send)
+    mark = objects.update("x", b"2", first)
+    monkeypatch.undo()
+
+    assert mark is not None
+    assert (objects.update("x", b"3", mark) is None) == others
+    assert objects.get("x", 10) == (b"another" if others else b"3")
 
 
 @pytest.mark.parametrize("offset", [3, 5, 9])

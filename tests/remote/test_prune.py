@@ -12,7 +12,7 @@ import pytest
 
 from ckstore import BadInput, CkstoreError, InUse, RemoteError, Store
 from ckstore.model.digest import ALGORITHMS
-from ckstore.remote import keys
+from ckstore.remote import asking, keys
 from ckstore.remote.documents.condemned import TRIES, Batch, Condemned, read_condemned, swap
 from ckstore.remote.intents import Intent, Voided
 from ckstore.remote.keys import Place
@@ -32,7 +32,7 @@ DAY_S = 86_400.0
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Return a function that lets the server's clock, as pruners see it, go forward."""
     shift = [0.0]
-    monkeypatch.setattr(module, "_server_time", lambda _: datetime.now(UTC) + timedelta(seconds=shift[0]))
+    monkeypatch.setattr(asking, "server_time", lambda _: datetime.now(UTC) + timedelta(seconds=shift[0]))
 
     def forward(seconds: float) -> None:
         shift[0] += seconds

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -387,6 +388,58 @@ def test_a_long_push_renews_its_intent(store: Store) -> None:
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
 
 
+def _wait_for_renewals(objects: Double, count: int) -> None:
+    """Wait until another thread has tried so often to write the intent again."""
+    until_s = time.monotonic() + 20
+    while objects.requests["update"] < count:
+        assert time.monotonic() < until_s, "the intent was not renewed"
+        time.sleep(0.01)
+
+
+def test_an_intent_is_renewed_while_a_single_blob_is_on_its_way(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "one")
+    store.save({"x": b"a single blob" * 1000}, step=1)
+    objects, remote = new_remote(store.settings)
+    now_s = [0.0]
+
+    def take_hours(call: str, key: str) -> Fault | None:
+        if call == "put" and key.startswith(keys.BLOBS):
+            for count in range(1, 8):
+                now_s[0] += LIFE_S * 0.3
+                _wait_for_renewals(objects, count)
+        return None
+
+    objects.fault = take_hours
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(clock=lambda: now_s[0]))
+    assert now_s[0] > 2 * LIFE_S
+    assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
+    assert store.plan_push(1, remote).new == ()
+
+
+def test_a_push_whose_intent_was_taken_while_blobs_are_on_their_way_sends_no_others(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "many", chunk_bytes=MIB)
+    store.save(state(1, chunks=12), step=1)
+    objects, remote = new_remote(store.settings)
+    now_s, taken, both = [0.0], threading.Event(), threading.Barrier(2, timeout=20)
+
+    def take_it(call: str, key: str) -> Fault | None:
+        if call == "put" and key.startswith(keys.BLOBS) and not taken.is_set():
+            if both.wait() == 0:
+                objects.put(objects.keys_written[0], b'{"state":"void"}')
+                now_s[0] += LIFE_S * 0.3
+                _wait_for_renewals(objects, 1)
+                taken.set()
+            taken.wait(20)
+        return None
+
+    objects.fault = take_it
+    push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=2, clock=lambda: now_s[0]))
+    intents = [key for key in objects.keys_written if key.startswith(keys.INTENTS)]
+    second = next(at for at, key in enumerate(objects.keys_written) if key in intents and key != intents[0])
+    assert sum(key.startswith(keys.BLOBS) for key in objects.keys_written[:second]) <= 2
+    assert store.plan_push(1, remote).new == ()
+
+
 def test_a_removed_checkpoint_is_pushed_again_when_it_is_asked_for(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]
@@ -486,8 +539,6 @@ def test_without_compare_and_swap_a_push_works_as_well(store: Store) -> None:
 
 
 def test_a_rate_is_kept_to(store: Store) -> None:
-    import time
-
     _, remote = new_remote(store.settings)
     begun_s = time.monotonic()
     store.push(1, remote, bwlimit="8MiB")

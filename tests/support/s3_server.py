@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections import Counter
+from bisect import bisect_left, bisect_right
+from collections import Counter, UserDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET
@@ -50,13 +52,38 @@ class Habits:
     late_s: float = 0.0
 
 
+class Objects(UserDict[str, tuple[bytes, str, datetime]]):
+    """Bytes, mark and time by key; the keys stay in order while none is added or removed, so pages are cheap."""
+
+    _ordered: list[str] | None = None
+
+    def __setitem__(self, key: str, value: tuple[bytes, str, datetime]) -> None:
+        if key not in self:
+            self._ordered = None
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._ordered = None
+        super().__delitem__(key)
+
+    def listed(self, prefix: str, after: str) -> Iterator[str]:
+        """Yield the keys with a prefix that come after a key."""
+        if self._ordered is None:
+            self._ordered = sorted(self)
+        ordered = self._ordered
+        for at in range(max(bisect_left(ordered, prefix), bisect_right(ordered, after)), len(ordered)):
+            if not ordered[at].startswith(prefix):
+                return
+            yield ordered[at]
+
+
 @dataclass
 class Service:
     """What it holds, and what it was asked."""
 
     port: int = 0
     habits: Habits = field(default_factory=Habits)
-    objects: dict[str, tuple[bytes, str, datetime]] = field(default_factory=dict)
+    objects: Objects = field(default_factory=Objects)
     requests: Counter[str] = field(default_factory=Counter)
     mutex: threading.RLock = field(default_factory=threading.RLock)
 
@@ -188,11 +215,9 @@ class _Handler(BaseHTTPRequestHandler):
         prefix, after = query.get("prefix", ""), max(query.get("start-after", ""), query.get("continuation-token", ""))
         now, most = datetime.now(UTC), int(query.get("max-keys", 1000))
         with self.service.mutex:
-            keys = sorted(
-                key
-                for key, (_, _, when) in self.service.objects.items()
-                if key.startswith(prefix) and key > after and (now - when).total_seconds() >= self.service.habits.late_s
-            )
+            late_s, objects = self.service.habits.late_s, self.service.objects
+            found = (key for key in objects.listed(prefix, after) if (now - objects[key][2]).total_seconds() >= late_s)
+            keys = [*islice(found, most + 1)]
             lines = []
             for key in keys[:most]:
                 body, etag, when = self.service.objects[key]

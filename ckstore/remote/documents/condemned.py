@@ -22,7 +22,11 @@ from ckstore.remote.small_objects import read_document
 _FORMAT = "ckstore-remote-condemned"
 _VERSION = 1
 MAX_BYTES = 64 * 2**20
-BATCH_NAMES = 1000
+BATCH_NAMES = 20_000
+# What pruners enter at most, so that the object stays below `MAX_BYTES` with the longest names, and condemned names are
+# at most 13 MiB for a push to read.
+MOST_CONDEMNED = 131_072
+MOST_BURNT = 500_000
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
 # Each try is lost to another client's change of the object; twenty in a row are no accident.
 TRIES = 20
@@ -70,7 +74,7 @@ class Condemned:
     def burn(self, names: Iterable[str]) -> None:
         """Let the blobs with these names go on under the next numbers, wherever a late removal may hit these."""
         for name in names:
-            found = keys.blob_in(keys.blob(name))
+            found = keys.blob_name(name)
             if found is not None:
                 self.burnt[found.digest] = max(self.burnt.get(found.digest, 0), found.number + 1)
 
@@ -112,9 +116,7 @@ def _batch(batch: str, value: Any, where: str) -> Batch:
 
 
 def _is_name(name: object) -> bool:
-    if not isinstance(name, str) or not is_digest(name.partition(".")[0]):
-        return False
-    return keys.blob_in(keys.blob(name)) is not None
+    return isinstance(name, str) and keys.blob_name(name) is not None
 
 
 def read_condemned(objects: Objects) -> Condemned:
@@ -129,7 +131,9 @@ def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
     for _ in range(TRIES):
         found, version = read_versioned(objects)
         # Without compare-and-swap no pruner works beside pushes, so nothing can be on its way out.
-        if not cas or version is None or not found.spare(digests) or swap(objects, found, version):
+        if not cas or version is None or not found.spare(digests):
+            return found
+        if swap(objects, found, version) is not None:
             return found
         time.sleep(PAUSE_S)
     msg = f"{keys.CONDEMNED} was changed by other clients {TRIES} times while this push looked at it"
@@ -143,10 +147,15 @@ def read_versioned(objects: Objects) -> tuple[Condemned, str | None]:
     return read_condemned(objects), None if version is None else version.tag
 
 
-def swap(objects: Objects, new: Condemned, version: str | None) -> bool:
-    """Write it over the version that was read, or where there was none; False: another client was faster."""
+def swap(objects: Objects, new: Condemned, version: str | None) -> str | None:
+    """Write it over the version that was read, or where there was none.
+
+    Returns:
+        The version written, "" if the object was created: its version is then not known. None if another client has
+        changed it.
+    """
     new.change = uuid.uuid4().hex
     data = to_write(new, _parse, most_bytes=MAX_BYTES, where=keys.CONDEMNED)
     if version is None:
-        return objects.create(keys.CONDEMNED, data)
-    return objects.update(keys.CONDEMNED, data, version) is not None
+        return "" if objects.create(keys.CONDEMNED, data) else None
+    return objects.update(keys.CONDEMNED, data, version)

@@ -8,22 +8,36 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from ckstore.errors import InUse, RemoteError, RemoteUnavailable
+from ckstore.errors import CkstoreError, InUse, RemoteError, RemoteUnavailable
 from ckstore.model.digest import Algorithm
 from ckstore.model.reports.retention_report import RemotePruneReport
 from ckstore.model.times import text_of_time, time_of_text
-from ckstore.remote import keys
-from ckstore.remote.documents.condemned import BATCH_NAMES, PAUSE_S, TRIES, Batch, Condemned, read_versioned, swap
+from ckstore.remote import asking, keys
+from ckstore.remote.documents.condemned import (
+    BATCH_NAMES,
+    MOST_BURNT,
+    MOST_CONDEMNED,
+    PAUSE_S,
+    TRIES,
+    Batch,
+    Condemned,
+    read_versioned,
+    swap,
+)
 from ckstore.remote.documents.info import read_info
-from ckstore.remote.objects import Listed, Objects, Remote
+from ckstore.remote.objects import Listed, Remote
 from ckstore.remote.pruning.survey import Survey
 
 GRACE_S = 86_400.0
 # Longer than a request lives at any service, so that a usual call needs no second look at what it condemned itself.
 LEAST_GRACE_S = 60.0
+# What one request removes, and so the names that are burnt where its answer is lost.
+REQUEST_NAMES = 1000
 _PROBES_S = 86_400.0
 
 
@@ -52,7 +66,7 @@ def prune(
             hint="when no other process uses the remote: exclusive=True",
             command_hint="when no other process uses the remote: --exclusive",
         )
-    now = datetime.now(UTC) if dry_run else _server_time(remote.objects)
+    now = datetime.now(UTC) if dry_run else asking.server_time(remote.objects)
     survey = Survey(remote, algorithm.prefix, now, grace_s, changes=not dry_run and remote.cas)
     work = _Prune(remote, survey, RemotePruneReport(remote.name, dry_run=dry_run))
     if dry_run:
@@ -66,13 +80,6 @@ def prune(
     return replace(work.report, voided_count=len(survey.voided), finished_count=len(survey.finished))
 
 
-def _server_time(objects: Objects) -> datetime:
-    key = f"probe/{uuid.uuid4().hex}-clock"
-    written = objects.put(key, b"1")
-    objects.delete([key])
-    return written.modified
-
-
 @dataclass(slots=True)
 class _Prune:
     """One call of prune."""
@@ -80,37 +87,73 @@ class _Prune:
     remote: Remote
     survey: Survey
     report: RemotePruneReport
-    _kept: dict[str, int] = field(default_factory=dict)
+    _blobs: dict[str, Listed] = field(default_factory=dict)  # by their names, without those that it removed
+    _own: set[str] = field(default_factory=set)  # ids of the batches that it began
+    _begun_s: float = field(default_factory=time.monotonic)
+    _sent: tuple[str, ...] = ()  # names whose removal was sent and is not acknowledged
 
     def look(self) -> None:
         """Say what a prune would do."""
         said, _ = read_versioned(self.remote.objects)
-        named, blobs = self.survey.named(), self._blobs()
-        ripe, fresh, stale = self._judged(said, named, blobs)
-        self._count_removed([*ripe, *stale], blobs)
-        self._count_kept(blobs, {*ripe, *stale}, fresh)
+        named = self.survey.named()
+        self._list_blobs()
+        ripe, fresh, stale = self._judged(said, named)
+        self._count_removed([*ripe, *stale])
+        self._count_kept(self._next(said, named, (), fresh))
 
     def beside_pushes(self) -> None:
         """Condemn, and remove what was condemned before, batch by batch."""
+        try:
+            self._rounds()
+        except CkstoreError:
+            # Best effort: a later prune burns every name of a batch that stays in the object.
+            with suppress(CkstoreError):
+                self._end_batches()
+            raise
+
+    def _rounds(self) -> None:
         lost_count = 0  # swaps that other clients were faster at; each one that succeeds leaves less to do
         while lost_count < TRIES:
             # The version before the lists: a push that takes a blob back after them changes it, and the swap fails.
             said, version = read_versioned(self.remote.objects)
-            named, blobs = self.survey.named(), self._blobs()
-            ripe, fresh, stale = self._judged(said, named, blobs)
-            self._remove_keys(stale, blobs)
-            new, batch = self._next(said, blobs, named, ripe[:BATCH_NAMES], fresh)
-            if new == said:
-                self.survey.finish_removals()
-                self._count_kept(blobs, set(stale), [name for name in said.condemned if name in blobs])
-                return
-            if not swap(self.remote.objects, new, version):
+            named = self.survey.named()
+            if not self._blobs:
+                # Once a call, since it has a page for each thousand blobs. An old listing may have blobs that are gone
+                # or were written again, and condemning such a one removes nothing.
+                self._list_blobs()
+            ripe, fresh, stale = self._judged(said, named)
+            self._remove_keys(stale)
+            done = self._carry_out(said, version, named, ripe, fresh)
+            if done is None:
                 lost_count += 1
                 time.sleep(PAUSE_S)
-            elif batch:
-                self._remove_batch(batch, new.deleting[batch].names, blobs)
+            # Without a grace what was condemned just now is ripe; it needs intents and manifests that are read later.
+            elif not self._is_past(self.survey.now) or done.condemned.keys().isdisjoint(fresh):
+                self.survey.finish_removals()
+                self._count_kept(done)
+                return
         msg = f"{keys.CONDEMNED} at {self.remote.name} was changed by other clients {TRIES} times"
         raise RemoteUnavailable(msg, hint="prune again later; what was removed stays removed")
+
+    def _carry_out(
+        self, said: Condemned, version: str | None, named: set[str], ripe: list[str], fresh: list[str]
+    ) -> Condemned | None:
+        """Remove what is ripe in batches, then condemn; return what the remote says, None if another client changed it.
+
+        All of it goes by the same lists.
+        """
+        for start in range(0, len(ripe) + BATCH_NAMES, BATCH_NAMES):
+            batch = tuple(ripe[start : start + BATCH_NAMES])
+            new = self._next(said, named, batch, fresh)
+            if new != said:
+                # On the version that was read before the lists, or that this call wrote last: before any other one a
+                # push may have taken a blob out that the lists do not name.
+                version = swap(self.remote.objects, new, version)
+                if version is None:
+                    return None
+                said = new
+            self._remove_batch(batch)
+        return said
 
     def alone(self) -> None:
         """Remove what nothing names, where the caller vouched that nothing else writes.
@@ -123,11 +166,12 @@ class _Prune:
             newest = max(record.listed.modified for record in live)
             msg = f"a push to {self.remote.name} is under way: it wrote its intent at {newest:%Y-%m-%d %H:%M:%S} UTC"
             raise InUse(msg, hint="wait until it has ended, or an hour if it was killed")
-        named, blobs = self.survey.named(), self._blobs()
-        old = [name for name, one in blobs.items() if _digest(name) not in named and self._is_old(one)]
-        self._remove_keys(old, blobs)
+        named = self.survey.named()
+        self._list_blobs()
+        old = [name for name, one in self._blobs.items() if _digest(name) not in named and self._is_old(one)]
+        self._remove_keys(old)
         self.survey.finish_removals()
-        self._count_kept(blobs, set(old), [])
+        self._count_kept(Condemned())
 
     def tidy(self) -> None:
         """Remove what probes left."""
@@ -137,18 +181,15 @@ class _Prune:
         if old:
             self.remote.objects.delete(old)
 
-    def _blobs(self) -> dict[str, Listed]:
-        """Return the names of blobs that are there."""
+    def _list_blobs(self) -> None:
         listed = self.remote.objects.list(keys.BLOBS)
-        return {str(name): one for one in listed if (name := keys.blob_in(one.key)) is not None}
+        self._blobs = {str(name): one for one in listed if (name := keys.blob_in(one.key)) is not None}
 
-    def _judged(
-        self, said: Condemned, named: set[str], blobs: dict[str, Listed]
-    ) -> tuple[list[str], list[str], list[str]]:
+    def _judged(self, said: Condemned, named: set[str]) -> tuple[list[str], list[str], list[str]]:
         """Return the names to remove, those to condemn, and those that do not count."""
         ripe, fresh, stale = [], [], []
         going = said.going()
-        for name, one in sorted(blobs.items()):
+        for name, one in sorted(self._blobs.items()):
             digest = _digest(name)
             if name != str(said.name(digest)):
                 stale += [name] if _number(name) < said.burnt.get(digest, 0) else []
@@ -160,53 +201,64 @@ class _Prune:
                 ripe.append(name)
         return ripe, fresh, stale
 
-    def _next(
-        self, said: Condemned, blobs: dict[str, Listed], named: set[str], ripe: list[str], fresh: list[str]
-    ) -> tuple[Condemned, str]:
-        """Return what is to be said next, and the batch in it; "": none."""
-        now = text_of_time(self.survey.now)
+    def _next(self, said: Condemned, named: set[str], batch: tuple[str, ...], fresh: list[str]) -> Condemned:
+        """Return what is to be said next: with this batch, or with what is condemned now where there is none."""
+        leaving = {*batch}
         condemned = {
             name: since
             for name, since in said.condemned.items()
-            if name in blobs and _digest(name) not in named and name not in ripe
+            if name in self._blobs and _digest(name) not in named and name not in leaving
         }
-        condemned.update(dict.fromkeys(fresh, now))
         new = Condemned(condemned, dict(said.deleting), dict(said.burnt))
-        for other, batch in said.deleting.items():
-            if self._is_past(time_of_text(batch.since)):
+        for own in self._own:
+            new.deleting.pop(own, None)  # all its removals were acknowledged
+        for other, dead in [*new.deleting.items()]:
+            if self._is_past(time_of_text(dead.since)):
                 # Its pruner may only sleep: a removal that it sends later must hit nothing that counts.
-                new.burn(batch.names)
+                new.burn(dead.names)
                 del new.deleting[other]
-        if not ripe:
-            return new, ""
+        going_count = len(new.going())
+        if not batch:
+            now = text_of_time(self.survey.now)
+            new.condemned.update(dict.fromkeys(fresh[: max(0, MOST_CONDEMNED - len(condemned) - going_count)], now))
+            return new
+        if len(new.burnt) + going_count + len(batch) > MOST_BURNT:
+            msg = (
+                f"{keys.CONDEMNED} at {self.remote.name} has {len(new.burnt):,} names that must not be used again, and "
+                f"{going_count + len(batch):,} more could follow; it takes {MOST_BURNT:,}, so nothing more was removed"
+            )
+            raise RemoteError(msg, hint="push the checkpoints to another prefix, and remove this one")
         batch_id = uuid.uuid4().hex
-        new.deleting[batch_id] = Batch(tuple(ripe), now)
-        return new, batch_id
+        self._own.add(batch_id)
+        # The time of the batch, not of the call: another pruner takes it for dead a grace later.
+        since = self.survey.now + timedelta(seconds=time.monotonic() - self._begun_s)
+        new.deleting[batch_id] = Batch(batch, text_of_time(since))
+        return new
 
-    def _remove_batch(self, batch_id: str, names: tuple[str, ...], blobs: dict[str, Listed]) -> None:
-        failure: RemoteError | None = None
-        try:
-            self.remote.objects.delete([keys.blob(name) for name in names])
-        except RemoteError as error:
-            failure = error
+    def _remove_batch(self, names: tuple[str, ...]) -> None:
+        for start in range(0, len(names), REQUEST_NAMES):
+            self._sent = names[start : start + REQUEST_NAMES]
+            self.remote.objects.delete([keys.blob(name) for name in self._sent])
+            self._count_removed(self._sent)
+        self._sent = ()
+
+    def _end_batches(self) -> None:
+        """Take the batches of this call out after an error."""
         for _ in range(TRIES):
             said, version = read_versioned(self.remote.objects)
-            if said.deleting.pop(batch_id, None) is None:
-                break  # another pruner took this one for dead, and burnt its names
-            if failure is not None:
-                said.burn(names)
-            if swap(self.remote.objects, said, version):
-                break
+            if not [said.deleting.pop(own) for own in self._own if own in said.deleting]:
+                return  # none is left, or another pruner took this one for dead, and burnt its names
+            # Of the others each removal was acknowledged, or was not sent.
+            said.burn(self._sent)
+            if swap(self.remote.objects, said, version) is not None:
+                return
             time.sleep(PAUSE_S)
-        if failure is not None:
-            raise failure
-        self._count_removed(list(names), blobs)
 
-    def _remove_keys(self, names: list[str], blobs: dict[str, Listed]) -> None:
+    def _remove_keys(self, names: list[str]) -> None:
         """Remove names that are never written again, or of a remote that is the caller's alone."""
         if names:
             self.remote.objects.delete([keys.blob(name) for name in names])
-            self._count_removed(names, blobs)
+            self._count_removed(names)
 
     def _is_old(self, one: Listed) -> bool:
         return self._is_past(one.modified)
@@ -214,22 +266,22 @@ class _Prune:
     def _is_past(self, since: datetime) -> bool:
         return self.survey.now - since >= timedelta(seconds=self.survey.grace_s)
 
-    def _count_removed(self, names: list[str], blobs: dict[str, Listed]) -> None:
-        nbytes = sum(blobs[name].nbytes for name in names if name in blobs)
+    def _count_removed(self, names: Iterable[str]) -> None:
+        gone = [self._blobs.pop(name) for name in names]
         self.report = replace(
             self.report,
-            removed_count=self.report.removed_count + len(names),
-            removed_bytes=self.report.removed_bytes + nbytes,
+            removed_count=self.report.removed_count + len(gone),
+            removed_bytes=self.report.removed_bytes + sum(one.nbytes for one in gone),
         )
 
-    def _count_kept(self, blobs: dict[str, Listed], gone: set[str], condemned: list[str]) -> None:
-        kept = {name: one.nbytes for name, one in blobs.items() if name not in gone}
+    def _count_kept(self, said: Condemned) -> None:
+        condemned = [self._blobs[name].nbytes for name in said.condemned if name in self._blobs]
         self.report = replace(
             self.report,
-            blob_count=len(kept),
-            blob_bytes=sum(kept.values()),
+            blob_count=len(self._blobs),
+            blob_bytes=sum(one.nbytes for one in self._blobs.values()),
             condemned_count=len(condemned),
-            condemned_bytes=sum(kept.get(name, 0) for name in condemned),
+            condemned_bytes=sum(condemned),
         )
 
 

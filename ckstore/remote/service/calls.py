@@ -66,8 +66,11 @@ class Workers:
         self._waiting: set[_Call[Any]] = set()
         self._stopped = False
 
-    def call(self, function: Callable[[], T]) -> T:
-        """Return what a function gives, or raise what it raises; the wait for it can be interrupted."""
+    def call(self, function: Callable[[], T], most_s: float = 0.0) -> T:
+        """Return what a function gives, or raise what it raises; the wait for it can be interrupted.
+
+        It ends after an hour, or after `most_s` if that is longer.
+        """
         # `RemoteUnavailable`: `stop` was called, before or meanwhile; or the call does not end.
         check_process()
         call = _Call(function)
@@ -81,8 +84,9 @@ class Workers:
                 threading.Thread(target=self._work, name="ckstore-remote", daemon=True).start()
             self._calls.put(call)
         try:
-            if not call.done.wait(_CALL_S):
-                raise RemoteUnavailable(f"no answer came within {_CALL_S:g} s")
+            call_s = max(_CALL_S, most_s)
+            if not call.done.wait(call_s):
+                raise RemoteUnavailable(f"no answer came within {call_s:g} s")
         finally:
             with self._mutex:
                 self._waiting.discard(call)

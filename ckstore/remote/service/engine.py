@@ -22,6 +22,11 @@ from ckstore.remote.service.target import Target, check_endpoint
 T = TypeVar("T")
 # The whole request, its body too: a blob of 2 GiB at 4 MB/s. A connection that stands still is given up far sooner.
 _CLIENT_OPTIONS = {"timeout": "10m", "read_timeout": "30s", "connect_timeout": "10s"}
+# The engine waits for an answer from the first byte of a body on: with a `read_timeout` no upload could take longer.
+# Half an hour is 256 MiB, the largest body, at 150 kB/s.
+_UPLOAD_S = 1800
+_UPLOAD_OPTIONS = {"timeout": f"{_UPLOAD_S}s", "connect_timeout": "10s"}
+_UPLOAD_BYTES = 2**18
 _RETRIES = 5
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRY_S = 60
@@ -48,7 +53,8 @@ class ServiceObjects:
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         check_process()
         self._target = target
-        self._store, self._once = _stores(target)
+        self._store, self._once = _stores(target, _CLIENT_OPTIONS)
+        self._uploads: tuple[Any, Any] | None = None  # the same for large bodies, once there was one
         self._ranges = abilities is None or abilities.ranges
         self._unquoted = abilities is not None and abilities.cas == "unquoted"
         self._workers = Workers()
@@ -118,19 +124,18 @@ class ServiceObjects:
 
     def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object; see `Objects`."""
-        result = self._call(lambda: self._send(self._store, key, data, None), f"writing {key}")
-        return self._mark(key, data, result)
+        return self._mark(key, data, self._write(key, data))
 
     def put(self, key: str, data: bytes | memoryview) -> Listed:
         """Write an object and look at it; see `Objects`."""
-        return self._listed(key, data, self._call(lambda: self._send(self._store, key, data, None), f"writing {key}"))
+        return self._listed(key, data, self._write(key, data))
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
         """Write an object that is not there; see `Objects`."""
-        what = f"creating {key}"
+        what, once = f"creating {key}", self._writing(data)[1]
 
         def attempt() -> bool | None:
-            _, error = self._try(lambda: self._send(self._once, key, data, "create"))
+            _, error = self._try(lambda: self._send(once, key, data, "create"))
             if error is None:
                 return True
             # The answer to this or an earlier try may be lost, and a refusal may be the echo of our own success.
@@ -146,15 +151,15 @@ class ServiceObjects:
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
         """Write an object over one version of it; see `Objects`. Bytes that are there already count as written."""
-        what = f"updating {key}"
+        what, once = f"updating {key}", self._writing(data)[1]
 
         def attempt() -> str | bool:
             condition = self._condition(key, expected)
             if condition is None:
                 return False
-            result, error = self._try(lambda: self._send(self._once, key, data, condition))
+            result, error = self._try(lambda: self._send(once, key, data, condition))
             if result is not None:
-                return self._mark(key, data, result)
+                return result.get("e_tag") or self._own_mark(key, data)
             lost = has_lost_condition(error) or is_missing(error)
             failure = None if lost else translated(error, what, self._target)
             if failure is not None and not isinstance(failure, RemoteUnavailable):
@@ -217,6 +222,20 @@ class ServiceObjects:
     def _path(self, key: str) -> str:
         return self._target.prefix + key
 
+    def _writing(self, data: bytes | memoryview) -> tuple[Any, Any]:
+        """Return the clients for a body: one that repeats requests by itself, and one that sends each once."""
+        if memoryview(data).nbytes <= _UPLOAD_BYTES:
+            return self._store, self._once
+        if self._uploads is None:
+            self._uploads = _stores(self._target, _UPLOAD_OPTIONS)
+        return self._uploads
+
+    def _write(self, key: str, data: bytes | memoryview) -> Mapping[str, Any]:
+        store, _ = self._writing(data)
+        parts = memoryview(data).nbytes // _PART_BYTES if memoryview(data).nbytes > _MULTIPART_BYTES else 0
+        # One call sends all parts of a blob, and each of them may take as long as a request.
+        return self._call(lambda: self._send(store, key, data, None), f"writing {key}", most_s=parts * _UPLOAD_S)
+
     def _send(self, store: Any, key: str, data: bytes | memoryview, mode: Any) -> Mapping[str, Any]:
         import obstore
 
@@ -249,7 +268,14 @@ class ServiceObjects:
         # Multipart uploads have none in their answer at some services.
         return result.get("e_tag") or self._listed(key, data, result).tag
 
+    def _own_mark(self, key: str, data: bytes | memoryview) -> str:
+        """Return the mark of what was just written; "" where another client has written since."""
+        found = self.head(key)
+        return found.tag if found is not None and self._same(key, data) else ""
+
     def _condition(self, key: str, expected: str) -> dict[str, str] | None:
+        if not expected:
+            return None
         if self._target.scheme == "gs":  # by generation, which a listing does not give
             import obstore
 
@@ -301,17 +327,17 @@ class ServiceObjects:
             raise translated(error, what, self._target)
         return result
 
-    def _call(self, function: Callable[[], T], what: str) -> T:
-        result, error = self._try(function)
+    def _call(self, function: Callable[[], T], what: str, *, most_s: float = 0.0) -> T:
+        result, error = self._try(function, most_s)
         if error is not None:
             raise translated(error, what, self._target)
         return result  # type: ignore[return-value]  # of a call without an error
 
-    def _try(self, function: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    def _try(self, function: Callable[[], T], most_s: float = 0.0) -> tuple[T | None, Exception | None]:
         """Make a call of the engine in a worker; return what it gives, or its error."""
         # As a value, since an error that is raised while another one is handled carries it along, and shows it.
         try:
-            return self._workers.call(function), None
+            return self._workers.call(function, most_s), None
         except Exception as error:  # noqa: BLE001 - handed to the caller, who translates it
             return None, error
 
@@ -320,7 +346,7 @@ def _of(key: str, meta: Mapping[str, Any]) -> Listed:
     return Listed(key, meta["size"], meta["last_modified"], meta["e_tag"] or "")
 
 
-def _stores(target: Target) -> tuple[Any, Any]:
+def _stores(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:
     """Return two clients of a target: one that repeats requests by itself, and one that sends each once."""
     if target.kind != "url":
         raise BadInput(f"{target} is a directory, not object storage")
@@ -336,19 +362,19 @@ def _stores(target: Target) -> tuple[Any, Any]:
         return store, store
     failure: RemoteError | None = None
     try:
-        return _client(target, _RETRIES), _client(target, 0)
+        return _client(target, _RETRIES, options), _client(target, 0, options)
     except Exception as error:  # noqa: BLE001 - the engine's errors have no common base for wrong settings
         hint = "check the address, and what the environment says of this service"
         failure = RemoteError(f"{target} cannot be used: {scrubbed(str(error))}", hint=hint)
     raise failure  # outside the handler, so that the engine's error is not shown with it
 
 
-def _client(target: Target, retries: int) -> Any:
+def _client(target: Target, retries: int, limits: Mapping[str, str]) -> Any:
     from datetime import timedelta
 
     from obstore import store as services
 
-    options: Any = {**_CLIENT_OPTIONS, "allow_http": target.endpoint.startswith("http://")}
+    options: Any = {**limits, "allow_http": target.endpoint.startswith("http://")}
     if not target.endpoint and target.scheme == "s3":
         endpoints = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
         for name, value in endpoints.items():

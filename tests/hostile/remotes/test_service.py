@@ -244,3 +244,20 @@ def test_a_service_that_asks_to_go_elsewhere_gets_no_credentials_there(service_e
 def service_elsewhere() -> Iterator[Service]:
     with s3_service() as running:
         yield running
+
+
+def _late(client: socket.socket) -> None:
+    """Take a body of any length, and answer after longer than an answer may take."""
+    time.sleep(1.6)
+    client.settimeout(0.2)
+    with suppress(TimeoutError):
+        while client.recv(65536):
+            pass
+    _plain(b"200 OK", b"")(client)
+
+
+def test_the_upload_of_a_large_body_may_take_longer_than_an_answer() -> None:
+    with answering(_late) as objects:
+        assert objects.send("k", bytes(_MIB)) == '"x"'
+        with pytest.raises(RemoteError):
+            objects.send("k", b"small")
