@@ -18,6 +18,7 @@ import importlib
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -43,21 +44,25 @@ _LEARNED = {"accelerate", "lightning", "peft", "transformers"}
 @contextmanager
 def warm_bin(*modules: str) -> Iterator[Path]:
     """Yield the folder. Imported beforehand are `modules`, and of their packages and a few others what forks import."""
-    with tempfile.TemporaryDirectory(prefix="ckstore-warm-") as name:
-        folder = Path(name)
+    # No `TemporaryDirectory`: a child that a test forks and that ends with its exit handlers would remove the folder.
+    folder, owner = Path(tempfile.mkdtemp(prefix="ckstore-warm-")), os.getpid()
+    process: subprocess.Popen[bytes] | None = None
+    try:
         program: list[str | Path] = ["cc", "-O1", f'-DSOCKET="{folder}/socket"', "-o", folder / "python", _SOURCE]
         subprocess.run(program, check=True, timeout=_START_TIMEOUT_S)
         for other in ("python3", "ckstore"):
             (folder / other).symlink_to("python")
         words = [sys.executable, __file__, str(folder / "socket"), *modules]
         process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n", f"it ended with {process.wait(_START_TIMEOUT_S)}"
-            yield folder
-        finally:
-            process.terminate()
-            process.communicate(timeout=_START_TIMEOUT_S)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n", f"it ended with {process.wait(_START_TIMEOUT_S)}"
+        yield folder
+    finally:
+        if os.getpid() == owner:
+            if process is not None:
+                process.terminate()
+                process.communicate(timeout=_START_TIMEOUT_S)
+            shutil.rmtree(folder)
 
 
 def _asked(connection: socket.socket) -> tuple[list[str], list[int]]:
