@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -40,10 +41,17 @@ def default_threads(cores: int) -> int:
 DEFAULT_THREADS = default_threads(len(os.sched_getaffinity(0)))
 
 
+class _Life:
+    """An object that only the interpreter refers to while a thread runs: it is freed when the thread has ended."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Workers:
     """Works off what is submitted, by at most `count` threads.
 
-    It also works in `atexit` handlers, and where no thread can be started. `stop` must follow.
+    It also works in `atexit` handlers, where no thread can be started, and where threads die because memory is used up:
+    then the caller does what they left. `stop` must follow.
     """
 
     def __init__(self, count: int) -> None:
@@ -51,8 +59,9 @@ class Workers:
         # A forked child has none of the threads: waiting for them there would never end.
         self._pid = os.getpid()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as `_ended`: it takes no lock that a handler could meet
-        self._ended: SimpleQueue[int] = SimpleQueue()
-        self._threads: list[int] = []
+        self._ended: SimpleQueue[weakref.ref[_Life]] = SimpleQueue()
+        self._threads: list[weakref.ref[_Life]] = []
+        self._next: list[_Life] = []  # of the thread that is being started
 
     def submit(self, work: Callable[..., R], *args: Any) -> Future[R]:
         """Begin `work`, in a thread if there can be one, else now and here."""
@@ -64,7 +73,7 @@ class Workers:
         # One by one as work comes: a call with one item starts one thread.
         if len(self._threads) < self._count:
             self._start_one()
-        if self._threads:
+        if self._is_any_alive():
             self._jobs.put((future, work, args))
         else:
             # No thread can be started (a limit of processes, or interpreter shutdown): slower, but the save is made.
@@ -81,18 +90,40 @@ class Workers:
                 begun.append(Future())  # first, so that it is waited for whatever a signal handler raises
                 self._begin(begun[-1], work, item)
             for future in begun:
-                yield future.result()
+                yield self.result(future)
         finally:
             # Also after an error: work that still runs would write into a directory that its caller discards.
             if os.getpid() == self._pid:
-                _patiently(lambda: _drop(begun), lambda: bool(self._threads) and not all(map(Future.done, begun)))
+                _patiently(lambda: _drop(begun), lambda: self._is_any_alive() and not all(map(Future.done, begun)))
+
+    def result(self, future: Future[R]) -> R:
+        """Return what submitted work returned, or raise what it raised."""
+        while not future.done():
+            with suppress(FutureTimeout):  # which the work may raise as well: then it is done
+                future.result(timeout=_LOOK_S)
+            self.help_out()
+        return future.result()
+
+    def help_out(self) -> None:
+        """Do what is queued, if every thread has died: who waits for work calls this now and then."""
+        if self._is_any_alive():
+            return
+        with suppress(Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if job is not None:
+                    _do(*job)
 
     def stop(self) -> None:
         """Drop what was not begun, and wait for the rest. In a child that was forked since there are no threads."""
         if os.getpid() == self._pid:
             _patiently(self._end, lambda: bool(self._threads))
 
+    def _is_any_alive(self) -> bool:
+        return any(life() is not None for life in self._threads)
+
     def _end(self) -> None:
+        self._next.clear()
         with suppress(Empty):
             while True:
                 self._jobs.get_nowait()
@@ -101,22 +132,27 @@ class Workers:
             self._jobs.put(None)
         # By C code alone: a signal handler that raises comes before an end is taken, or after it is counted.
         ends = islice(iter(self._ended.get, None), len(self._threads))
-        deque(map(self._threads.pop, ends), 0)
+        deque(map(self._threads.remove, ends), 0)
 
     def _start_one(self) -> None:
-        try:  # by C code alone, so that no signal handler comes between the start of a thread and its being counted
-            self._threads.extend(map(_thread.start_new_thread, (self._work,), ((),)))
-        except RuntimeError:  # "can't start new thread", "can't create new thread at interpreter shutdown"
-            return
+        # Counted before it is started: whatever a signal handler raises in between, its life ends, and so it is waited
+        # for. No variable refers to its life: the traceback of what the handler raises would keep that.
+        # The end is noted by C code alone: a thread without memory can run no line of Python, not even its first.
+        self._next[:] = [_Life()]
+        self._threads.append(weakref.ref(self._next[0], self._ended.put))
+        # RuntimeError: "can't start new thread", "can't create new thread at interpreter shutdown".
+        with suppress(RuntimeError):
+            _thread.start_new_thread(self._work, (self._next.pop(),))
 
-    def _work(self) -> None:
-        try:
-            while (job := self._jobs.get()) is not None:
+    def _work(self, life: _Life) -> None:
+        del life  # the interpreter has it until this thread has ended; here, the traceback of an error would keep it
+        while (job := self._jobs.get()) is not None:
+            try:
                 _do(*job)
-                del job  # what it refers to is not kept until the next comes
-        finally:
-            # In `finally`: a thread that ends by an error must be counted, or `_end` waits for it for ever.
-            self._ended.put(-1)
+            except BaseException:
+                self._jobs.put(job)  # there was no memory to begin it: another thread does it, or the caller
+                raise
+            del job  # what it refers to is not kept until the next comes
 
 
 def _drop(begun: Sequence[Future[Any]]) -> None:
@@ -181,7 +217,7 @@ def for_each(
     pool = Workers(threads)
     try:
         for future in [pool.submit(go_on) for _ in range(min(threads, len(waiting)))]:
-            for _ in waited_for(future) if say is not None else (future.result(),):
+            for _ in waited_for(future, pool.help_out):
                 if say is not None:
                     say()
     except BaseException:
@@ -192,12 +228,13 @@ def for_each(
         pool.stop()
 
 
-def waited_for(future: Future[Any]) -> Iterator[None]:
+def waited_for(future: Future[Any], help_out: Callable[[], None]) -> Iterator[None]:
     """Wait for one piece of work: give None now and then until it is done, and once more then; raise what it raised."""
     while not future.done():
         try:
             future.exception(timeout=_LOOK_S)  # which returns what the work raised
         except FutureTimeout:
+            help_out()
             yield
     future.result()
     yield

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ckstore.ops import call_threads
 from ckstore.ops.call_threads import Workers
 
 
@@ -83,6 +86,43 @@ def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: py
     with pytest.raises(ValueError, match="invalid literal"):
         list(workers.map(int, ["x"]))
     workers.stop()
+
+
+def test_what_threads_leave_that_die_before_their_first_line_is_done_by_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = _thread.start_new_thread
+
+    def dying(function: Callable[..., object], args: tuple[object, ...]) -> int:
+        # As for a thread whose first frame finds no memory: the interpreter drops its arguments, and it is gone.
+        del function
+        return start(bytes, (b"",)) if args else 0
+
+    monkeypatch.setattr("_thread.start_new_thread", dying)
+    workers = Workers(2)
+
+    assert list(workers.map(abs, [-1, 2])) == [1, 2]
+    assert workers.result(workers.submit(int, "3")) == 3
+    workers.stop()
+
+
+def test_work_that_a_dying_thread_could_not_begin_is_done_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    do, times = call_threads._do, [2]
+
+    def without_memory(*job: Any) -> None:
+        if times[0] and threading.current_thread() is not threading.main_thread():
+            times[0] -= 1
+            raise MemoryError
+        do(*job)
+
+    monkeypatch.setattr(call_threads, "_do", without_memory)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    for count in (1, 2, 3):
+        times[0] = 2
+        workers = Workers(count)
+        assert list(workers.map(abs, [-1, 2, -3])) == [1, 2, 3]
+        workers.stop()
+        assert not workers._threads
 
 
 class Interrupting:

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ckstore.errors import CannotStore, SaveFailed
@@ -255,14 +256,14 @@ class _ChunkWriter:
         """Begin to store private bytes as one blob; return a function that waits for its digest."""
         # The caller would only wait for the last one, so its own thread stores that: to start another takes time.
         if not last:
-            return self._submit(self._store_private, data).result
+            return partial(self._pool.result, self._submit(self._store_private, data))
         digest = self._guarded(self._store_private, data)
         return lambda: digest
 
     def finish(self, progress: Progress | None, all_bytes: int) -> None:
         """Wait for everything that was begun, and say how far it is."""
-        look_s = None if progress is None else _LOOK_S
-        while wait(self._futures, timeout=look_s, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
+        while wait(self._futures, timeout=_LOOK_S, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
+            self._pool.help_out()
             if progress is not None:
                 progress(self._done_bytes, all_bytes)
         if self.first_error is not None:
