@@ -19,7 +19,8 @@ from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_an
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context
-from ckstore.ops.mirrored import note_taken
+from ckstore.ops.mirrored import note_taken, read_mirrored
+from ckstore.ops.refs import listing
 from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held
 from ckstore.remote import keys
@@ -138,6 +139,16 @@ def _with_annotations(key: str, own: Annotations, present: bytes | None) -> byte
     return seal(merged(own, other).render())
 
 
+def _came_from(context: Context, source: Source, name: str, target: CheckpointKey) -> bool:
+    """Whether a tag names here what it named at a source when it was taken from there."""
+    taken = read_mirrored(context.layout, source.name).documents.get(keys.tag(name))
+    if taken is None:
+        return False
+    of_step = listing.infos(context, target.run, only=target.step.__eq__, superseded=True)
+    named = (info for info in of_step if info.key.any_generation == target)
+    return any(taken == _ALGORITHM.digest(tag_bytes(keys.Place(info.run, info.step, info.id))) for info in named)
+
+
 def named_at(source: Source) -> set[str]:
     """Return the ids of the checkpoints that a tag or a pin names at a source."""
     found = {place.id for place in source.tags().values()}
@@ -178,10 +189,13 @@ def take_names(
         if info is None or info.key.run_step != place.run_step:
             continue
         target = own.get(name)
-        if target is None or (moving and target != info.key.any_generation):
+        if target == info.key.any_generation:
+            continue
+        # One that came from there and was not moved here since moves as it does there.
+        if target is None or moving or _came_from(context, source, name, target):
             named.setdefault(info.id, []).append(name)
             taken.add(keys.tag(name))
-        elif target != info.key.any_generation:
+        else:
             warnings.append(f"the tag {name} names {_shown(target)} here and {_shown(info.key)} at {source.name}")
     if named:
         tag_all(context, [(by_id[checkpoint], names) for checkpoint, names in named.items()])

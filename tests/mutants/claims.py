@@ -197,4 +197,22 @@ CLAIMS = [
         f"{_LISTING}::test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics",
         "assert",
     ),
+    Mutant(
+        "a tag that came from a remote and was not moved here moves as it does there",
+        "taken-tag-stays",
+        "beside.take_names",
+        "if target is None or moving or _came_from(context, source, name, target):",
+        "if target is None or moving:",
+        f"{_CLAIMS}::test_a_tag_that_came_from_a_remote_moves_as_it_does_there_unless_it_was_moved_here",
+        "assert",
+    ),
+    Mutant(
+        "a tag that was moved here stays where it is",
+        "own-tag-moved",
+        "beside.take_names",
+        "if target is None or moving or _came_from(context, source, name, target):",
+        "if True:",
+        f"{_CLAIMS}::test_a_tag_that_came_from_a_remote_moves_as_it_does_there_unless_it_was_moved_here",
+        "assert",
+    ),
 ]

@@ -22,6 +22,7 @@ from ckstore.store import context_of
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.support.s3_server import Service
 from tests.support.stores import check_store
 
 
@@ -281,3 +282,24 @@ def test_a_store_does_not_release_its_own_claims(store: Store, away: tuple[Doubl
     with pytest.raises(BadInput, match="this store"):
         store.remotes.release(name, store.settings.uuid)
     assert store.remotes.claims(name)[0].is_own
+
+
+def test_a_tag_that_came_from_a_remote_moves_as_it_does_there_unless_it_was_moved_here(
+    store: Store, tmp_path: Path, service: Service
+) -> None:
+    target = service.target("tags")
+    store.remotes.add("cloud", target.address, endpoint=target.endpoint, region=target.region)
+    store.tag("best", 1)
+    store.tag("mine", 1)
+    store.push(remote="cloud", all=True)
+    clone = Store.clone(target.address, tmp_path / "clone", endpoint=target.endpoint, region=target.region)
+    clone.tag("mine", 3)
+    store.tag("best", 2)
+    store.tag("mine", 2)
+    store.push(2, remote="cloud")
+
+    report = clone.pull(2, "origin")
+    assert any("the tag mine names main@3" in warning for warning in report.warnings)
+    assert clone.info("best").step == 2
+    assert clone.info("mine").step == 3
+    check_store(clone.path)
