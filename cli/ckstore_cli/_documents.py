@@ -42,8 +42,9 @@ _FORMS = {
     "PlanEntry": "run step id=info.id keep reasons",
     "ReindexReport": "ok checkpoint_count blob_count blob_bytes orphan_count orphan_bytes restored_count copy_count "
     "copy_bytes tag_count pin_count incomplete problems old_catalog? relinked",
-    "RemotePruneReport": "remote dry_run removed_count removed_bytes condemned_count condemned_bytes blob_count "
-    "blob_bytes voided_count finished_count checkpoints=retention.plan.entries skipped=retention.skipped",
+    "RemotePruneReport": "remote dry_run removed_count removed_bytes condemned_count condemned_bytes "
+    "uncondemned_count blob_count blob_bytes voided_count finished_count checkpoints=retention.plan.entries "
+    "skipped=retention.skipped",
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",

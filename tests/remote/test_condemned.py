@@ -7,7 +7,17 @@ import pytest
 from ckstore.errors import CkstoreError
 from ckstore.model.seal import seal
 from ckstore.remote import keys
-from ckstore.remote.documents.condemned import Batch, Condemned, read_condemned, read_versioned, spare, swap
+from ckstore.remote.documents.condemned import (
+    MAX_BYTES,
+    MOST_BURNT,
+    MOST_CONDEMNED,
+    Batch,
+    Condemned,
+    read_condemned,
+    read_versioned,
+    spare,
+    swap,
+)
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
 
@@ -52,6 +62,16 @@ def test_another_client_that_was_faster_is_heard(objects: ServiceObjects, monkey
     monkeypatch.setattr(objects, "update", update)
 
     assert names(objects, A) == [f"{A}.1"]
+
+
+def test_as_much_as_a_pruner_enters_fits() -> None:
+    """Names of the longest digests, each burnt many times; a batch whose pruner died is burnt as a whole."""
+    digests = [f"blake3-{number:064x}" for number in range(1000)]
+    names = [f"{digest}.999" for digest in digests]
+    condemned = len(Condemned(condemned=dict.fromkeys(names, NOW)).render()) / 1000
+    burnt = len(Condemned(burnt=dict.fromkeys(digests, 999)).render()) / 1000
+
+    assert condemned * MOST_CONDEMNED + burnt * MOST_BURNT < MAX_BYTES
 
 
 @pytest.mark.parametrize("name", ["aa/x", f"bb/{A}", f"aa/{A}.0", f"aa/{A}.01", f"aa/{A}."])

@@ -61,6 +61,7 @@ class RemotePruneReport:
         removed_count, removed_bytes: Blobs that nothing names.
         condemned_count, condemned_bytes: Blobs that nothing names now, and that are removed after the grace if that
             is still so.
+        uncondemned_count: Unreferenced blobs beyond those that one call condemns; the next call goes on with them.
         blob_count, blob_bytes: Blobs that stay, those that are condemned too.
         voided_count: Intents of pushes that stopped; such a push begins again.
         finished_count: Checkpoints whose push had stopped just before its last step, which was done for it.
@@ -74,6 +75,7 @@ class RemotePruneReport:
     removed_bytes: int = 0
     condemned_count: int = 0
     condemned_bytes: int = 0
+    uncondemned_count: int = 0
     blob_count: int = 0
     blob_bytes: int = 0
     voided_count: int = 0
@@ -90,6 +92,8 @@ class RemotePruneReport:
         if self.condemned_count:
             blobs = f"{counted(self.condemned_count, 'blob')} of {size_text(self.condemned_bytes)}"
             parts.append(f"{blobs} that nothing names can go once the grace is over")
+        if self.uncondemned_count:
+            parts.append(f"{counted(self.uncondemned_count, 'more unreferenced blob')} will be marked by later calls")
         if self.voided_count:
             parts.append(f"voided {counted(self.voided_count, 'intent')} of pushes that had stopped")
         if self.finished_count:

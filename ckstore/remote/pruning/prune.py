@@ -99,7 +99,7 @@ class _Prune:
         self._list_blobs()
         ripe, fresh, stale = self._judged(said, named)
         self._count_removed([*ripe, *stale])
-        self._count_kept(self._next(said, named, (), fresh))
+        self._count_kept(self._next(said, named, (), fresh), fresh)
 
     def beside_pushes(self) -> None:
         """Condemn, and remove what was condemned before, batch by batch."""
@@ -130,7 +130,7 @@ class _Prune:
             # Without a grace what was condemned just now is ripe; it needs intents and manifests that are read later.
             elif not self._is_past(self.survey.now) or done.condemned.keys().isdisjoint(fresh):
                 self.survey.finish_removals()
-                self._count_kept(done)
+                self._count_kept(done, fresh)
                 return
         msg = f"{keys.CONDEMNED} at {self.remote.name} was changed by other clients {TRIES} times"
         raise RemoteUnavailable(msg, hint="prune again later; what was removed stays removed")
@@ -171,7 +171,7 @@ class _Prune:
         old = [name for name, one in self._blobs.items() if _digest(name) not in named and self._is_old(one)]
         self._remove_keys(old)
         self.survey.finish_removals()
-        self._count_kept(Condemned())
+        self._count_kept(Condemned(), [])
 
     def tidy(self) -> None:
         """Remove what probes left."""
@@ -274,7 +274,7 @@ class _Prune:
             removed_bytes=self.report.removed_bytes + sum(one.nbytes for one in gone),
         )
 
-    def _count_kept(self, said: Condemned) -> None:
+    def _count_kept(self, said: Condemned, fresh: list[str]) -> None:
         condemned = [self._blobs[name].nbytes for name in said.condemned if name in self._blobs]
         self.report = replace(
             self.report,
@@ -282,6 +282,7 @@ class _Prune:
             blob_bytes=sum(one.nbytes for one in self._blobs.values()),
             condemned_count=len(condemned),
             condemned_bytes=sum(condemned),
+            uncondemned_count=sum(name not in said.condemned for name in fresh),
         )
 
 
