@@ -13,6 +13,15 @@ _TAGS = "tests/ops/refs/test_doubtful_tags.py"
 
 DECIDING = [
     Mutant(
+        "a save comes after the checkpoints that can be brought back",
+        "sequence-forgets-trash",
+        "next_sequence",
+        "    _look_at_waiting(context, greatest)\n",
+        "",
+        "tests/ops/save/test_sequence.py::test_a_save_comes_after_all_that_can_be_brought_back",
+        "assert",
+    ),
+    Mutant(
         "the two names of a checkpoint in a tag agree",
         "tags-by-their-first-name",
         "_TEXT_TWICE",
