@@ -83,12 +83,17 @@ def test_each_act_of_a_member_after_those_of_another_loses_nothing(name: str, pl
         ACTS[name](world, world.hands[0])
         world.settle(name)
 
+    def save_and_act(world: World) -> None:
+        world.save(world.hands[1])
+        act(world)
+
     def begin(world: World) -> None:
         world.remote = str(folder / "remote")
         Store.init(world.remote, chunk_bytes=2**20).close()
 
     world = as_member(ONE, folder, None, begin)
-    world = as_member(TWO, folder, world, act)
+    world = as_member(TWO, folder, world, save_and_act)
+    assert TWO in {path.stat().st_uid for path in (folder / "store").glob("checkpoints/*/*/manifest.json")}
     world = as_member(ONE, folder, world, act)
     as_member(TWO, folder, world, World.check_contents)
 

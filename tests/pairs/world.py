@@ -258,7 +258,9 @@ class World:
         self._check_loads(store, self.listed())
         assert {tag.name: tag.id for tag in store.tags()} == self.tags
         assert {pin.id for pin in store.pins()} == self.pins
+        self._check_order(store)
         self._check_undo(store)
+        self._check_order(store)
         assert store.verify(quick=True).ok
 
     def _check_loads(self, store: Store, wanted: list[Saved]) -> None:
@@ -270,6 +272,12 @@ class World:
         for one in self.current():
             if places.count(one.place) > 1:
                 assert store.info(f"{one.info.run}@{one.info.step}").id == one.info.id
+
+    def _check_order(self, store: Store) -> None:
+        for run in {one.info.run for one in self.listed()}:
+            latest = store.latest(run)
+            assert latest is not None
+            assert latest.id == self.current(run)[-1].info.id, f"{latest.name} is the latest"
 
     def _check_load(self, store: Store, one: Saved) -> None:
         if one.is_files:
