@@ -282,10 +282,10 @@ class World:
     def _check_load(self, store: Store, one: Saved) -> None:
         if one.is_files:
             with fresh(self.folder / "out") as out:
-                store.checkout(one.info.id, out)
+                store.checkout(one.info, out)
                 assert same_files(out, one.number), f"{one.info.name} was checked out otherwise"
         else:
-            assert same(store.load(one.info.id), one.number), f"{one.info.name} loads otherwise"
+            assert same(store.load(one.info), one.number), f"{one.info.name} loads otherwise"
 
     def _check_undo(self, store: Store) -> None:
         offered = {one.id: one for one in store.dropped() if not one.problem}
