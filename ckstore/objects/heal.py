@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, InUse
@@ -17,7 +18,7 @@ from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.names import CheckpointKey
-from ckstore.objects import blobs
+from ckstore.objects import blobs, trash
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
@@ -35,23 +36,24 @@ class Given(NamedTuple):
 def relink_everywhere(
     layout: Layout, digest: str, good: Inside, temporary: Callable[[], Inside], spare: Collection[int] = ()
 ) -> Given:
-    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed."""
+    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed.
+
+    So do those in trash, which `undelete` brings back.
+    """
     # One that is marked and has lost the name gets it back. `temporary` gives fresh names in a directory of the caller,
     # on the same filesystem; names of other good copies, whose inodes are in `spare`, stay. What an error leaves is
     # changed in part.
     # The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
     # reader sees the old inode or the new one; marks that say the blob is damaged say so no more.
     # By inode: a name that is the good copy already needs no rename and no fsync.
-    inode = peek.status(good).st_ino
-    changed = 0
-    held: dict[CheckpointKey, InUse] = {}
-    for key, _ in layout.published():
-        path = layout.checkpoint(key)
+    right = {peek.status(good).st_ino, *spare}
+
+    def relink(path: Inside) -> bool:
         name = path / BLOBS / digest
         try:
             present = _inode_of(name)
-            if present == inode or present in spare or (present is None and not _has_lost(path, digest)):
-                continue
+            if present in right or (present is None and not _has_lost(path, digest)):
+                return False
             with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
                 # A checkpoint that lost its whole blobs/ gets the directory back first, durably: a name in it would
                 # else be lost.
@@ -63,11 +65,21 @@ def relink_everywhere(
                 files.sync_directory(name.parent)
                 marks.forget_blob(lock, digest)
         except FileNotFoundError:  # it is gone
-            continue
+            return False
+        return True
+
+    # Trash first: a checkpoint that is brought back meanwhile is published when the others are listed.
+    for entry in trash.names_in(layout.trash):
+        if trash.former_place(entry) is not None:
+            with suppress(InUse):  # gc is taking it apart
+                relink(layout.trash / entry)
+    changed = 0
+    held: dict[CheckpointKey, InUse] = {}
+    for key, _ in layout.published():
+        try:
+            changed += relink(layout.checkpoint(key))
         except InUse as error:  # usually it is being taken apart, and needs nothing any more
             held[key] = error
-            continue
-        changed += 1
     return Given(changed, held)
 
 

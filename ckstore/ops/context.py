@@ -91,6 +91,8 @@ class Known:
     # What is known of the directories of checkpoints. `greatest_sequence` is no less than that of any that is not
     # unsure in it.
     directories: DirectoryCache = field(default_factory=DirectoryCache)
+    # The names in trash that `greatest_sequence` is no less than the numbers of.
+    waiting: frozenset[str] = frozenset()
     # How each run was when this process last made its name durable, as `objects.publish` keeps it.
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
     # Checkpoints whose rows in the catalog turned out to be wrong and could not be mended yet.

@@ -66,7 +66,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     reclaim.give_back(context, digests)
     events.note(context, "renamed", (new, None), why=f"it was {old}")
     taken = {copy.id for copy in copies}
-    return [info for info in infos(context, new) if info.id in taken]  # with their tags
+    return [info for info in infos(context, new, superseded=True) if info.id in taken]  # with their tags
 
 
 def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:

@@ -13,6 +13,24 @@ _TAGS = "tests/ops/refs/test_doubtful_tags.py"
 
 DECIDING = [
     Mutant(
+        "a renamed run returns the superseded checkpoints as well",
+        "renamed-without-superseded",
+        "rename_run.rename_run",
+        "infos(context, new, superseded=True)",
+        "infos(context, new)",
+        "tests/ops/test_rename_run.py::test_a_superseded_checkpoint_that_a_pin_keeps_is_renamed_and_returned",
+        "assert",
+    ),
+    Mutant(
+        "a save comes after the checkpoints that can be brought back",
+        "sequence-forgets-trash",
+        "next_sequence",
+        "    _look_at_waiting(context, greatest)\n",
+        "",
+        "tests/ops/save/test_sequence.py::test_a_save_comes_after_all_that_can_be_brought_back",
+        "assert",
+    ),
+    Mutant(
         "the two names of a checkpoint in a tag agree",
         "tags-by-their-first-name",
         "_TEXT_TWICE",

@@ -72,6 +72,15 @@ SHARING = [
         "assert",
     ),
     Mutant(
+        "what heals a blob heals it where it waits to be brought back",
+        "trash-not-healed",
+        "relink_everywhere",
+        "        if trash.former_place(entry) is not None:\n",
+        "        if False:\n",
+        "tests/ops/free/test_undo.py::test_what_heals_a_blob_heals_it_where_it_waits_to_be_brought_back",
+        "DamagedBlob",
+    ),
+    Mutant(
         "what was read longest ago is read first",
         "readings-not-remembered",
         "agrees",

@@ -61,6 +61,20 @@ def test_all_but_the_name_and_the_ids_stays_and_comes_back_with_the_old_name(sto
     assert [info.id for info in store.checkpoints()] == ids
 
 
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_superseded_checkpoint_that_a_pin_keeps_is_renamed_and_returned(store: Store) -> None:
+    save(store, 1)
+    store.pin(1, "kept")
+    store.save({"w": 1}, step=1, run="old", if_exists="replace")
+    save(store, 2)
+
+    infos = store.rename_run("old", "new")
+
+    assert [(info.step, info.superseded) for info in infos] == [(1, True), (1, False), (2, False)]
+    assert {info.id for info in infos} == {info.id for info in store.checkpoints(superseded=True)}
+    assert [pin.id for pin in store.pins()] == [infos[0].id]
+
+
 def test_a_compacted_checkpoint_stays_compacted(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "compacted")
     weights = np.random.default_rng(0).normal(size=300_000).astype(np.float32)

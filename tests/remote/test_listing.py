@@ -138,6 +138,20 @@ def test_the_mirror_lists_once_a_day_and_pushes_again_what_is_here(
     check_store(store.path)
 
 
+def test_what_keep_remote_removed_is_not_missing(
+    mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, objects, _ = mirroring
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+    all_steps(store)
+    assert {place.step for key in objects.held if (place := keys.place_in(key)) is not None} == {3}
+    later(monkeypatch)
+    all_steps(store)
+    assert {place.step for key in objects.held if (place := keys.place_in(key)) is not None} == {3}
+    assert [event.step for event in store.events() if event.event == "missing"] == []
+    assert store.verify().ok
+
+
 def test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics(
     mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from ckstore.errors import BadInput, CatalogUnavailable, DamagedBlob
 from ckstore.fs import files
+from ckstore.fs.inside import Inside
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns
@@ -42,8 +43,16 @@ _OF_MANIFEST = (
 
 
 def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
-    """Return what the manifest in a directory says. Annotations and tags are not in it."""
+    """Return what the manifest of a published checkpoint says. Annotations and tags are not in it."""
     path = context.layout.checkpoint(place)
+    facts = facts_in(context, path)
+    if not place.fits(facts.run, facts.step, facts.id):
+        raise DamagedBlob(f"{path}/{MANIFEST} says that it is {facts.name} with id {facts.id}")
+    return facts if facts.key == place else replace(facts, directory=place.directory)
+
+
+def facts_in(context: Context, path: Inside) -> CheckpointInfo:
+    """Return what the manifest in a directory says, wherever that is."""
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:
         # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
@@ -61,9 +70,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
             context.known.manifests.remember_facts(stamp, facts)
-    if not place.fits(facts.run, facts.step, facts.id):
-        raise DamagedBlob(f"{where} says that it is {facts.name} with id {facts.id}")
-    return facts if facts.key == place else replace(facts, directory=place.directory)
+    return facts
 
 
 def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:

@@ -1,23 +1,27 @@
-"""The next number in the order of commits: greater than that of every checkpoint that is published and counts."""
+"""The next number in the order of commits: greater than that of every checkpoint that is published or can come back."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from ckstore.catalog.values import Counted, Listing
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
+from ckstore.fs import peek
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import MAX_SEQUENCE, WIDEST_GAP, CheckpointKey, greatest_in_order
+from ckstore.objects import trash
+from ckstore.objects.layout import MANIFEST
 from ckstore.ops.config_file import LEAST_SEQUENCE, setting_or_none
 from ckstore.ops.context import Context
-from ckstore.ops.index.facts import facts_at, propose
+from ckstore.ops.index.facts import facts_at, facts_in, propose
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import RunSeen
 
 
 def next_sequence(context: Context, counted: Counted | None = None, least: int | None = None) -> int:
-    """Return a sequence number greater than that of every checkpoint that is published, catalogued or not."""
+    """Return a number greater than that of every checkpoint that is published, catalogued or not, or can come back."""
     # `counted`: what the catalog said when this save asked it for pieces. `least`: what the settings said.
     runs = context.known.directories.look(context.layout)
     known = _Known(context)
@@ -30,6 +34,7 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
         least = setting_or_none(context.layout, LEAST_SEQUENCE) or 0
     if least > greatest + WIDEST_GAP:  # a number that was made up: what follows it would not count
         least = 0
+    _look_at_waiting(context, greatest)
     sequence = max(greatest, context.known.greatest_sequence.value, least) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
@@ -40,6 +45,25 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
     if known.looked:
         context.known.directories.judged(runs, known.torn)  # last: another thread may rely on it
     return sequence
+
+
+def _look_at_waiting(context: Context, greatest: int) -> None:
+    """Raise the greatest number that this process knows to those of dropped checkpoints that can be brought back."""
+    # `undelete` brings one back with its number: a checkpoint that is saved in the meantime must come after it, or it
+    # would not be the newest any more, and a rule would drop it.
+    layout, known = context.layout, context.known
+    names = frozenset(name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None)
+    fresh = names - known.waiting
+    if len(fresh) > _MANY:
+        # Those whose manifests were written last: numbers grow with time, and to read all could take long.
+        written = {name: found.st_mtime_ns for name in fresh if (found := peek.find(layout.trash / name / MANIFEST))}
+        fresh = frozenset(sorted(written, key=written.__getitem__)[-_MANY:])
+    for name in fresh:
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):  # it cannot come back
+            sequence = facts_in(context, layout.trash / name).sequence
+            if sequence <= max(greatest, known.greatest_sequence.value) + WIDEST_GAP:  # else it never counts
+                known.greatest_sequence.raise_to(sequence)
+    known.waiting = names  # last: another thread may rely on it
 
 
 def sequence_limit(context: Context) -> int:

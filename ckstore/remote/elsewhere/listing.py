@@ -40,16 +40,18 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
         return {info.id: "it is not there" for info in listed if place_of(info) not in places}
     objects, source = there.objects, ObjectSource(there.objects, there.name)
     places = {*source.places()}
-    encoded = _encoded(there)
+    parts = _parts(there)
     sizes = {one.key: one.nbytes for one in objects.list(keys.BLOBS)}
     condemned = read_condemned(objects)
     found: dict[str, str] = {}
     for info in listed:
         place = place_of(info)
         if place not in places:
-            found[info.id] = "it is not there"
+            # What has its bytes here and was removed there by a rule or by hand is not missing.
+            if info.elsewhere or keys.DROPPED not in parts.get(place, ()):
+                found[info.id] = "it is not there"
             continue
-        encoding = source.encoding(place) if place in encoded else None
+        encoding = source.encoding(place) if keys.PLAIN in parts[place] else None
         try:
             with open_directory(context, info) as directory:
                 blobs = directory.manifest.blobs
@@ -69,9 +71,13 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
     return found
 
 
-def _encoded(there: Remote) -> set[Place]:
-    listed = (keys.place_in(one.key, ("plain.json",)) for one in there.objects.list(keys.CHECKPOINTS))
-    return {place for place in listed if place is not None}
+def _parts(there: Remote) -> dict[Place, set[str]]:
+    """Return which objects each checkpoint has, by the last parts of their keys."""
+    found: defaultdict[Place, set[str]] = defaultdict(set)
+    for one in there.objects.list(keys.CHECKPOINTS):
+        if (place := keys.place_in(one.key, keys.OF_PLACE)) is not None:
+            found[place].add(one.key.rpartition("/")[2])
+    return found
 
 
 def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from ckstore.model.times import time_of_text
 from ckstore.objects import checkpoints
 from ckstore.ops.check import validity
 from tests.support.crashing import run_and_kill
+from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.stores import disk_bytes, references_of_catalog, references_of_manifests
 
@@ -352,6 +354,27 @@ def test_a_clock_that_was_set_back_makes_no_window_longer(kept: Store, monkeypat
 
     pass_time(monkeypatch, DAY_S + 60)
     assert kept.gc().freed_bytes == 300_000
+
+
+@pytest.mark.parametrize("healing", ["a save", "a repair"])
+def test_what_heals_a_blob_heals_it_where_it_waits_to_be_brought_back(
+    kept: Store, tmp_path: Path, healing: str
+) -> None:
+    for step in (1, 2):
+        save(kept, step, seed=7)
+    (blob,) = (directory_of(kept, 1) / "blobs").iterdir()
+    (tmp_path / "right").mkdir()
+    shutil.copy2(blob, tmp_path / "right")
+    kept.delete(1)
+    flip(directory_of(kept, 2) / "blobs" / blob.name)
+
+    if healing == "a save":
+        save(kept, 3, seed=7)
+    else:
+        assert kept.verify(repair_from=tmp_path / "right").repaired
+
+    assert np.array_equal(kept.load(kept.undelete(1))["w"], kept.load(2)["w"])
+    assert kept.verify().ok
 
 
 def test_what_waits_is_read_once_however_often_it_is_listed(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:

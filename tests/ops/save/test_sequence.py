@@ -13,14 +13,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ckstore import CheckpointInfo, Store
+from ckstore import CheckpointInfo, RetentionPolicy, Store
 from ckstore.catalog import Catalog, beside
 from ckstore.fs import locks
+from ckstore.fs.inside import Inside
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import publish
 from ckstore.objects.layout import Layout
 from ckstore.ops import config_file, manifest_cache
+from ckstore.ops.context import Context
 from ckstore.ops.index import sequence
+from ckstore.ops.index.facts import facts_in
 from ckstore.ops.index.sequence import next_sequence
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
@@ -214,3 +217,51 @@ def test_no_memory_for_what_was_seen_fails_no_save_and_no_delete(store: Store, m
     store.delete(1)
     assert store.save({"a": 4}).sequence == 4
     assert [info.step for info in store.checkpoints()] == [2, 3, 4]
+
+
+def test_a_save_comes_after_all_that_can_be_brought_back(store: Store) -> None:
+    store.config.undo_by_hand_s = 3600.0
+    for step in range(4):
+        store.save({"a": step}, step)
+    for step in (2, 3):
+        store.delete(step)
+
+    with Store.open(store.path) as other:
+        saved = other.save({"a": 4}, 4)
+
+    back = store.undelete(3)
+    assert saved.sequence > back.sequence
+    assert store.info("latest").step == 4
+    assert [info.step for info in store.prune(RetentionPolicy(keep_last=1)).dropped] == [0, 1, 3]
+
+
+def test_of_many_that_can_be_brought_back_few_manifests_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.config.undo_by_hand_s = 3600.0
+    for step in range(30):
+        store.save({"a": step}, step)
+        store.delete(step)
+    reading: list[Inside] = []
+
+    def counted(context: Context, path: Inside) -> CheckpointInfo:
+        reading.append(path)
+        return facts_in(context, path)
+
+    monkeypatch.setattr(sequence, "facts_in", counted)
+
+    with Store.open(store.path) as other:
+        assert other.save({"a": 30}, 30).sequence == 31
+        count = len(reading)
+        other.save({"a": 31}, 31)
+
+    assert len(reading) == count == sequence._MANY
+
+
+def test_a_number_in_trash_that_no_store_reaches_does_not_count(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.config.undo_by_hand_s = 3600.0
+    store.save({"a": 0}, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("ckstore.ops.save.save.next_sequence", lambda *_: 2**40)
+        store.save({"a": 1}, 1)
+    store.delete(1)
+
+    assert Store.open(store.path).save({"a": 2}, 2).sequence == 2
