@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.manifest.stored import OldPiece
+    from ckstore.model.names import CheckpointKey
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
@@ -679,6 +680,7 @@ class Store:
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
+            NoWholeCheckpoint: The newest was asked for, and of those that exist none is whole.
             CannotLoad: The file holds no state, or values that are not loaded; the error has the paths of all.
             DamagedBlob: Bytes are damaged or missing; the message names the tensor.
             InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`.
@@ -808,6 +810,9 @@ class Store:
             valid: See above.
 
         Raises:
+            NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole: an error and not None, so
+                that no training begins again at step 1. Where an older checkpoint is whole, a `CkstoreWarning` names
+                the newer ones.
             AmbiguousRef: No run is given, and the store has several; ``checkpoints(newest=1)`` looks at all of them.
             InUse: There would be one if a save that replaces it had finished.
             BadInput: `run` has no form of a run's name.
@@ -846,16 +851,22 @@ class Store:
 
         Without `run` those of the run that `open` was given, else of all. With `newest` at most so many, the newest:
         what that takes hardly depends on how many there are. With `superseded` also those whose step has a newer
-        checkpoint.
+        checkpoint. With `newest`, and where nothing is returned, a `CkstoreWarning` names newer directories that are
+        not whole.
 
         Raises:
             BadInput: `newest` is below 1, or `run` has no form of a run's name.
         """
+        from ckstore.ops.refs.incomplete import tell_torn
         from ckstore.ops.refs.listing import infos
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
-        found = infos(self._context, self.run if run is None else run, newest=newest, superseded=superseded)
+        torn: set[CheckpointKey] = set()
+        wanted = self.run if run is None else run
+        found = infos(self._context, wanted, newest=newest, superseded=superseded, torn=torn)
+        if newest is not None or not found:  # the newest was asked for, or the answer is that there is none
+            tell_torn(self._context, found[-1] if found else None, torn)
         return BriefList(found)
 
     @act
@@ -920,6 +931,8 @@ class Store:
     @act
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
         """Delete a checkpoint durably; `undelete` brings it back for a day, then the bytes that only it used go.
+
+        ``RUN@STEP`` also deletes what is left of a checkpoint that is not whole; that cannot be brought back.
 
         Args:
             ref: Which checkpoint.
