@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from ckstore.errors import DamagedBlob
     from ckstore.model.brief import HtmlReport
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
-    from ckstore.ops.context import Context
+    from ckstore.ops.context import Context, RemoteCopies
     from ckstore.ops.read.checkout import LinkMode
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from ckstore.ops.refs.follow import Follower
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
+    from ckstore.ops.verify.rescue import Rescue
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
     from ckstore.remote.elsewhere.through import Through
@@ -976,27 +978,31 @@ class Store:
             budget_s: Read, those first that were read longest ago, what can be done in so many seconds; at least one
                 blob. Repeated, it comes round to all of them.
             rate_bytes_s: Limit of the reading, in bytes a second.
-            repair: Put damaged blobs into ``quarantine/``, and in their place right copies that the store has.
-            repair_from: Another store or any directory, or several, with right bytes: copies of checkpoints, files.
-                They are read and compared before they are used. Implies `repair`.
+            repair: Put damaged blobs into ``quarantine/``, and in their place right copies that the store or one of its
+                remotes has.
+            repair_from: Another store, any directory, or the URL of a remote, or several, with right bytes: copies of
+                checkpoints, files. They are read and compared before they are used. Implies `repair`.
             progress: Called now and then with the bytes that were read and those to be read.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             BadInput: An option is out of range, two do not go together, or a directory cannot be read.
+            RemoteError: There is no remote at a URL of `repair_from`, or it does not answer.
             SaveFailed: A repair was asked for and the store cannot be written.
         """
         from ckstore.ops.verify.verify import Options, verify
 
         given = [repair_from] if isinstance(repair_from, (str, os.PathLike)) else repair_from
-        sources = tuple(expanded(path) for path in given)
-        if repair or sources:
+        paths = [os.fspath(path) for path in given]
+        urls = [path for path in paths if "://" in path]
+        sources = tuple(expanded(path) for path in paths if "://" not in path)
+        repair = repair or bool(paths)
+        remotes = None
+        if repair:
             self._context.check_writable()
-        return verify(
-            self._context,
-            ref,
-            Options(sample, budget_s, rate_bytes_s, quick, repair or bool(sources), sources, progress),
-        )
+            remotes = None if self._context.remote_copies is None else self._context.remote_copies(urls)
+        options = Options(sample, budget_s, rate_bytes_s, quick, repair, sources, remotes, progress)
+        return verify(self._context, ref, options)
 
     @act
     def reindex(self, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
@@ -1796,6 +1802,8 @@ def _open(
 
     context, notes = open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
     context.fetch = _fetching(context)
+    context.remote_copies = partial(_remote_copies, context)
+    context.rescuer = _LazyRescue(context)
     if not context.readonly:
         context.saved = partial(_wake, context, catalog_path)
         context.evict = partial(_evict_mirrored, context)
@@ -1852,6 +1860,39 @@ def _fetching(context: Context) -> Callable[..., int | None]:
         return made[0](directory, blob, offset, into, old, again)
 
     return fetch
+
+
+def _remote_copies(context: Context, urls: Sequence[str]) -> RemoteCopies:
+    from ckstore.remote.elsewhere import copies
+
+    return copies.RemoteCopies(context, urls)
+
+
+class _LazyRescue:
+    """Repairs what loads find damaged; what that takes is imported when the first damage is met."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._made: Rescue | None = None
+
+    def _rescue(self) -> Rescue:
+        if self._made is None:
+            from ckstore.ops.verify.rescue import Rescue
+
+            self._made = Rescue(self._context, _remote_copies(self._context, ()))
+        return self._made
+
+    def blob(
+        self, directory: CheckpointDirectory, error: DamagedBlob, blob: BlobRecord, *, first: bool
+    ) -> memoryview | None:
+        return self._rescue().blob(directory, error, blob, first=first)
+
+    def checkpoint(self, key: CheckpointKey) -> bool:
+        return self._rescue().checkpoint(key)
+
+    def tell(self, directory: CheckpointDirectory) -> None:
+        if directory.rescued:
+            self._rescue().tell(directory)
 
 
 @act

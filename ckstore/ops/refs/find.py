@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, SupportsIndex, TypeVar
@@ -50,6 +50,8 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     keys = _keys_of(context, parsed, tags)
     present = infos(context, at=stamps(context, keys), superseded=True)
     if parsed.kind == "step" or not present:
+        if _has_repaired(context, {*keys} - {info.key for info in present}):
+            present = infos(context, at=stamps(context, keys), superseded=True)
         _refuse_damaged(context, keys, present)
     if present:
         return present[-1] if parsed.kind == "step" else _marked(context, present[-1])
@@ -105,6 +107,14 @@ def text_of(ref: str | SupportsIndex) -> str:
     except TypeError:
         pass
     raise BadInput(f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}")
+
+
+def _has_repaired(context: Context, keys: Collection[CheckpointKey]) -> bool:
+    """Whether one of these incomplete checkpoints is whole now, since a remote had what it lacked."""
+    if context.rescuer is None:
+        return False
+    repaired = [key for key in sorted(keys) if context.rescuer.checkpoint(key)]
+    return bool(repaired)
 
 
 def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Sequence[CheckpointInfo]) -> None:

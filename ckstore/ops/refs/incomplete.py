@@ -64,6 +64,14 @@ def newer_than(info: CheckpointInfo, found: Iterable[Problem]) -> list[Problem]:
     return [one for one in found if one.order is None or one.order > info.order]
 
 
+def repair_newer(context: Context, newest: CheckpointInfo | None, torn: Collection[CheckpointKey]) -> bool:
+    """Repair the newest torn directory that is newer than `newest`, if a remote has what it lacks; False: none was."""
+    if not torn or context.rescuer is None:
+        return False
+    found = problems_of(context, torn)
+    return any(context.rescuer.checkpoint(one.key) for one in (found if newest is None else newer_than(newest, found)))
+
+
 def check_newest(
     context: Context,
     run: str | None,

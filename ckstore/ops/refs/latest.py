@@ -14,7 +14,7 @@ from ckstore.model.manifest.info import RunSummary, summaries
 from ckstore.model.names import CheckpointKey, parse_directory
 from ckstore.ops.context import Context
 from ckstore.ops.index.facts import propose, sure
-from ckstore.ops.refs.incomplete import check_newest
+from ckstore.ops.refs.incomplete import check_newest, repair_newer
 from ckstore.ops.refs.listing import in_order, infos, infos_at
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
     """
     torn: set[CheckpointKey] = set()
     found = _newest(context, run, torn)
+    if repair_newer(context, found, torn):
+        found = _newest(context, run, torn)
     check_newest(context, run, found, torn)
     return found
 

@@ -11,13 +11,14 @@ from ckstore.fs import holders, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.refs import newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
 from ckstore.objects.documents import marks
 from ckstore.ops.check.validity import open_checked, remember_damage
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
-from ckstore.ops.refs.incomplete import Problem, incomplete, listed, newer_than, nothing_whole
+from ckstore.ops.refs.incomplete import Problem, incomplete, listed, newer_than, nothing_whole, repair_newer
 from ckstore.ops.refs.latest import in_one_run
 from ckstore.ops.refs.listing import infos
 
@@ -40,20 +41,20 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     run = _run_of(context, ref)
     passed: list[Problem] = []
     deadline_s = time.monotonic() + LOCKED_S
+    torn: set[CheckpointKey] = set()
     # A superseded one comes after the one that supersedes it, so only if that is damaged.
-    for info in newest_first(infos(context, run, superseded=True)):
-        path = context.layout.checkpoint(info.key)
+    found = newest_first(infos(context, run, superseded=True, torn=torn))
+    if repair_newer(context, found[0] if found else None, torn):
+        found = newest_first(infos(context, run, superseded=True))
+    for info in found:
         try:
-            # Locked before it is judged, so that what was found valid is what is read.
-            with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
-                # A look at links first; the caller's own read then checks every byte.
-                _check_cheaply(context, directory, read_touched=read_touched)
-                taken = take(_current(context, info, directory), directory)
+            taken = _take(context, info, take, deadline_s, read_touched=read_touched)
         except DamagedBlob as error:
             passed.append(Problem(info.name, error.message, info.order, info.key))
             continue
         except InUse as error:
-            passed.append(Problem(info.name, _why_locked(path, error), info.order, info.key))
+            why = _why_locked(context.layout.checkpoint(info.key), error)
+            passed.append(Problem(info.name, why, info.order, info.key))
             continue
         except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
             continue
@@ -68,6 +69,23 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
             context.notices.problems.pop("latest-valid", None)
         return taken
     raise _none_left(context, run, passed)
+
+
+def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: float, *, read_touched: bool) -> T:
+    """Return what `take` makes of a checkpoint, if it is valid; what a remote has right is repaired first."""
+    path = context.layout.checkpoint(info.key)
+    is_repaired = False
+    while True:
+        try:
+            # Locked before it is judged, so that what was found valid is what is read.
+            with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
+                # A look at links first; the caller's own read then checks every byte.
+                _check_cheaply(context, directory, read_touched=read_touched)
+                return take(_current(context, info, directory), directory)
+        except DamagedBlob:
+            if is_repaired or context.rescuer is None or not context.rescuer.checkpoint(info.key):
+                raise
+            is_repaired = True
 
 
 def _why_locked(place: Inside, error: InUse) -> str:
