@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
-    from ckstore.errors import DamagedBlob
+    from ckstore.errors import DamagedBlob, RemoteError
     from ckstore.model.brief import HtmlReport
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
@@ -657,6 +657,9 @@ class Store:
     ) -> Any:
         """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
 
+        If a blob is damaged or missing and a remote of the store has it, it is downloaded and the store is repaired,
+        with a `CkstoreWarning`. Where the store cannot be written, the load uses the downloaded bytes.
+
         Args:
             ref: Which checkpoint. ``latest-valid`` is the newest that turns out to be whole: newer ones that are
                 damaged are marked and passed over with a `CkstoreWarning` that says what was wrong with them, as are
@@ -684,7 +687,8 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
             NoWholeCheckpoint: The newest was asked for, and of those that exist none is whole.
             CannotLoad: The file holds no state, or values that are not loaded; the error has the paths of all.
-            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+            DamagedBlob: Bytes are damaged or missing, and no remote has them; the message names the tensor, and what
+                each remote said.
             InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`.
         """
         from ckstore.ops.read.load import load
@@ -1883,7 +1887,7 @@ class _LazyRescue:
         return self._made
 
     def blob(
-        self, directory: CheckpointDirectory, error: DamagedBlob, blob: BlobRecord, *, first: bool
+        self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
         return self._rescue().blob(directory, error, blob, first=first)
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, MissingBlob, OtherHash
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, MissingBlob, OtherHash, RemoteError
 from ckstore.fs import files, locks
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside, Where
@@ -31,7 +31,7 @@ class Rescued(NamedTuple):
     problem: str  # why the file was not repaired; empty if it was
 
 
-Rescue = Callable[[DamagedBlob, BlobRecord, bool], "memoryview | None"]
+Rescue = Callable[["DamagedBlob | RemoteError", BlobRecord, bool], "memoryview | None"]
 """Repairs the file that an error is about, or returns the bytes of the blob; see `ckstore.ops.context.Rescuer`."""
 Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
 OfStep = Callable[[str, int], Iterable[CheckpointKey]]

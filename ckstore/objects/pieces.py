@@ -73,19 +73,20 @@ class PieceReader:
         while part.extent.blob not in self._rescued:
             try:
                 self._read_here(part)
-            except DamagedBlob as error:
+            except (DamagedBlob, RemoteError) as error:
                 self._rescue(part.extent.blob, error)
             else:
                 return
         self._take(part, self._rescued[part.extent.blob])
 
-    def _rescue(self, index: int, error: DamagedBlob) -> None:
+    def _rescue(self, index: int, error: DamagedBlob | RemoteError) -> None:
         """Have the file repaired that an error is about, or the blob read into memory; else raise the error."""
         if self._directory.rescue is None:
             raise error
         # Each file once: what is still damaged after its repair is not repaired again.
-        first = error.blob not in self._repaired
-        self._repaired.add(error.blob)
+        file = error.blob if isinstance(error, DamagedBlob) else ""
+        first = file not in self._repaired
+        self._repaired.add(file)
         data = self._directory.rescue(error, self._directory.manifest.blobs[index], first)
         self.close()  # the damaged files
         if data is not None:

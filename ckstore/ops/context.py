@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ckstore.catalog.values import PieceLocation
-    from ckstore.errors import DamagedBlob
+    from ckstore.errors import DamagedBlob, RemoteError
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.reports.transfer import EvictReport
@@ -53,9 +53,9 @@ class RemoteAnswer(NamedTuple):
 
 
 class RemoteCopies(Protocol):
-    """Asks remotes for right bytes; false if there is none to ask. For several threads."""
+    """Asks remotes for right bytes; its length is how many there are to ask. For several threads."""
 
-    def __bool__(self) -> bool: ...
+    def __len__(self) -> int: ...
 
     def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
         """Return the bytes of a blob of the checkpoints at `places` (run, step and id), which have its digest."""
@@ -68,7 +68,7 @@ class Rescuer(Protocol):
     """Repairs what a load of one open store finds damaged or missing; for several threads."""
 
     def blob(
-        self, directory: CheckpointDirectory, error: DamagedBlob, blob: BlobRecord, *, first: bool
+        self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
         """Repair the file that an error is about, or return the bytes of the blob; None: read it again."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_RESCUE = "tests/remote/test_rescue.py"
+
 _PUSH, _PULL = "tests/remote/test_push.py", "tests/remote/test_pull.py"
 _PRUNE, _ORDER = "tests/remote/test_prune.py", "tests/remote/test_order.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
@@ -692,5 +694,104 @@ REMOTES = [
         "            lost_count += 1\n            if not swap(self.remote.objects, new, version):\n",
         "tests/remote/test_prune.py::test_a_prune_may_take_more_batches_than_it_may_lose_swaps",
         "RemoteUnavailable",
+    ),
+    Mutant(
+        "a load that meets damage asks the remotes",
+        "loads-repair-nothing",
+        "open_checked",
+        "    if context.rescuer is not None:\n",
+        "    if context.rescuer is None:\n",
+        f"{_RESCUE}::test_the_load_succeeds_and_repairs_the_store[flipped base-load]",
+        "DamagedBlob",
+    ),
+    Mutant(
+        "bytes of a remote are compared before they are taken",
+        "remote-bytes-believed",
+        "_read_blob",
+        "            if algorithm_of(blob.digest).digest(data) == blob.digest:\n",
+        "            if len(data) == blob.nbytes:\n",
+        f"{_RESCUE}::test_a_remote_whose_copy_is_damaged_too_is_named_and_the_next_one_asked",
+        "repaired damaged or missing blobs",
+    ),
+    Mutant(
+        "of several processes that repair a blob one fetches it",
+        "repairs-unlocked",
+        "_repair",
+        "            with locks.lock_exclusive(folder, timeout_s=_LOCK_S):\n",
+        "            with suppress(KeyError):\n",
+        f"{_RESCUE}::test_several_readers_fetch_the_blob_once",
+        "assert",
+    ),
+    Mutant(
+        "checkpoints that lack a repaired blob get its name back",
+        "lost-names-stay-lost",
+        "relink_everywhere",
+        "            if present is None and key not in lacking and not _has_lost(path, digest):\n",
+        "            if present is None and not _has_lost(path, digest):\n",
+        f"{_RESCUE}::test_the_load_succeeds_and_repairs_the_store[lost base-load]",
+        "CkstoreWarning",
+    ),
+    Mutant(
+        "a repair of a load gives a lost blob back to the other checkpoints, too",
+        "others-lack-it-still",
+        "_repair_locked",
+        "        others = self._others_lacking(directory, key).get(record.digest, ())\n",
+        "        others: list[CheckpointKey] = []\n",
+        f"{_RESCUE}::test_the_load_succeeds_and_repairs_the_store[lost base-load]",
+        "CkstoreWarning",
+    ),
+    Mutant(
+        "a remote that does not answer is waited for once",
+        "dead-remote-asked-again",
+        "problem",
+        '        return self._problem if self._problem and time.monotonic() - self._failed_s < AGAIN_S else ""\n',
+        '        return ""\n',
+        f"{_RESCUE}::test_a_remote_that_does_not_answer_is_waited_for_once",
+        "assert",
+    ),
+    Mutant(
+        "the wait for the first answer of a remote ends",
+        "dead-remote-waited-for",
+        "_answering",
+        "    timer.start()\n",
+        "",
+        f"{_RESCUE}::test_a_remote_that_does_not_answer_is_waited_for_once",
+        "assert",
+    ),
+    Mutant(
+        "nothing goes into quarantine before right bytes are found",
+        "quarantine-first",
+        "_repair_locked",
+        '            if answer.data is None:\n                return "; ".join(answer.problems)\n',
+        "",
+        f"{_RESCUE}::test_a_remote_whose_copy_is_damaged_too_is_named_and_the_next_one_asked",
+        "assert",
+    ),
+    Mutant(
+        "latest-valid repairs what a mark or a missing blob says",
+        "marked-passed-over",
+        "_take",
+        "            if is_repaired or context.rescuer is None or not context.rescuer.checkpoint(info.key):\n",
+        "            if not is_repaired:\n",
+        f"{_RESCUE}::test_what_a_failed_load_marked_is_repaired_when_the_remote_is_back",
+        "latest-valid is main@2",
+    ),
+    Mutant(
+        "the newest checkpoint that a new catalog does not list is repaired",
+        "torn-newest-passed-over",
+        "newest",
+        "    if repair_newer(context, found, torn):\n",
+        "    if not torn:\n",
+        f"{_RESCUE}::test_a_new_catalog_does_not_hide_what_the_remote_can_repair[latest-lost base]",
+        "NoWholeCheckpoint",
+    ),
+    Mutant(
+        "a manifest is taken from a remote by the id in the name of its directory",
+        "no-manifest-from-remotes",
+        "repair_manifest",
+        "    remote = copies.remote_manifest(key)\n",
+        "    remote = None\n",
+        f"{_RESCUE}::test_a_damaged_manifest_comes_back_from_the_remote",
+        "latest-valid is main@2",
     ),
 ]

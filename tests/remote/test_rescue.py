@@ -272,6 +272,38 @@ def test_a_remote_whose_copy_is_damaged_too_is_named_and_the_next_one_asked(
     assert store.verify().ok
 
 
+def test_an_evicted_blob_comes_from_another_remote_when_its_own_has_lost_it(
+    store: Store, memory: Target, tmp_path: Path
+) -> None:
+    store.evict(1, "m")
+    objects = open_objects(memory)
+    objects.delete([listed.key for listed in objects.list(keys.BLOBS)])
+    with pytest.raises(RemoteError, match="m lacks it"):
+        store.load(1)
+
+    with Store.init(tmp_path / "other", chunk_bytes=MIB) as other:
+        other.save(state(1), step=1)
+    store.remotes.add("other", tmp_path / "other")
+
+    with pytest.warns(CkstoreWarning, match=r"read .* from the remote other \(the checkpoint is evicted"):
+        assert is_state(store.load(1), 1)
+
+
+def test_committed_files_are_checked_out_and_repaired(store: Store, tmp_path: Path) -> None:
+    data = np.random.default_rng(4).bytes(2 * MIB)
+    (tmp_path / "weights.bin").write_bytes(data)
+    store.commit(tmp_path / "weights.bin", step=9)
+    store.push(9, remote="m")
+    for path in blobs_of(store, 9):
+        flip(path, keep_time=True)
+
+    with pytest.warns(CkstoreWarning, match="main@9: repaired"):
+        store.checkout(9, tmp_path / "out", link="hardlink")
+
+    assert (tmp_path / "out/weights.bin").read_bytes() == data
+    assert store.verify().ok
+
+
 def test_without_a_remote_damage_is_an_error_and_nothing_is_put_aside(tmp_path: Path) -> None:
     with Store.init(tmp_path / "alone", chunk_bytes=MIB) as store:
         store.save(state(3), step=3)
@@ -334,6 +366,8 @@ def test_a_remote_that_does_not_answer_is_waited_for_once(
 def test_verify_repair_asks_all_remotes(store: Store, run: Run) -> None:
     flip(shared_blob(store), keep_time=True)
     unlink_everywhere(blobs_of(store, 2)[-1], store.path)
+    looked = run("verify", "--store", store.path)
+    assert (looked.exit_code, looked.stderr) == (3, "ckstore verify --repair also takes right bytes from m\n")
 
     report = store.verify(repair=True)
 

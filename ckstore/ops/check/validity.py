@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, DamagedBlob, OtherHash
+from ckstore.errors import BadInput, DamagedBlob, OtherHash, RemoteError
 from ckstore.fs import locks, peek
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside
@@ -143,7 +143,7 @@ def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> 
 def _rescue(
     rescuer: Rescuer,
     directory: CheckpointDirectory,
-    error: DamagedBlob,
+    error: DamagedBlob | RemoteError,
     blob: BlobRecord,
     first: bool,  # noqa: FBT001 - the form of `CheckpointDirectory.rescue`
 ) -> memoryview | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
-from ckstore.errors import CkstoreError, DamagedBlob, InUse
+from ckstore.errors import CkstoreError, DamagedBlob, InUse, RemoteError
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
@@ -58,19 +58,20 @@ class Rescue:
         self._lacking: WeakKeyDictionary[CheckpointDirectory, dict[str, list[CheckpointKey]]] = WeakKeyDictionary()
 
     def blob(
-        self, directory: CheckpointDirectory, error: DamagedBlob, blob: BlobRecord, *, first: bool
+        self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
         """Repair the file that an error is about, or return the bytes of the blob; None: read it again.
 
         `first`: False if the reader has read it again already.
 
         Raises:
-            DamagedBlob: `error`, with what each remote said.
+            DamagedBlob, RemoteError: `error`, with what each remote said.
         """
-        if not self._remotes:
+        # Of an evicted blob the remotes were asked that should have it; only others can help.
+        if not self._remotes or (isinstance(error, RemoteError) and len(self._remotes) < 2):
             raise error
-        problem = "it was still damaged after the repair"
-        if first:
+        problem = "the checkpoint is evicted" if isinstance(error, RemoteError) else "it was damaged after the repair"
+        if first and isinstance(error, DamagedBlob):
             problem = self._repair(directory, error)
             if not problem:
                 return None
@@ -168,7 +169,7 @@ class Rescue:
         context = self._context
         remotes: RemoteCopies = self._remotes
         right = Copies(context, ()).whole(Wanted(*record))
-        # First it is known that there are right bytes: nothing goes into quarantine for a repair that cannot be.
+        # First it is known that there are right bytes: nothing goes into quarantine for a repair that is not possible.
         # Encoded files are at no remote; the repair asks for the plain blob.
         if right is None and directory.manifest.encoding is None:
             answer = self._remotes.blob(record, [_place_of(directory)])
@@ -211,8 +212,8 @@ class Rescue:
 class _Fetched:
     """A blob that is in memory, as the answer of the remote that it came from."""
 
-    def __bool__(self) -> bool:
-        return True
+    def __len__(self) -> int:
+        return 1
 
     def __init__(self, digest: str, answer: RemoteAnswer) -> None:
         self._digest, self._answer = digest, answer

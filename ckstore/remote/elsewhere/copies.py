@@ -75,8 +75,8 @@ class RemoteCopies:
             asked.source()
         self._asked: dict[str, _Asked] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._all())
+    def __len__(self) -> int:
+        return len(self._all())
 
     def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
         """Return the bytes of a blob of the checkpoints at `places` (run, step and id), which have its digest."""
@@ -141,7 +141,8 @@ def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int
 
     said = "does not have it"
     ways: list[Callable[[memoryview], bool]] = [partial(of_checkpoint, place) for place in places]
-    for read in (*ways, partial(source.read_any, blob.digest)):
+    ways.append(partial(source.read_any, blob.digest))
+    for read in ways:
         for _ in range(_READS):
             data = bytearray(blob.nbytes)
             if not read(memoryview(data)):

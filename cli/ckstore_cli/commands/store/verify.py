@@ -94,7 +94,7 @@ def verify(frame: Frame, ref: str | None, **options: Any) -> int:
 
     Damage is remembered: latest-valid skips damaged checkpoints. Saving the same
     step again replaces such a checkpoint; saving the same bytes anywhere heals
-    it, and so does --repair if it finds an intact copy.
+    it, and so does --repair if the store or one of its remotes has an intact copy.
 
     \b
     Example:
@@ -115,8 +115,12 @@ def verify(frame: Frame, ref: str | None, **options: Any) -> int:
     out = frame.output()
     with frame.writing() as store, Progress("verifying", quiet=out.as_json) as shown:
         report = store.verify(ref, progress=shown.at, **options)
+        asks = bool(report.damage) and not (options["repair"] or options["repair_from"])
+        remotes = [one.name for one in store.remotes] if asks else []
     out.document(report)
     for word, finding in details(report):
         out.headed(word, finding, _LOOKS.get(word, "red"))
     out.lines(summary(report))
+    if remotes:
+        out.note(f"ckstore verify --repair also takes right bytes from {', '.join(remotes)}")
     return 0 if report.ok else DamagedBlob.exit_status
