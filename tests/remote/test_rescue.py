@@ -228,18 +228,37 @@ def test_on_a_full_disk_the_load_gets_the_bytes(store: Store, monkeypatch: pytes
     check_store(store.path)
 
 
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the digests that are asked for at remotes, as they are."""
+    asked: list[str] = []
+    real = copies._read_blob
+
+    def counting(source: Any, blob: Any, places: Any) -> Any:
+        asked.append(blob.digest)
+        return real(source, blob, places)
+
+    monkeypatch.setattr(copies, "_read_blob", counting)
+    return asked
+
+
 def test_a_write_that_finds_the_disk_full_leaves_the_load_its_bytes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
     flip(shared_blob(store), keep_time=True)
-    monkeypatch.setattr(Staging, "write", full)
+    asked = counted_reads(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "write", full)
+        with pytest.warns(CkstoreWarning, match="without a repair: .*No space left"):
+            assert is_state(store.load(3), 3)
 
-    with pytest.warns(CkstoreWarning, match="without a repair: .*No space left"):
-        assert is_state(store.load(3), 3)
+    assert asked == [shared_blob(store).name]
+    assert not store.info(3).damaged
+    # No save relies on it: it is written again, and so repaired.
+    store.save(state(4), step=4)
+    assert store.verify().ok
 
 
 def damage_at(target: Target, digest: str) -> None:
@@ -318,14 +337,7 @@ def test_without_a_remote_damage_is_an_error_and_nothing_is_put_aside(tmp_path: 
 
 def test_several_readers_fetch_the_blob_once(store: Store, memory: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(shared_blob(store), keep_time=True)
-    fetched = []
-    real = copies._read_blob
-
-    def counting(*args: Any) -> Any:
-        fetched.append(1)
-        return real(*args)
-
-    monkeypatch.setattr(copies, "_read_blob", counting)
+    asked = counted_reads(monkeypatch)
     barrier = threading.Barrier(4)
 
     def load(_: int) -> bool:
@@ -338,7 +350,7 @@ def test_several_readers_fetch_the_blob_once(store: Store, memory: Target, monke
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(load, range(4)))
 
-    assert len(fetched) == 1
+    assert len(asked) == 1
     assert len({path.stat().st_ino for path in store.path.glob(f"**/{shared_blob(store).name}")}) == 1
     check_store(store.path)
 

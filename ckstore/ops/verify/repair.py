@@ -169,6 +169,9 @@ def _repair_blob(
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
     # A file that is right under another name is not a damaged blob; a canonical name that stays wrong goes anyway.
     aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
+    # First: on a full disk nothing is put aside.
+    if right is not None:
+        _stage(staging, digest, right)
     # Before the heal, which takes the damaged file's last name: the evidence needs another one by then.
     done.put_aside(context, digest, aside)
     if right is None:
@@ -185,7 +188,6 @@ def _repair_blob(
         done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, given.checkpoint_count))
         note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
-    _stage(staging, digest, right)
     # Good copies keep their names: to rename over them would only make readers open another file.
     given = staging.heal(digest, spare={peek.status(path).st_ino for path in spare}, lacking=wanted.keys)
     done.held |= given.held

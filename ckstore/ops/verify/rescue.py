@@ -22,7 +22,7 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord
 from ckstore.model.names import CheckpointKey, key_of
 from ckstore.model.reports.verify_report import Damage
 from ckstore.model.settings.free_space import Amount
-from ckstore.objects.blobs import has_size
+from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory, Rescued, look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
@@ -55,6 +55,8 @@ class Rescue:
         self._context = context
         self._remotes = remotes
         self._failed_s: dict[CheckpointKey, float] = {}
+        # The checkpoints that got a blob while one was open, and those that lack the same blobs as it does.
+        self._repaired: WeakKeyDictionary[CheckpointDirectory, set[CheckpointKey]] = WeakKeyDictionary()
         self._lacking: WeakKeyDictionary[CheckpointDirectory, dict[str, list[CheckpointKey]]] = WeakKeyDictionary()
 
     def blob(
@@ -71,11 +73,14 @@ class Rescue:
         if not self._remotes or (isinstance(error, RemoteError) and len(self._remotes) < 2):
             raise error
         problem = "the checkpoint is evicted" if isinstance(error, RemoteError) else "it was damaged after the repair"
+        answers: dict[str, RemoteAnswer] = {}
         if first and isinstance(error, DamagedBlob):
-            problem = self._repair(directory, error)
+            problem = self._repair(directory, error, answers)
             if not problem:
                 return None
-        answer = self._remotes.blob(blob, [_place_of(directory)])
+            self._distrust(directory, error.blob)
+        # What came for the repair serves the load as well.
+        answer = answers.get(blob.digest) or self._remotes.blob(blob, [_place_of(directory)])
         if answer.data is None:
             error.args = (f"{error.message}; no remote has it right: {'; '.join(answer.problems)}", *error.args[1:])
             raise error
@@ -106,15 +111,15 @@ class Rescue:
             directory = CheckpointDirectory.at(path, self._context.layout.hash_prefix)
         with directory:
             wrong = {*marks.blobs_of(path), *_lacking(directory)}
-            blobs = [blob for blob in directory.manifest.stored if blob.digest in wrong]
+            damaged = [blob for blob in directory.manifest.stored if blob.digest in wrong]
 
             def mend(blob: BlobRecord) -> None:
                 what = f"{path}: blob {blob.digest} is damaged or missing"
-                if problem := self._repair(directory, DamagedBlob(what, blob=blob.digest)):
+                if problem := self._repair(directory, DamagedBlob(what, blob=blob.digest), {}):
                     raise DamagedBlob(f"{what}: {problem}")
 
             try:
-                for_each(mend, blobs, threads=self._context.threads)
+                for_each(mend, damaged, threads=self._context.threads)
             finally:
                 self.tell(directory)
         if marks.is_marked(path):  # what it says beside these blobs, only a reading of everything removes
@@ -131,6 +136,10 @@ class Rescue:
         found, directory.rescued = directory.rescued, {}
         if not found:
             return
+        for key in self._repaired.pop(directory, ()):
+            # A catalog that was made meanwhile does not list what lacked a blob.
+            with suppress(CkstoreError, OSError):  # the next opener does it
+                reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
         name = directory.manifest.name
         healed = [f"{digest} from {one.source}" for digest, one in found.items() if not one.problem]
         read = [f"{digest} from {one.source} ({one.problem})" for digest, one in found.items() if one.problem]
@@ -138,8 +147,18 @@ class Rescue:
         said += [f"read damaged or missing blobs without a repair: {_some(read)}"] if read else []
         warn(f"{name}: {'; '.join(said)}; look at the disk, ckstore verify reads everything")
 
-    def _repair(self, directory: CheckpointDirectory, error: DamagedBlob) -> str:
-        """Repair a file of a checkpoint; return why that was not possible, empty if it was."""
+    def _distrust(self, directory: CheckpointDirectory, digest: str) -> None:
+        """Let no save rely on a file that is damaged and was not repaired."""
+        # No mark: the load goes on with the bytes of a remote, and `latest-valid` needs no older checkpoint.
+        if digest and not self._context.readonly:
+            with suppress(OSError):  # another user's, or it is missing
+                blobs.distrust(directory.lock.inside / BLOBS / digest)
+
+    def _repair(self, directory: CheckpointDirectory, error: DamagedBlob, answers: dict[str, RemoteAnswer]) -> str:
+        """Repair a file of a checkpoint; return why that was not possible, empty if it was.
+
+        `answers` gets what the remotes answered, by the digest.
+        """
         context, digest = self._context, error.blob
         if context.readonly:
             return "the store is open for reading only"
@@ -157,14 +176,19 @@ class Rescue:
             links.make_directory(folder)
             # Of several ranks and processes that meet the same damage one fetches the blob; the others find it here.
             with locks.lock_exclusive(folder, timeout_s=_LOCK_S):
-                return self._repair_locked(directory, key, record, error)
+                return self._repair_locked(directory, key, record, error, answers)
         except InUse:
             return "another process has been repairing it for long"
         except (CkstoreError, OSError) as failed:
             return why_of(failed)
 
     def _repair_locked(
-        self, directory: CheckpointDirectory, key: CheckpointKey, record: BlobRecord, error: DamagedBlob
+        self,
+        directory: CheckpointDirectory,
+        key: CheckpointKey,
+        record: BlobRecord,
+        error: DamagedBlob,
+        answers: dict[str, RemoteAnswer],
     ) -> str:
         context = self._context
         remotes: RemoteCopies = self._remotes
@@ -172,7 +196,7 @@ class Rescue:
         # First it is known that there are right bytes: nothing goes into quarantine for a repair that is not possible.
         # Encoded files are at no remote; the repair asks for the plain blob.
         if right is None and directory.manifest.encoding is None:
-            answer = self._remotes.blob(record, [_place_of(directory)])
+            answer = answers[record.digest] = self._remotes.blob(record, [_place_of(directory)])
             if answer.data is None:
                 return "; ".join(answer.problems)
             remotes = _Fetched(record.digest, answer)
@@ -185,10 +209,7 @@ class Rescue:
         if not done.repaired:
             return "; ".join(one.why for one in done.unrepaired) or "; ".join(one.message for one in done.held.values())
         directory.rescued.setdefault(record.digest, Rescued(done.repaired[0].source, ""))
-        for one in (key, *others):
-            # A catalog that was made meanwhile does not list what lacked a blob.
-            with suppress(CkstoreError, OSError):  # the next opener does it
-                reconcile_one(context, one, timeout_s=_CATALOG_TIMEOUT_S)
+        self._repaired.setdefault(directory, set()).update((key, *others))
         return ""
 
     def _others_lacking(self, directory: CheckpointDirectory, key: CheckpointKey) -> dict[str, list[CheckpointKey]]:
@@ -236,7 +257,7 @@ def _lacking(directory: CheckpointDirectory) -> Iterable[str]:
     folder = directory.lock.inside / BLOBS
     for blob in directory.manifest.stored:
         found = peek.find(folder / blob.digest)
-        if (found is None or not has_size(found, blob.nbytes)) and not directory.is_elsewhere(blob.digest):
+        if (found is None or not blobs.has_size(found, blob.nbytes)) and not directory.is_elsewhere(blob.digest):
             yield blob.digest
 
 

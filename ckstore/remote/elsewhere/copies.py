@@ -107,11 +107,13 @@ class RemoteCopies:
         if asked.problem:
             problems.append(f"{asked.name}: {asked.problem}")
             return None
+        source = None
         try:
-            found = read(asked.source())
+            source = asked.source()
+            found = read(source)
         except CkstoreError as error:
             problems.append(f"{asked.name}: {error.message}")
-            if isinstance(error, RemoteUnavailable | RemoteDenied) or not isinstance(error, RemoteError):
+            if source is None or isinstance(error, RemoteUnavailable | RemoteDenied):
                 asked.fail(error)
             return None
         if isinstance(found, str):
