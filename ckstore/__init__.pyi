@@ -21,6 +21,7 @@ from ckstore.errors import NoSuchFile as NoSuchFile
 from ckstore.errors import NoSuchRef as NoSuchRef
 from ckstore.errors import NoSuchRemote as NoSuchRemote
 from ckstore.errors import NotUnchanged as NotUnchanged
+from ckstore.errors import NoWholeCheckpoint as NoWholeCheckpoint
 from ckstore.errors import OtherHash as OtherHash
 from ckstore.errors import Protected as Protected
 from ckstore.errors import RankError as RankError

@@ -23,6 +23,7 @@
     │       └── RankFailed       1   the save failed at some of them, and so at all
     ├── DamagedBlob              3   bytes on disk are not what their name says
     │   ├── MissingBlob          3   a file with bytes of a checkpoint is not there
+    │   ├── NoWholeCheckpoint    3   checkpoints exist where the newest was asked for, and none of them is whole
     │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
     │   └── CatalogFull          6   since the disk, or a quota on it, is full (also an InsufficientSpace)
@@ -301,6 +302,13 @@ class DamagedBlob(CkstoreError):
 
 class MissingBlob(DamagedBlob):
     """A file with bytes of a checkpoint is not there; the rest of the checkpoint may be whole."""
+
+
+class NoWholeCheckpoint(DamagedBlob):
+    """The newest checkpoint was asked for. Directories of checkpoints exist, and none of them is whole.
+
+    Not a `NoSuchRef`: a training that takes this for its first start would begin again at step 1.
+    """
 
 
 class OtherHash(DamagedBlob):

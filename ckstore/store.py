@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from ckstore.errors import DamagedBlob, RemoteError
     from ckstore.model.brief import HtmlReport
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.manifest.stored import OldPiece
+    from ckstore.model.names import CheckpointKey
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
-    from ckstore.ops.context import Context
+    from ckstore.ops.context import Context, RemoteCopies
     from ckstore.ops.read.checkout import LinkMode
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from ckstore.ops.refs.follow import Follower
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
+    from ckstore.ops.verify.rescue import Rescue
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
     from ckstore.remote.elsewhere.through import Through
@@ -654,6 +657,9 @@ class Store:
     ) -> Any:
         """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
 
+        If a blob is damaged or missing and a remote of the store has it, it is downloaded and the store is repaired,
+        with a `CkstoreWarning`. Where the store cannot be written, the load uses the downloaded bytes.
+
         Args:
             ref: Which checkpoint. ``latest-valid`` is the newest that turns out to be whole: newer ones that are
                 damaged are marked and passed over with a `CkstoreWarning` that says what was wrong with them, as are
@@ -679,8 +685,10 @@ class Store:
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
+            NoWholeCheckpoint: The newest was asked for, and of those that exist none is whole.
             CannotLoad: The file holds no state, or values that are not loaded; the error has the paths of all.
-            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+            DamagedBlob: Bytes are damaged or missing, and no remote has them; the message names the tensor, and what
+                each remote said.
             InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`.
         """
         from ckstore.ops.read.load import load
@@ -808,6 +816,9 @@ class Store:
             valid: See above.
 
         Raises:
+            NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole: an error and not None, so
+                that no training begins again at step 1. Where an older checkpoint is whole, a `CkstoreWarning` names
+                the newer ones.
             AmbiguousRef: No run is given, and the store has several; ``checkpoints(newest=1)`` looks at all of them.
             InUse: There would be one if a save that replaces it had finished.
             BadInput: `run` has no form of a run's name.
@@ -846,16 +857,22 @@ class Store:
 
         Without `run` those of the run that `open` was given, else of all. With `newest` at most so many, the newest:
         what that takes hardly depends on how many there are. With `superseded` also those whose step has a newer
-        checkpoint.
+        checkpoint. With `newest`, and where nothing is returned, a `CkstoreWarning` names newer directories that are
+        not whole.
 
         Raises:
             BadInput: `newest` is below 1, or `run` has no form of a run's name.
         """
+        from ckstore.ops.refs.incomplete import tell_torn
         from ckstore.ops.refs.listing import infos
 
         if newest is not None and newest < 1:
             raise BadInput(f"newest must be a number of checkpoints, at least 1, got {newest}")
-        found = infos(self._context, self.run if run is None else run, newest=newest, superseded=superseded)
+        torn: set[CheckpointKey] = set()
+        wanted = self.run if run is None else run
+        found = infos(self._context, wanted, newest=newest, superseded=superseded, torn=torn)
+        if newest is not None or not found:  # the newest was asked for, or the answer is that there is none
+            tell_torn(self._context, found[-1] if found else None, torn)
         return BriefList(found)
 
     @act
@@ -921,6 +938,8 @@ class Store:
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
         """Delete a checkpoint durably; `undelete` brings it back for a day, then the bytes that only it used go.
 
+        ``RUN@STEP`` also deletes what is left of a checkpoint that is not whole; that cannot be brought back.
+
         Args:
             ref: Which checkpoint.
             dry_run: Delete nothing: only raise what deleting it now would raise.
@@ -965,23 +984,30 @@ class Store:
             budget_s: Read, those first that were read longest ago, what can be done in so many seconds; at least one
                 blob. Repeated, it comes round to all of them.
             rate_bytes_s: Limit of the reading, in bytes a second.
-            repair: Put damaged blobs into ``quarantine/``, and in their place right copies that the store has.
-            repair_from: Another store or any directory, or several, with right bytes: copies of checkpoints, files.
-                They are read and compared before they are used. Implies `repair`.
+            repair: Put damaged blobs into ``quarantine/``, and in their place right copies that the store or one of its
+                remotes has.
+            repair_from: Another store, any directory, or the URL of a remote, or several, with right bytes: copies of
+                checkpoints, files. They are read and compared before they are used. Implies `repair`.
             progress: Called now and then with the bytes that were read and those to be read.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             BadInput: An option is out of range, two do not go together, or a directory cannot be read.
+            RemoteError: There is no remote at a URL of `repair_from`, or it does not answer.
             SaveFailed: A repair was asked for and the store cannot be written.
         """
         from ckstore.ops.verify.verify import Options, verify
 
         given = [repair_from] if isinstance(repair_from, (str, os.PathLike)) else repair_from
-        sources = tuple(expanded(path) for path in given)
-        if repair or sources:
+        paths = [os.fspath(path) for path in given]
+        urls = [path for path in paths if "://" in path]
+        sources = tuple(expanded(path) for path in paths if "://" not in path)
+        repair = repair or bool(paths)
+        remotes = None
+        if repair:
             self._context.check_writable()
-        options = Options(sample, budget_s, rate_bytes_s, quick, repair or bool(sources), sources, progress)
+            remotes = None if self._context.remote_copies is None else self._context.remote_copies(urls)
+        options = Options(sample, budget_s, rate_bytes_s, quick, repair, sources, remotes, progress)
         report = verify(self._context, ref, options)
         if not report.elsewhere:
             return report
@@ -1789,6 +1815,8 @@ def _open(
 
     context, notes = open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
     context.fetch = _fetching(context)
+    context.remote_copies = partial(_remote_copies, context)
+    context.rescuer = _LazyRescue(context)
     if not context.readonly:
         context.saved = partial(_wake, context, catalog_path)
         context.evict = partial(_evict_mirrored, context)
@@ -1845,6 +1873,39 @@ def _fetching(context: Context) -> Callable[..., int | None]:
         return made[0](directory, blob, offset, into, old, again)
 
     return fetch
+
+
+def _remote_copies(context: Context, urls: Sequence[str]) -> RemoteCopies:
+    from ckstore.remote.elsewhere import copies
+
+    return copies.RemoteCopies(context, urls)
+
+
+class _LazyRescue:
+    """Repairs what loads find damaged; what that takes is imported when the first damage is met."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._made: Rescue | None = None
+
+    def _rescue(self) -> Rescue:
+        if self._made is None:
+            from ckstore.ops.verify.rescue import Rescue
+
+            self._made = Rescue(self._context, _remote_copies(self._context, ()))
+        return self._made
+
+    def blob(
+        self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
+    ) -> memoryview | None:
+        return self._rescue().blob(directory, error, blob, first=first)
+
+    def checkpoint(self, key: CheckpointKey) -> bool:
+        return self._rescue().checkpoint(key)
+
+    def tell(self, directory: CheckpointDirectory) -> None:
+        if directory.rescued:
+            self._rescue().tell(directory)
 
 
 @act

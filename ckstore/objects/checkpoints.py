@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, MissingBlob, OtherHash
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, MissingBlob, OtherHash, RemoteError
 from ckstore.fs import files, locks
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside, Where
@@ -23,6 +23,16 @@ from ckstore.objects import blobs
 from ckstore.objects.documents.elsewhere import may_lack
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
+
+class Rescued(NamedTuple):
+    """Where the bytes of a blob came from that was damaged or missing."""
+
+    source: str
+    problem: str  # why the file was not repaired; empty if it was
+
+
+Rescue = Callable[["DamagedBlob | RemoteError", BlobRecord, bool], "memoryview | None"]
+"""Repairs the file that an error is about, or returns the bytes of the blob; see `ckstore.ops.context.Rescuer`."""
 Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
 OfStep = Callable[[str, int], Iterable[CheckpointKey]]
 """Returns the directories of a step, for a caller that knows them; None: the run is listed."""
@@ -226,6 +236,10 @@ class CheckpointDirectory:
     # Reads a range of a blob that is elsewhere, from the remote itself if the last is true; None: nothing here reaches
     # remotes.
     fetch: Fetch | None = None
+    # Called with the error of a damaged or missing blob, the plain blob that was to be read, and whether this reader
+    # asks for the first time. None: nothing is repaired by reads.
+    rescue: Rescue | None = None
+    on_close: Callable[[CheckpointDirectory], None] | None = None  # called when it was closed
     threads: int = 4  # how many may read it at once
 
     def __init__(
@@ -238,6 +252,7 @@ class CheckpointDirectory:
         # What it holds, and its id.
         self.manifest = manifest
         self.manifest_id = manifest_id
+        self.rescued: dict[str, Rescued] = {}  # blobs whose right bytes came from elsewhere
 
     @classmethod
     def at(cls, path: Where, hash_prefix: str = "") -> CheckpointDirectory:
@@ -340,6 +355,9 @@ class CheckpointDirectory:
     def close(self) -> None:
         """Release the lock; harmless when done before."""
         self.lock.release()
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None:
+            on_close(self)
 
     def __enter__(self) -> Self:
         return self

@@ -34,25 +34,33 @@ class Given(NamedTuple):
 
 
 def relink_everywhere(
-    layout: Layout, digest: str, good: Inside, temporary: Callable[[], Inside], spare: Collection[int] = ()
+    layout: Layout,
+    digest: str,
+    good: Inside,
+    temporary: Callable[[], Inside],
+    spare: Collection[int] = (),
+    *,
+    lacking: Collection[CheckpointKey] = (),
 ) -> Given:
     """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed.
 
     So do those in trash, which `undelete` brings back.
     """
-    # One that is marked and has lost the name gets it back. `temporary` gives fresh names in a directory of the caller,
-    # on the same filesystem; names of other good copies, whose inodes are in `spare`, stay. What an error leaves is
-    # changed in part.
+    # One that is marked and has lost the name gets it back, and so does one in `lacking`, which is known to need it.
+    # `temporary` gives fresh names in a directory of the caller, on the same filesystem; names of other good copies,
+    # whose inodes are in `spare`, stay. What an error leaves is changed in part.
     # The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
     # reader sees the old inode or the new one; marks that say the blob is damaged say so no more.
     # By inode: a name that is the good copy already needs no rename and no fsync.
     right = {peek.status(good).st_ino, *spare}
 
-    def relink(path: Inside) -> bool:
+    def relink(path: Inside, *, needs: bool = False) -> bool:
         name = path / BLOBS / digest
         try:
             present = _inode_of(name)
-            if present in right or (present is None and not _has_lost(path, digest)):
+            if present in right:
+                return False
+            if present is None and not needs and not _has_lost(path, digest):
                 return False
             with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
                 # A checkpoint that lost its whole blobs/ gets the directory back first, durably: a name in it would
@@ -77,7 +85,7 @@ def relink_everywhere(
     held: dict[CheckpointKey, InUse] = {}
     for key, _ in layout.published():
         try:
-            changed += relink(layout.checkpoint(key))
+            changed += relink(layout.checkpoint(key), needs=key in lacking)
         except InUse as error:  # usually it is being taken apart, and needs nothing any more
             held[key] = error
     return Given(changed, held)

@@ -57,13 +57,52 @@ class PieceReader:
         self._before_each = before_each
         self._open: OrderedDict[int, int | None] = OrderedDict()
         self._decoder: Decoder | None = None
+        # Whole blobs that are damaged here and came from a remote, by their number; and the files that were repaired.
+        self._rescued: OrderedDict[int, memoryview] = OrderedDict()
+        self._repaired: set[str] = set()
 
     @cached_property
     def _remote(self) -> RemotePieces:
         return RemotePieces(self._directory)
 
     def read(self, part: Part) -> None:
-        """Fill the memory of a part with its piece, and check it; the message of damage names what it belongs to."""
+        """Fill the memory of a part with its piece, and check it; the message of damage names what it belongs to.
+
+        A blob that is damaged or missing is repaired, if the store has a remote that has it right.
+        """
+        while part.extent.blob not in self._rescued:
+            try:
+                self._read_here(part)
+            except (DamagedBlob, RemoteError) as error:
+                self._rescue(part.extent.blob, error)
+            else:
+                return
+        self._take(part, self._rescued[part.extent.blob])
+
+    def _rescue(self, index: int, error: DamagedBlob | RemoteError) -> None:
+        """Have the file repaired that an error is about, or the blob read into memory; else raise the error."""
+        if self._directory.rescue is None:
+            raise error
+        # Each file once: what is still damaged after its repair is not repaired again.
+        file = error.blob if isinstance(error, DamagedBlob) else ""
+        first = file not in self._repaired
+        self._repaired.add(file)
+        data = self._directory.rescue(error, self._directory.manifest.blobs[index], first)
+        self.close()  # the damaged files
+        if data is not None:
+            self._rescued[index] = data
+
+    def _take(self, part: Part, whole: memoryview) -> None:
+        """Fill the memory of a part with its piece out of a blob in memory, which has its digest."""
+        found = whole[part.extent.offset : part.extent.offset + part.extent.length]
+        if self._verify:
+            _compare(self._directory, part.extent, algorithm_of(part.extent.piece).digest(found), part.what)
+        if isinstance(part.out, memoryview):
+            part.out[:] = found
+        else:
+            part.out.take(found)
+
+    def _read_here(self, part: Part) -> None:
         extent, out, what, _ = part
         is_decoded = encoded(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
@@ -112,7 +151,7 @@ class PieceReader:
         # Filesystems share whole blocks only, but for the last of a file.
         if extent.offset % block or target_offset % block or not (ends or extent.length % block == 0):
             return None
-        fd = self._descriptor(extent, part.what)
+        fd = None if extent.blob in self._rescued else self._descriptor(extent, part.what)
         if fd is None:
             return False
         return reflink.try_share(fd, extent.offset, extent.length, target, target_offset)
@@ -122,7 +161,10 @@ class PieceReader:
         # Decoding is the processor's work, as copying out of the page cache is: more threads than cores do not help.
         if encoded(self._directory, part.extent):
             return True
-        fd = self._descriptor(part.extent, part.what)
+        try:
+            fd = self._descriptor(part.extent, part.what)
+        except DamagedBlob:  # reading it says so, or has it repaired
+            return False
         return fd is not None and files.is_cached(fd, 0)
 
     def read_ahead(self, parts: Sequence[Part]) -> None:
@@ -133,7 +175,10 @@ class PieceReader:
         # network's, where each answer takes its time; so all of it is asked for, unless most between is not wanted.
         if encoded(self._directory, parts[0].extent):
             return
-        fd = self._descriptor(parts[0].extent, parts[0].what)
+        try:
+            fd = self._descriptor(parts[0].extent, parts[0].what)
+        except DamagedBlob:  # reading it says so, or has it repaired
+            return
         if fd is None:
             self._remote.expect(parts)
             return
@@ -148,8 +193,10 @@ class PieceReader:
 
     def close(self) -> None:
         """Close the blobs that are open."""
+        self._rescued.clear()
         if self._decoder is not None:
             self._decoder.close()
+            self._decoder = None
         while self._open:
             _close(self._open.popitem()[1])
 
@@ -298,7 +345,7 @@ class PieceMaps:
             return None
         try:
             return self._map(extents, what)
-        except BytesElsewhere:  # it is fetched into memory instead
+        except (BytesElsewhere, DamagedBlob):  # it is read into memory instead, fetched or repaired; else that says why
             return None
 
     def _map(self, extents: Sequence[Extent], what: str) -> memoryview | None:

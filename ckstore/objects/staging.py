@@ -20,6 +20,7 @@ from ckstore.fs.direct import check_on_disk
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.documents import marks
 from ckstore.objects.heal import Given, relink_everywhere
@@ -175,12 +176,13 @@ class Staging:
             return True
         return self._offer(digest, mine, nbytes)
 
-    def heal(self, digest: str, spare: Collection[int] = ()) -> Given:
+    def heal(self, digest: str, spare: Collection[int] = (), lacking: Collection[CheckpointKey] = ()) -> Given:
         """Put the staged copy of a blob, which is good, in the place of damaged ones; return in which checkpoints."""
-        # Copies with an inode number in `spare` are good, too, and stay where they are.
+        # Copies with an inode number in `spare` are good, too, and stay where they are. The checkpoints in `lacking`
+        # have no copy and need one.
         mine = self._blobs / digest
         # The canonical name last: while it is damaged, a save that comes after a kill heals again.
-        given = relink_everywhere(self.layout, digest, mine, self._temporary, spare)
+        given = relink_everywhere(self.layout, digest, mine, self._temporary, spare, lacking=lacking)
         self._take_over(digest, mine)
         return given
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ckstore.catalog.values import PieceLocation
+    from ckstore.errors import DamagedBlob, RemoteError
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.reports.transfer import EvictReport
@@ -41,6 +42,41 @@ _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
 _AS_A_WRITER = "run the command as a user who may write there"
 """A look that takes no longer is made with every save: some 1,000 checkpoints at 4 to 6 µs, measured on ext4."""
+
+
+class RemoteAnswer(NamedTuple):
+    """What the remotes of a store have of a blob or a manifest."""
+
+    data: bytearray | None  # its bytes, compared; None: no remote has them
+    source: str  # the name of the remote that they came from
+    problems: tuple[str, ...]  # what the others said
+
+
+class RemoteCopies(Protocol):
+    """Asks remotes for right bytes; its length is how many there are to ask. For several threads."""
+
+    def __len__(self) -> int: ...
+
+    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
+        """Return the bytes of a blob of the checkpoints at `places` (run, step and id), which have its digest."""
+
+    def manifest(self, key: CheckpointKey) -> RemoteAnswer:
+        """Return the bytes of the manifest of the checkpoint that belongs into a directory, by the id in its name."""
+
+
+class Rescuer(Protocol):
+    """Repairs what a load of one open store finds damaged or missing; for several threads."""
+
+    def blob(
+        self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
+    ) -> memoryview | None:
+        """Repair the file that an error is about, or return the bytes of the blob; None: read it again."""
+
+    def checkpoint(self, key: CheckpointKey) -> bool:
+        """Repair everything that a look at a checkpoint finds missing or marked; False if something stays."""
+
+    def tell(self, directory: CheckpointDirectory) -> None:
+        """Say, when a checkpoint is closed, which of its blobs came from where."""
 
 
 class SaveWatch:
@@ -126,6 +162,10 @@ class Context:
     # Reads a range of a blob of an open checkpoint that is elsewhere, past the cache if the last is true, or turns an
     # older piece into it: None if that cannot be, else how many bytes came. None: remotes are not reached.
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
+    # Returns who asks the remotes of the store for right bytes, and those at these URLs. None: remotes are not reached.
+    remote_copies: Callable[[Sequence[str]], RemoteCopies] | None = None
+    # Repairs what loads find damaged, from the store itself and its remotes. None: loads repair nothing.
+    rescuer: Rescuer | None = None
     # Lets go of bytes here of checkpoints that the mirror has, which it looks at first; None: it is not reached.
     evict: Callable[[Sequence[CheckpointInfo]], EvictReport] | None = None
     # Called after a checkpoint is durable here, with what gives the settings, for the mirror; it raises nothing. None:

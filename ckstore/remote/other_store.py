@@ -129,6 +129,17 @@ class StoreSource:
                 raise RemoteError(error.message) from error
         return None
 
+    def read_any(self, digest: str, into: memoryview) -> bool:
+        """See `ckstore.remote.source.Source`."""
+        try:
+            with files.opened_regular(self._layout.blob(digest)) as fd:
+                files.read_into(fd, 0, into, f"blob {digest} of {self._layout.path}")
+        except FileNotFoundError:
+            return False
+        except DamagedBlob as error:
+            raise RemoteError(error.message) from error
+        return True
+
     def _read_blob(self, path: Inside, place: Place, digest: str, offset: int, into: memoryview) -> int:
         # Locked for the time of the read, so that it is not taken apart meanwhile (rule L).
         with locks.lock_shared(path) as lock:

@@ -55,6 +55,9 @@ class Source(Protocol):
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """Fill memory with the bytes of a blob of a checkpoint, not verified; return how many came; None: missing."""
 
+    def read_any(self, digest: str, into: memoryview) -> bool:
+        """Fill memory with a plain blob that no checkpoint there need have, so that it may be freed; not verified."""
+
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
         """Turn an old piece into one of a blob, in its place; None: there is no difference between the two there."""
 
@@ -165,6 +168,10 @@ class ObjectSource:
         if encoding is not None:
             return self._decoding.read_into(encoding, digest, offset, into)
         return len(into) if self._read_file(digest, offset, into) else None
+
+    def read_any(self, digest: str, into: memoryview) -> bool:
+        """See `Source`."""
+        return self._read_file(digest, 0, into)
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
         """See `Source`."""

@@ -37,6 +37,7 @@ _TREE = {
     "RankFailed": ("RankError", 1),
     "DamagedBlob": ("CkstoreError", 3),
     "MissingBlob": ("DamagedBlob", 3),
+    "NoWholeCheckpoint": ("DamagedBlob", 3),
     "OtherHash": ("DamagedBlob", 3),
     "CatalogUnavailable": ("CkstoreError", 1),
     "CatalogFull": ("CatalogUnavailable", 6),

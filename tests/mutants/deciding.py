@@ -8,6 +8,7 @@ _ROWS = "tests/ops/index/test_rows_decide_nothing.py"
 _ORDER = "tests/ops/save/test_out_of_order.py"
 _WRONG = "tests/ops/index/test_wrong_rows.py"
 
+_NONE_WHOLE = "tests/ops/refs/test_none_whole.py"
 _LONG = "tests/ops/refs/test_long_runs.py"
 _TAGS = "tests/ops/refs/test_doubtful_tags.py"
 
@@ -157,10 +158,46 @@ DECIDING = [
         "assert",
     ),
     Mutant(
+        "no whole checkpoint is not the same as no checkpoint",
+        "none-whole-is-none",
+        "check_newest",
+        "    if newest is None and (found := problems_of(context, torn)):\n",
+        "    if newest is None and torn is None and (found := problems_of(context, torn)):\n",
+        f"{_NONE_WHOLE}::test_every_way_to_ask_for_the_newest_raises[without its catalog-lose_one_blob]",
+        "CkstoreWarning: checkpoints are not whole",
+    ),
+    Mutant(
+        "a checkpoint that is newer than the newest whole one is named",
+        "older-one-unsaid",
+        "tell_torn",
+        "    newer = found if newest is None else newer_than(newest, found)\n",
+        "    newer = found if newest is None else []\n",
+        f"{_NONE_WHOLE}::test_an_older_one_is_used_with_one_warning_that_names_the_newer",
+        "DID NOT WARN",
+    ),
+    Mutant(
+        "latest-valid without a whole checkpoint is not latest-valid without one",
+        "none-valid-is-none",
+        "_none_left",
+        "    everything = passed + incomplete(context, run)\n",
+        "    everything: list[Problem] = []\n",
+        f"{_NONE_WHOLE}::test_every_way_to_ask_for_the_newest_raises[without its catalog-lose_one_blob]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a tag keeps what is left of a checkpoint",
+        "torn-unprotected",
+        "drop_torn",
+        "            if protected:\n                check_unprotected(context, key)\n",
+        "",
+        f"{_NONE_WHOLE}::test_what_is_left_stays_while_it_is_open_or_tagged",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "the manifest of the newest, and the one written last, are read",
         "newest-by-rows",
-        "newest",
-        "        suspects = {info.id: info for info in (*last, *found)}\n",
+        "_newest",
+        "        suspects = {info.id: info for info in (*_written_last(context, published, found[0]), *found)}\n",
         "        suspects: dict[str, CheckpointInfo] = {}\n",
         f"{_ORDER}::test_whatever_number_a_row_has_the_manifest_counts",
         "assert",

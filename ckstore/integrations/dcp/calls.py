@@ -13,7 +13,16 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.stateful import Stateful
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, DoesNotFit, InUse, NoSuchRef, RankFailed
+from ckstore.errors import (
+    BadInput,
+    CkstoreError,
+    DamagedBlob,
+    DoesNotFit,
+    InUse,
+    NoSuchRef,
+    NoWholeCheckpoint,
+    RankFailed,
+)
 from ckstore.integrations.dcp.group import GroupMeeting, is_alone, sendable
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
@@ -187,7 +196,7 @@ def load(
             return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
         except CkstoreError as error:
             read = reader.info  # the same on all ranks, and so is what they raise: all go on, or none
-            if begun and isinstance(error, DoesNotFit | NoSuchRef | InUse):
+            if begun and isinstance(error, DoesNotFit | NoSuchRef | NoWholeCheckpoint | InUse):
                 msg = f"{error.message}; but the state holds a part of {', '.join(begun.values())}, which is damaged"
                 raise BadInput(msg, hint="build it again before you use it") from error
             if not goes_back or read is None or read.id in begun or not _is_of_damage(error):

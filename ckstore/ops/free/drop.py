@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NoSuchRef
+from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, store_locks, trash
-from ckstore.objects.checkpoints import id_at
+from ckstore.objects.checkpoints import id_at, look
 from ckstore.objects.generations import other_generations
 from ckstore.objects.layout import BLOBS, Layout, RunChange
 from ckstore.ops import events
@@ -22,7 +22,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
-from ckstore.ops.refs.find import AnyRef, find
+from ckstore.ops.refs.find import AnyRef, find, torn_at
 from ckstore.ops.refs.protection import check_unprotected, gone
 
 # What is not done in time the next opener does, so a delete need not wait for long.
@@ -43,7 +43,15 @@ class Dropped:
 
 def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = False) -> None:
     """Delete a checkpoint durably and free what only it used; with `dry_run` only raise what would keep it."""
-    info = find(context, ref)
+    try:
+        info = find(context, ref)
+    except (DamagedBlob, NoSuchRef):
+        # What is not whole no ref names, and it must not stay for ever.
+        torn = torn_at(context, ref)
+        if not torn:
+            raise
+        _delete_torn(context, torn, dry_run=dry_run, now=now)
+        return
     if dry_run:
         check_droppable(context, info)
         return
@@ -55,6 +63,59 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = 
             reclaim.give_back(context, dropped.digests)
     if note := tell_unfreed(context):
         warn(note)
+
+
+def _delete_torn(context: Context, keys: Sequence[CheckpointKey], *, dry_run: bool, now: bool) -> None:
+    """Delete directories that hold no complete checkpoint."""
+    if dry_run:
+        for key in keys:
+            check_unprotected(context, key)
+        return
+    context.check_writable()
+    with reserve.given_up(context.layout):
+        for key in keys:
+            digests = drop_torn(context, key, 0 if now else _undo_by_hand_s(context))
+            events.note(context, "dropped", key.run_step, why="by hand; it was not whole")
+            if _reconcile(context, key):
+                reclaim.give_back(context, digests)
+
+
+def drop_torn(context: Context, key: CheckpointKey, undo_s: float = 0, *, protected: bool = True) -> list[str]:
+    """Move a directory that holds no complete checkpoint to trash, durably; return the digests that it named.
+
+    Without `protected` neither a tag nor a pin keeps it.
+
+    Raises:
+        InUse, Protected: A process has it open, or a tag or a pin names it.
+        NoSuchRef: It is gone, or whole by now.
+    """
+    layout, path = context.layout, context.layout.checkpoint(key)
+    try:
+        run_lock = store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
+    except FileNotFoundError:
+        raise _gone(key) from None
+    with run_lock:
+        lock = locks.try_exclusive(path)
+        if lock is None and not peek.is_directory(path):
+            raise _gone(key)
+        if lock is None:
+            raise InUse(f"{key.name} is open", hint="close it in the process that has it open, then delete again")
+        with lock:
+            if look(layout, key, lock=lock).published is not None:
+                raise NoSuchRef(f"{key.name} was repaired meanwhile", hint="look at it, then delete it again")
+            if protected:
+                check_unprotected(context, key)
+            run_lock.check()
+            digests = [name for name in trash.names_in(path / BLOBS) if is_digest(name)]
+            trash.move_to_trash(layout, path, lock, undo_s=undo_s if context.has_undo else 0)
+        for folder in (layout.trash, path.parent):
+            files.sync_directory(folder)
+    context.known.directories.changed(key, None, None)
+    return digests
+
+
+def _gone(key: CheckpointKey) -> NoSuchRef:
+    return NoSuchRef(f"{key.name} is no longer there", hint="ckstore log shows what there is")
 
 
 def _undo_by_hand_s(context: Context) -> float:

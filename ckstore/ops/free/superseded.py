@@ -13,24 +13,23 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, NoSuchRef, Protected
-from ckstore.fs import files, locks, peek
+from ckstore.fs import locks, peek
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
-from ckstore.objects import store_locks, trash
+from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
 from ckstore.objects.shared.grace import Grace
 from ckstore.ops.acts import why_of
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import UNDO_BY_HAND_S, UNDO_BY_RULE_S, setting_of
 from ckstore.ops.context import Context, tags_by_checkpoint
-from ckstore.ops.free.drop import drop, make_kept_durable
+from ckstore.ops.free.drop import drop, drop_torn, make_kept_durable
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.refs.protection import check_tags, check_unprotected, pins_by_id
+from ckstore.ops.refs.protection import check_tags, pins_by_id
 
-_RUN_TIMEOUT_S = 10.0
 # Who has it alone is dropping it, which takes a moment; then the next gc looks again.
 _HOLD_TIMEOUT_S = 1.0
 
@@ -84,22 +83,9 @@ def _discard_unreadable(context: Context, new: CheckpointInfo, key: CheckpointKe
 
     A whole checkpoint that was put there stays: it is one of another step, or of another hash.
     """
-    layout, path = context.layout, context.layout.checkpoint(key)
-    with store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S) as run_lock:
-        found = look(layout, key)
-        if not found.problem or found.is_another or found.is_closed:
-            return
-        lock = locks.try_exclusive(path)
-        if lock is None:
-            raise InUse(f"a process is using {path}")
-        with lock:
-            if key.any_generation != new.key.any_generation:
-                check_unprotected(context, key)
-            run_lock.check()
-            trash.move_to_trash(layout, path, lock)
-        for folder in (layout.trash, path.parent):
-            files.sync_directory(folder)
-    context.known.directories.changed(key, None, None)
+    found = look(context.layout, key)
+    if found.problem and not found.is_another and not found.is_closed:
+        drop_torn(context, key, protected=key.any_generation != new.key.any_generation)
 
 
 class Due(NamedTuple):

@@ -75,6 +75,7 @@ class _FileView(CheckpointDirectory):
         super().__init__(directory.path, directory.lock, directory.stamp, directory.manifest, directory.manifest_id)
         self.threads = directory.threads
         self.fetch = directory.fetch
+        self.rescue = directory.rescue
         self._in_memory: dict[str, int] = {}
         report_damage = directory.on_damage
         # The view's manifest has other storages: the mark of damage must name tensors of the checkpoint.

@@ -17,10 +17,10 @@ from ckstore.ops.read.committed_file import loadable
 from ckstore.ops.read.storage_read import (
     Tally,
     check_bound,
-    check_memories,
     names_of,
     read_device_memories,
     read_memories,
+    wrong_memories,
 )
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.allocation import wrap
@@ -209,8 +209,9 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
                 to_read.append(i)
             else:
                 memories[i] = wrap(names.kind(i), view)
-        if verify:
-            check_memories(directory, memories)
+        for i in wrong_memories(directory, memories) if verify else ():
+            del memories[i]
+            to_read.append(i)  # the read says what is damaged, or has it repaired
         decoded = [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]
         nbytes = sum(records[i].nbytes for i in decoded)
         # Not of the small tensors of an old pack, which a checkpoint that stays plain has, too.

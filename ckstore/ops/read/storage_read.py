@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ckstore.codecs.tiles import TILE_BYTES
-from ckstore.errors import BadInput, InsufficientSpace
+from ckstore.errors import BadInput, DamagedBlob, InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
 from ckstore.model.sizes import PACK_BELOW_BYTES
@@ -183,8 +183,8 @@ def _read_parts(
                 pieces.read(part)
 
     def check_part(part: Part) -> None:
-        if verify and isinstance(part.out, memoryview):
-            check(directory, part.extent, part.out, part.what)
+        if verify:
+            _check_decoded(directory, part)
         if tally is not None:
             tally.add(len(part.out))
 
@@ -201,6 +201,17 @@ def _read_parts(
             for_each(decode_stripe, stripes, threads=threads, say=say)
             for_each(check_part, [part for of_blob in striped for part in of_blob], threads=threads, say=say)
             for_each(read_blob, whole, threads=threads, say=say)
+
+
+def _check_decoded(directory: CheckpointDirectory, part: Part) -> None:
+    """Compare a piece that several threads have decoded; if it is wrong, one reader says so, or has it repaired."""
+    if not isinstance(part.out, memoryview):
+        return
+    try:
+        check(directory, part.extent, part.out, part.what)
+    except DamagedBlob:
+        with PieceReader(directory) as pieces:
+            pieces.read(part)
 
 
 def _is_striped(directory: CheckpointDirectory, of_blob: Sequence[Part]) -> bool:
@@ -333,17 +344,23 @@ def read_device_memories(
     return {i: StorageMemory(memory.flat, memoryview(b"")) for i, memory in memories.items()}
 
 
-def check_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> None:
-    """Check that memories hold the bytes of their storages, by several threads."""
+def wrong_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> list[int]:
+    """Return the storages whose bytes some memories do not hold; several threads compare them."""
     names = names_of(directory)
+    wrong: list[int] = []
 
     def check_storage(storage: int) -> None:
         at = 0
         for extent in directory.manifest.storages[storage].extents:
-            check(directory, extent, memories[storage].view[at : at + extent.length], names.name(storage))
+            try:
+                check(directory, extent, memories[storage].view[at : at + extent.length], names.name(storage))
+            except DamagedBlob:
+                wrong.append(storage)
+                return
             at += extent.length
 
     # Or one thread would end with the largest, long after the others.
     largest_first = sorted(memories, key=lambda storage: len(memories[storage].view), reverse=True)
     all_bytes = sum(len(memory.view) for memory in memories.values())
     for_each(check_storage, largest_first, threads=directory.threads if all_bytes >= _THREAD_FROM_BYTES else 1)
+    return wrong

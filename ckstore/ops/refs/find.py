@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, SupportsIndex, TypeVar
@@ -20,6 +20,7 @@ from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.index.facts import as_it_is, facts_at, sure
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.notices import way_in
+from ckstore.ops.refs.incomplete import check_newest
 from ckstore.ops.refs.latest import in_one_run, newest, run_meant
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
@@ -49,6 +50,8 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     keys = _keys_of(context, parsed, tags)
     present = infos(context, at=stamps(context, keys), superseded=True)
     if parsed.kind == "step" or not present:
+        if _has_repaired(context, {*keys} - {info.key for info in present}):
+            present = infos(context, at=stamps(context, keys), superseded=True)
         _refuse_damaged(context, keys, present)
     if present:
         return present[-1] if parsed.kind == "step" else _marked(context, present[-1])
@@ -104,6 +107,14 @@ def text_of(ref: str | SupportsIndex) -> str:
     except TypeError:
         pass
     raise BadInput(f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}")
+
+
+def _has_repaired(context: Context, keys: Collection[CheckpointKey]) -> bool:
+    """Whether one of these incomplete checkpoints is whole now, since a remote had what it lacked."""
+    if context.rescuer is None:
+        return False
+    repaired = [key for key in sorted(keys) if context.rescuer.checkpoint(key)]
+    return bool(repaired)
 
 
 def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Sequence[CheckpointInfo]) -> None:
@@ -186,6 +197,18 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
     return _marked(context, known)
 
 
+def torn_at(context: Context, ref: AnyRef) -> list[CheckpointKey]:
+    """Return the directories at the step that `ref` names that hold no complete checkpoint; none for another ref."""
+    from ckstore.objects.checkpoints import look
+
+    if isinstance(ref, CheckpointInfo) or (parsed := parse_ref(text_of(ref))).kind != "step":
+        return []
+    in_run = replace(parsed, run=run_meant(context, parsed.run))
+    keys = context.layout.of_step(_run_of_step(context, in_run), int(parsed.value))
+    looked = {key: look(context.layout, key) for key in keys}
+    return [key for key, found in looked.items() if found.published is None and found.problem and not found.is_closed]
+
+
 def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
     """Open the checkpoint that `ref` names for reading: locked, with a checked manifest."""
     from ckstore.ops.check.validity import open_checked
@@ -206,7 +229,11 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
 
 
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, with `valid` of those that are whole; None: there is none."""
+    """Return the newest checkpoint of a run, with `valid` of those that are whole; None: there is none.
+
+    Raises:
+        NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole.
+    """
     run = run_meant(context, run)
     if not valid:
         return newest(context, in_one_run(context, Ref(run, "latest", "latest")).run)
@@ -218,7 +245,10 @@ def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo 
 
 def _best(context: Context, ref: Ref) -> CheckpointInfo:
     """Return the checkpoint that a ref by a metric names."""
-    listed = {info.name: info for info in infos(context)}
+    torn: set[CheckpointKey] = set()
+    listed = {info.name: info for info in infos(context, torn=torn)}
+    if not any(ref.run in (None, info.run) for info in listed.values()):
+        check_newest(context, ref.run, None, {key for key in torn if ref.run in (None, key.run)}, str(ref))
     read: set[str] = set()
     while True:
         found = resolve(ref, list(listed.values()), {})

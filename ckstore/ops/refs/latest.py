@@ -14,7 +14,7 @@ from ckstore.model.manifest.info import RunSummary, summaries
 from ckstore.model.names import CheckpointKey, parse_directory
 from ckstore.ops.context import Context
 from ckstore.ops.index.facts import propose, sure
-from ckstore.ops.notices import warn
+from ckstore.ops.refs.incomplete import check_newest, repair_newer
 from ckstore.ops.refs.listing import in_order, infos, infos_at
 
 if TYPE_CHECKING:
@@ -26,21 +26,35 @@ if TYPE_CHECKING:
 
 
 def newest(context: Context, run: str | None) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, or of all; None: there is none."""
+    """Return the newest checkpoint of a run, or of all; None: there is none.
+
+    Raises:
+        NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole.
+    """
+    torn: set[CheckpointKey] = set()
+    found = _newest(context, run, torn)
+    if repair_newer(context, found, torn):
+        found = _newest(context, run, torn)
+    check_newest(context, run, found, torn)
+    return found
+
+
+def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> CheckpointInfo | None:
+    """As `newest`; `torn` gets the directories that hold no complete checkpoint."""
     # Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
     # says something else than the manifest makes no other checkpoint the newest.
     sured: set[str] = set()
     while True:
+        torn.clear()
         with context.layout.open_runs() as runs:
             few = propose(context, runs, run, newest=1)
             published = runs.stamps(run) if few is None else few.published
-            found = infos_at(context, runs, published, run, newest=1, seek=few is not None)
+            found = infos_at(context, runs, published, run, newest=1, seek=few is not None, torn=torn)
         if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be whole
-            found = infos(context, run)[-1:]
+            found = infos(context, run, torn=torn)[-1:]
         if not found:
             return None
-        last = _written_last(context, published, found[0])
-        suspects = {info.id: info for info in (*last, *found)}
+        suspects = {info.id: info for info in (*_written_last(context, published, found[0]), *found)}
         # All that could be the newest was read, and it is still the same one: so the loop ends.
         if suspects.keys() <= sured:
             return found[0]
@@ -59,26 +73,13 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
 def _written_last(
     context: Context, published: Mapping[CheckpointKey, Stamp | None], newest: CheckpointInfo
 ) -> list[CheckpointInfo]:
-    """Return the checkpoint whose manifest was written last; say if it cannot be read, and so is not the newest."""
+    """Return the checkpoint whose manifest was written last, if it is another one and whole."""
     written = {place: stamp for place, stamp in published.items() if stamp is not None}
     if not written:
         return []
     # By time as well as by number: a row whose number rotted to a small one hides the newest checkpoint.
     place = max(written, key=lambda place: written[place].mtime_ns)
-    if place == newest.key:
-        return []
-    found = infos(context, at={place: written[place]})
-    name = place.name
-    if (
-        not found
-        and (problem := context.notices.problems.get(name))
-        and (key := f"latest {name}") not in context.notices.problems
-    ):
-        context.notices.problems[key] = (
-            f"latest is {newest.name}, since {name}, whose manifest was written last, is {problem}"
-        )
-        warn(context.notices.problems[key])
-    return found
+    return [] if place == newest.key else infos(context, at={place: written[place]})
 
 
 _SHOWN = 4
@@ -108,7 +109,7 @@ def _refuse_several(context: Context, ref: Ref) -> None:
     names = [*filter(context.layout.is_filled, context.layout.runs())]
     if len(names) < 2:
         return
-    found = [latest for name in names if (latest := newest(context, name)) is not None]
+    found = [latest for name in names if (latest := _newest(context, name, set())) is not None]
     if len(found) < 2:
         return
     found.sort(key=lambda info: info.order, reverse=True)

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
-from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse
 from ckstore.fs import holders, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.refs import newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
 from ckstore.objects.documents import marks
-from ckstore.ops.check.validity import glance, open_checked, remember_damage
+from ckstore.ops.check.validity import open_checked, remember_damage
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
+from ckstore.ops.refs.incomplete import Problem, incomplete, listed, newer_than, nothing_whole, repair_newer
 from ckstore.ops.refs.latest import in_one_run
 from ckstore.ops.refs.listing import infos
 
 T = TypeVar("T")
-Order = tuple[int, str, str, int]
-_SHOWN = 5
 _LOCKED = "locked by "
 # For all together: a restart of a training must not wait ten seconds for each of a hundred.
 LOCKED_S = 10.0
 Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """A checkpoint that was passed over."""
-
-    name: str  # ``RUN@STEP``
-    problem: str  # damage, or the process that has it locked
-    order: Order | None  # its place in the order of commits; None if that cannot be read
 
 
 def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched: bool) -> T:
@@ -46,40 +36,56 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     # move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way. `ref`:
     # ``latest-valid`` or ``RUN@latest-valid``. `take`: called with what the store says and the directory, open and
     # complete; what it raises other than `DamagedBlob` passes on. `read_touched`: read blobs whose time says that a
-    # program wrote into them; `take` does not. Raises NoSuchRef: there is none; the message says what is wrong with
-    # each.
+    # program wrote into them; `take` does not. Raises NoSuchRef: there is none; NoWholeCheckpoint: none is whole, and
+    # the message says what is wrong with each.
     run = _run_of(context, ref)
-    passed: list[Passed] = []
+    passed: list[Problem] = []
     deadline_s = time.monotonic() + LOCKED_S
+    torn: set[CheckpointKey] = set()
     # A superseded one comes after the one that supersedes it, so only if that is damaged.
-    for info in newest_first(infos(context, run, superseded=True)):
-        path = context.layout.checkpoint(info.key)
+    found = newest_first(infos(context, run, superseded=True, torn=torn))
+    if repair_newer(context, found[0] if found else None, torn):
+        found = newest_first(infos(context, run, superseded=True))
+    for info in found:
         try:
-            # Locked before it is judged, so that what was found valid is what is read.
-            with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
-                # A look at links first; the caller's own read then checks every byte.
-                _check_cheaply(context, directory, read_touched=read_touched)
-                taken = take(_current(context, info, directory), directory)
+            taken = _take(context, info, take, deadline_s, read_touched=read_touched)
         except DamagedBlob as error:
-            passed.append(Passed(info.name, error.message, info.order))
+            passed.append(Problem(info.name, error.message, info.order, info.key))
             continue
         except InUse as error:
-            passed.append(Passed(info.name, _why_locked(path, error), info.order))
+            why = _why_locked(context.layout.checkpoint(info.key), error)
+            passed.append(Problem(info.name, why, info.order, info.key))
             continue
         except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
             continue
-        # Only newer ones: an old torn directory is no news for a training that goes on.
-        passed += [other for other in _incomplete(context, run) if other.order is None or other.order > info.order]
+        passed += newer_than(info, incomplete(context, run))
         if passed:
             kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
             context.notices.problems["latest-valid"] = (
-                f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {_listed(passed)}"
+                f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {listed(passed)}"
             )
             warn(context.notices.problems["latest-valid"])
         else:
             context.notices.problems.pop("latest-valid", None)
         return taken
     raise _none_left(context, run, passed)
+
+
+def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: float, *, read_touched: bool) -> T:
+    """Return what `take` makes of a checkpoint, if it is valid; what a remote has right is repaired first."""
+    path = context.layout.checkpoint(info.key)
+    is_repaired = False
+    while True:
+        try:
+            # Locked before it is judged, so that what was found valid is what is read.
+            with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
+                # A look at links first; the caller's own read then checks every byte.
+                _check_cheaply(context, directory, read_touched=read_touched)
+                return take(_current(context, info, directory), directory)
+        except DamagedBlob:
+            if is_repaired or context.rescuer is None or not context.rescuer.checkpoint(info.key):
+                raise
+            is_repaired = True
 
 
 def _why_locked(place: Inside, error: InUse) -> str:
@@ -160,43 +166,11 @@ def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[
         raise DamagedBlob(damage[0].what, blob=damage[0].blob, names=damage[0].names)
 
 
-def _incomplete(context: Context, run: str | None) -> list[Passed]:
-    """Return the directories that are not complete checkpoints, so that they are not listed as ones."""
-    listed = {info.key for info in infos(context, run, superseded=True)}
-    found = []
-    for key, _ in context.layout.published(run):
-        if key in listed:
-            continue
-        try:
-            glanced = glance(context.layout.checkpoint(key), key)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        manifest = glanced.manifest
-        order = None
-        if manifest is not None:
-            order = (manifest.sequence, manifest.created, glanced.manifest_id, key.generation)
-        if glanced.problem:
-            # Without a manifest nothing says when it was saved.
-            problem = glanced.problem if order is not None else f"{glanced.problem} (so it may be older)"
-            found.append(Passed(key.name, problem, order))
-    return found
-
-
-def _none_left(context: Context, run: str | None, passed: list[Passed]) -> NoSuchRef:
-    everything = passed + _incomplete(context, run)
-    of_run = "" if run is None else f" of the run {run!r}"
-    if not everything:
-        absence = f"there is no checkpoint{of_run}" if run is not None else "the store has no checkpoints"
-        return nothing_saved(f"latest-valid: {absence}", run)
-    hint = "load one of them with select= or verify=False to rescue what can be read"
-    command_hint = (
-        "ckstore verify --repair heals what has a right copy; ckstore export REF DEST --select NAME rescues a part"
-    )
-    msg = f"latest-valid: no checkpoint{of_run} is whole: {_listed(everything)}"
-    return NoSuchRef(msg, hint=hint, command_hint=command_hint)
-
-
-def _listed(passed: list[Passed]) -> str:
-    more = len(passed) - _SHOWN
-    listed = "; ".join(f"{other.name}: {other.problem}" for other in passed[:_SHOWN])
-    return listed + (f"; and {more} more" if more > 0 else "")
+def _none_left(context: Context, run: str | None, passed: list[Problem]) -> CkstoreError:
+    everything = passed + incomplete(context, run)
+    if everything and all(other.problem.startswith(_LOCKED) for other in everything):
+        return InUse(f"latest-valid: no checkpoint is free: {listed(everything)}", hint="try again when it has ended")
+    if everything:
+        return nothing_whole("latest-valid", run, everything)
+    absence = f"there is no checkpoint of the run {run!r}" if run is not None else "the store has no checkpoints"
+    return nothing_saved(f"latest-valid: {absence}", run)

@@ -32,27 +32,29 @@ def infos(
     only: Callable[[int], bool] | None = None,
     at: Mapping[CheckpointKey, Stamp] | None = None,
     superseded: bool = False,
+    torn: set[CheckpointKey] | None = None,
     tries: int = _LIST_TRIES,
 ) -> list[CheckpointInfo]:
     """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first."""
     # What the catalog knows of a directory with the same stamp is taken from there; other manifests are read. `only`:
     # only those whose step it is true of; the others are not looked at either. `at`: only those at these places, whose
     # stamps are given; the directories are not listed. `superseded`: also those that another one of their step
-    # supersedes; they say so. `tries`: how often it is listed again where some went meanwhile.
+    # supersedes; they say so. `torn`: gets the places that were looked at and hold no complete checkpoint. `tries`: how
+    # often it is listed again where some went meanwhile.
     if run is not None:
         check_run(run)
     with context.layout.open_runs() as runs:
         if at is not None:
-            return with_superseded(infos_at(context, runs, at, seek=True))
+            return with_superseded(infos_at(context, runs, at, seek=True, torn=torn))
         few = None if newest is None or only is not None else propose(context, runs, run, newest=newest)
         published = runs.stamps(run, in_full=newest is None) if few is None else few.published
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place.step)}
-        found = infos_at(context, runs, published, run, newest=newest, seek=few is not None)
+        found = infos_at(context, runs, published, run, newest=newest, seek=few is not None, torn=torn)
     lacking = published.keys() - {info.key for info in found} if newest is None and tries else ()
     if any(context.layout.inode(key) is None for key in lacking):
         # One that went since it was listed may have been replaced or compacted by one that was not there yet.
-        return infos(context, run, only=only, superseded=superseded, tries=tries - 1)
+        return infos(context, run, only=only, superseded=superseded, torn=torn, tries=tries - 1)
     listed = with_superseded(found)
     if superseded:  # of one checkpoint the latest form
         newest_form = {info.id: info for info in listed}
@@ -63,7 +65,7 @@ def infos(
         len(listed) < min(newest, len(published))  # some went meanwhile, or are torn or superseded
         or any(info.out_of_order for info in listed)  # others are newer
     ):
-        return infos(context, run, only=only, superseded=superseded)[-newest:]
+        return infos(context, run, only=only, superseded=superseded, torn=torn)[-newest:]
     return listed
 
 
@@ -85,13 +87,18 @@ def infos_at(
     *,
     newest: int | None = None,
     seek: bool = False,
+    torn: set[CheckpointKey] | None = None,
 ) -> list[CheckpointInfo]:
     """As `infos`, of places that were listed; fewer than `newest` where some went since. `seek`: they are few."""
     rows, to_read = _from_catalog(context, published, run, None if seek else newest, seek=seek)
+    asked = to_read
     if newest is not None:  # without a manifest, or gone since it was listed: not of the newest
         to_read = {place for place in to_read if published[place] is not None}
         rows = [info for info in rows if context.layout.stamp(info.key) is not None]
-    found = rows + [info for place in sorted(to_read) if (info := read_info(context, place)) is not None]
+    read = [info for place in sorted(to_read) if (info := read_info(context, place)) is not None]
+    if torn is not None:
+        torn |= asked - {info.key for info in read}
+    found = rows + read
     found = in_order(context, found)
     tags = tags_by_checkpoint(context.layout)
     found = found[-newest if newest else 0 :]

@@ -24,13 +24,14 @@ from ckstore.fs import direct, files, peek
 from ckstore.fs.inside import Inside
 from ckstore.fs.tree import files_below
 from ckstore.model.digest import algorithm_of, is_digest
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.blob_check import Piece
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 from ckstore.objects.trash import names_in
-from ckstore.ops.context import Context
+from ckstore.ops.context import Context, RemoteCopies
 from ckstore.ops.verify.decoded import decoded
 
 File = Inside | Path
@@ -46,6 +47,8 @@ class Wanted:
     digest: str
     nbytes: int
     pieces: set[Piece] = field(default_factory=set)  # what checkpoints say is in it
+    places: list[tuple[str, int, str]] = field(default_factory=list)  # run, step and id of checkpoints that need it
+    keys: set[CheckpointKey] = field(default_factory=set)  # where these are
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,10 @@ class Right:
 class Copies:
     """Looks for right bytes; it walks each directory once."""
 
-    def __init__(self, context: Context, sources: Iterable[Path]) -> None:
+    def __init__(self, context: Context, sources: Iterable[Path], remotes: RemoteCopies | None = None) -> None:
         self._layout = context.layout
+        self._remotes = remotes
+        self.problems: dict[str, str] = {}  # what remotes said of blobs that they do not have
         self._sources = [_Tree(_check_source(path)) for path in sources]
 
     def whole(self, wanted: Wanted) -> Right | None:
@@ -84,7 +89,16 @@ class Copies:
 
     def found(self, wanted: Wanted) -> Right | None:
         """Return right bytes of a blob from anywhere, in whatever form; None if they are nowhere."""
-        return self.whole(wanted) or self.assembled(wanted) or self.decoded(wanted)
+        # Remotes before the search for pieces, which reads every manifest of the store.
+        return self.whole(wanted) or self.at_remotes(wanted) or self.assembled(wanted) or self.decoded(wanted)
+
+    def at_remotes(self, wanted: Wanted) -> Right | None:
+        """Return a blob that a remote has right; None if none has it, or does not answer: `problems` says which."""
+        if not self._remotes or not wanted.places:
+            return None
+        answer = self._remotes.blob(BlobRecord(wanted.digest, wanted.nbytes), wanted.places)
+        self.problems[wanted.digest] = "; ".join(answer.problems)
+        return None if answer.data is None else Right(f"the remote {answer.source}", data=answer.data)
 
     def decoded(self, wanted: Wanted) -> Right | None:
         """Return a plain blob out of a compacted checkpoint that has it encoded; None if none has it right."""
@@ -109,6 +123,14 @@ class Copies:
             if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
                 return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
         return None
+
+    def remote_manifest(self, key: CheckpointKey) -> tuple[str, bytes, str] | None:
+        """Return the id of the checkpoint that belongs into a directory, its manifest, and the remote that has it."""
+        answer = self._remotes.manifest(key) if self._remotes and not key.is_draft else None
+        if answer is None or answer.data is None:
+            return None
+        data = bytes(answer.data)
+        return parse_manifest(data, where=f"the manifest at {answer.source}")[1], data, f"the remote {answer.source}"
 
     def manifest(self, run: str, step: int, manifest_id: str) -> tuple[bytes, str] | None:
         """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere."""

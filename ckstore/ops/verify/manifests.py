@@ -41,6 +41,9 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
     # The name of the directory has the first digits of the id, in all but stores of drafts.
     ids = [id for id in _ids_of(context, run, step, path) if key.fits(run, step, id)]
     reason = "no right manifest was found"
+    remote = copies.remote_manifest(key)
+    if remote is not None and remote[0] not in ids:
+        ids.append(remote[0])
     if not ids:
         reason = "nothing here says which id it had; ckstore pull brings it back from a remote, or save its step again"
     for manifest_id in ids:
@@ -50,6 +53,8 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
                 found: tuple[bytes, str] | None = beside[2], f"{run}@{step}"
             else:
                 found = copies.manifest(run, step, manifest_id)
+            if found is None and remote is not None and remote[0] == manifest_id:
+                found = remote[1:]
             if found is None:
                 continue
             data, source = found

@@ -21,7 +21,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.heal import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import describe_os_error
-from ckstore.ops.context import Context
+from ckstore.ops.context import Context, RemoteCopies
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
@@ -55,14 +55,16 @@ def repair(
     *,
     canonical: Iterable[str] = (),
     right: Container[tuple[int, int]] = (),
+    remotes: RemoteCopies | None = None,
 ) -> Repaired:
-    """Repair what a verification found.
+    """Repair what a verification, or a load, found.
 
     `canonical`: blobs whose canonical name gives other bytes, of a copy that no checkpoint has. `right`: device and
-    inode number of what is right under another name, so that only its name is wrong.
+    inode number of what is right under another name, so that only its name is wrong. `remotes`: to be asked for what
+    the store does not have.
     """
     done = Repaired()
-    copies = Copies(context, sources)
+    copies = Copies(context, sources, remotes)
     damage = list(damage)
     # Manifests first: without one it is not known which blobs the checkpoint needs.
     _repair_manifests(context, copies, damage, done)
@@ -127,7 +129,10 @@ def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey
             with CheckpointDirectory.at(context.layout.checkpoint(key)) as directory:
                 for blob in directory.manifest.stored:
                     if blob.digest in digests:
-                        wanted.setdefault(blob.digest, Wanted(blob.digest, blob.nbytes))
+                        place = (directory.manifest.run, directory.manifest.step, directory.manifest_id)
+                        needed = wanted.setdefault(blob.digest, Wanted(blob.digest, blob.nbytes))
+                        needed.places.append(place)
+                        needed.keys.add(key)
                 add_pieces(directory.manifest, {digest: wanted[digest] for digest in digests if digest in wanted})
         except InUse as error:
             held[key] = error
@@ -164,12 +169,16 @@ def _repair_blob(
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
     # A file that is right under another name is not a damaged blob; a canonical name that stays wrong goes anyway.
     aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
+    # First: on a full disk nothing is put aside.
+    if right is not None:
+        _stage(staging, digest, right)
     # Before the heal, which takes the damaged file's last name: the evidence needs another one by then.
     done.put_aside(context, digest, aside)
     if right is None:
-        plain = _plain_form(context, copies, digest, done.held)
+        plain = _plain_form(context, copies, digest, done.held, wanted.places)
         if plain is None:
-            done.unrepaired.append(Unrepaired(digest, wanted.nbytes, _NOWHERE))
+            said = "; ".join(filter(None, (_NOWHERE, copies.problems.get(digest, ""))))
+            done.unrepaired.append(Unrepaired(digest, wanted.nbytes, said))
             return
         blob, right = plain
         _stage(staging, blob.digest, right)
@@ -179,23 +188,26 @@ def _repair_blob(
         done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, given.checkpoint_count))
         note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
-    _stage(staging, digest, right)
     # Good copies keep their names: to rename over them would only make readers open another file.
-    given = staging.heal(digest, spare={peek.status(path).st_ino for path in spare})
+    given = staging.heal(digest, spare={peek.status(path).st_ino for path in spare}, lacking=wanted.keys)
     done.held |= given.held
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, given.checkpoint_count))
     note(context, "healed", nbytes=wanted.nbytes, why=f"{digest} from {right.source}")
 
 
 def _plain_form(
-    context: Context, copies: Copies, digest: str, held: dict[CheckpointKey, InUse]
+    context: Context,
+    copies: Copies,
+    digest: str,
+    held: dict[CheckpointKey, InUse],
+    places: Iterable[tuple[str, int, str]] = (),
 ) -> tuple[BlobRecord, Right] | None:
     """Return the plain blob of which a file is an encoded form, and where right bytes of it are."""
     found = plain_of(context, digest, held)
     if found is None:
         return None
     blob, manifest = found
-    wanted = Wanted(*blob)
+    wanted = Wanted(*blob, places=[*places])
     add_pieces(manifest, {blob.digest: wanted})
     right = copies.found(wanted)
     return None if right is None else (blob, right)

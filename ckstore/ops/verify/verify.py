@@ -27,7 +27,7 @@ from ckstore.ops.verify.last_readings import record_readings
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.documents.verify_times import CheckedTimes, Copy
-    from ckstore.ops.context import Context
+    from ckstore.ops.context import Context, RemoteCopies
     from ckstore.ops.verify.repair import Repaired
 
 
@@ -48,6 +48,7 @@ class Options:
     quick: bool = False  # read no data
     repair: bool = False  # put damaged blobs aside and right copies in their place
     repair_from: tuple[Path, ...] = ()  # other stores and directories to take right bytes from
+    remotes: RemoteCopies | None = None  # to be asked for right bytes
     progress: Progress | None = None  # called now and then
 
     def __post_init__(self) -> None:
@@ -133,6 +134,7 @@ class Verification:
                     options.repair_from,
                     canonical=wrong,
                     right={unit[:2] for unit in checker.good},
+                    remotes=options.remotes,
                 )
                 self._look_again(checker, done)
                 if done.repaired or done.quarantined or done.held:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import ckstore
-from ckstore import Store
-from ckstore.errors import DamagedBlob, NoSuchRef
+from ckstore import CkstoreWarning, Store
+from ckstore.errors import DamagedBlob, NoSuchRef, NoWholeCheckpoint
 from ckstore.objects.publish import IfExists
 from tests.support.checkpoint_dirs import checkpoint_dir, checkpoint_dirs
 from tests.support.look import directory_of
@@ -99,7 +99,10 @@ def test_a_store_json_of_another_hash_than_its_checkpoints_makes_each_of_them_on
     (tmp_path / "store/store.json").write_text(json.dumps({**settings, "hash": "blake3"}))
 
     with Store.open(tmp_path / "store") as store:
-        assert store.checkpoints() == []
+        with pytest.warns(CkstoreWarning, match="another hash"):
+            assert store.checkpoints() == []
+        with pytest.raises(NoWholeCheckpoint, match="another hash"):
+            store.latest()
         with pytest.raises(NoSuchRef):
             store.load(1)
         assert not store.verify().ok

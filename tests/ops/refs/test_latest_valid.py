@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef, NoWholeCheckpoint
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.objects.documents import marks
@@ -273,10 +273,12 @@ def test_when_none_is_whole_the_error_says_what_is_wrong_with_each(store: Store)
     harm(store, 20, "missing blob")
     harm(store, 30, "flipped manifest")
 
-    with pytest.raises(NoSuchRef, match=r"(?s)main@20: .*missing.*main@10: .*small.layer.*main@30: .*manifest"):
+    said = r"(?s)main@20: .*missing.*main@10: .*small.layer.*main@30: .*manifest"
+    with pytest.raises(NoWholeCheckpoint, match=said):
         store.load("latest-valid")
 
-    assert store.latest(valid=True) is None
+    with pytest.raises(NoWholeCheckpoint, match="no checkpoint is whole, of 3 that exist"):
+        store.latest(valid=True)
     for step in (10, 20, 30):
         store.save(two_part_state(step), step=step)
 

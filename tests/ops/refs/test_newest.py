@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckstore import Store
-from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
+from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef, NoWholeCheckpoint
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import checkpoints as directories
 from ckstore.ops.index import facts
@@ -48,7 +48,10 @@ def in_trouble(store: Store, trouble: str) -> None:
         store.tag("best", newest)
 
 
-@pytest.mark.filterwarnings("ignore:the catalog:ckstore.CkstoreWarning")
+@pytest.mark.filterwarnings(
+    "ignore:the catalog:ckstore.CkstoreWarning",
+    "ignore:(latest is|checkpoints are not whole):ckstore.CkstoreWarning",
+)
 @settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     order=st.lists(st.sampled_from(RUNS), min_size=2, max_size=8),
@@ -71,6 +74,10 @@ def test_they_are_the_last_of_all(  # noqa: PLR0917 - one for each thing that is
         if run is None and len({info.run for info in everything}) > 1:
             with pytest.raises(AmbiguousRef):
                 store.latest()
+            return
+        if not everything and store._context.layout.is_filled(run or ""):
+            with pytest.raises(NoWholeCheckpoint):
+                store.latest(run)
             return
         assert store.latest(run) == (everything[-1] if everything else None)
         if everything:

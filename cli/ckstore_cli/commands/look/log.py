@@ -69,6 +69,7 @@ def log(  # noqa: PLR0917 - one for each option
     Exit status:
       0  done, also when there is no checkpoint yet
       2  wrong usage
+      3  checkpoints exist, and none of them is whole
       4  there is no such store or run
     """
     if ctx.args:
@@ -81,7 +82,8 @@ def log(  # noqa: PLR0917 - one for each option
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
         found = store.checkpoints(run, newest=count, superseded=superseded)
-        if run is not None and not found:
+        # It raises if checkpoints exist that are not whole: that there is none yet would be wrong.
+        if not found and store.latest(run) is None and run is not None:
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
     if out.as_json:

@@ -37,11 +37,14 @@ def runs(frame: Frame, sizes: bool) -> None:  # noqa: FBT001 - click's
     Exit status:
       0  done, also when there is no checkpoint yet
       2  wrong usage
+      3  checkpoints exist, and none of them is whole
       4  there is no such store
     """
     out = frame.output()
     with frame.reading() as store:
         found = store.runs()[::-1]
+        if not found:  # it raises if checkpoints exist that are not whole: that there is none yet would be wrong
+            store.latest()
         held = {one.run: one for one in store.du().runs} if sizes else {}
     for one in found:
         size = held.get(one.name)

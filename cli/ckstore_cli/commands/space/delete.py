@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, InUse, NoSuchRef
+from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.model.digest import short_id
+from ckstore.ops.refs.find import torn_at
+from ckstore.ops.refs.incomplete import incomplete
+from ckstore.store import context_of
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_ref, complete_run, no_such_run
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.names import CheckpointKey
     from ckstore.store import Store
 
 _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-9]{0,16})")
@@ -36,10 +40,12 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
     A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
     up to B. A and B themselves are included. A range and --run also delete
     superseded checkpoints. After RUN@STEP alone is deleted, the step names its
-    newest superseded checkpoint, if it has one. Where several runs could be meant,
-    write RUN@A..B. Nothing is deleted unless each REF names something. One that
-    is open, has a tag, or is pinned stays, and the others go. If a process still
-    has one of the blobs open, a ckstore gc after it is closed frees it.
+    newest superseded checkpoint, if it has one. A range, --run and RUN@STEP also
+    delete what is left of checkpoints that are not whole; that cannot be brought
+    back. Where several runs could be meant, write RUN@A..B. Nothing is deleted unless
+    each REF names something. One that is open, has a tag, or is pinned stays, and
+    the others go. If a process still has one of the blobs open, a ckstore gc after
+    it is closed frees it.
 
     \b
     Example:
@@ -62,11 +68,13 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
     refused: list[tuple[CheckpointInfo, InUse]] = []
     with frame.reading() if dry_run else frame.writing() as store:
         # All names first: with a typo in the last one nothing is deleted.
-        named = [_named(store, ref) for ref in refs]
+        torn: list[str] = []
+        named = [_named(store, ref, torn) for ref in refs]
         chosen = {info.key: info for found in named for info in found}
         if run is not None:
             chosen = {info.key: info for info in store.checkpoints(run, superseded=True)}
-            if not chosen:
+            torn += [one.key.name for one in incomplete(context_of(store), run)]
+            if not chosen and not torn:
                 raise no_such_run(store.path, run)
         for info in chosen.values():
             try:
@@ -77,6 +85,11 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.shown}")
+        # Behind the others: of a step that also has a whole checkpoint the ref names that one.
+        for name in dict.fromkeys(torn):
+            store.delete(name, dry_run=dry_run, now=now)
+            out.document({"dry_run": dry_run, "torn": name})
+            out.line(f"{'would delete' if dry_run else 'deleted'} {name}, which was not whole")
         for info in [] if dry_run else [found[0] for found in named if len(found) == 1]:
             _tell_older(store, info, out)
         has_deleted = len(refused) < len(chosen)
@@ -100,14 +113,21 @@ def _tell_older(store: Store, deleted: CheckpointInfo, out: Output) -> None:
             out.note(f"{found.name} is now {short_id(found.id)}, which was superseded")
 
 
-def _named(store: Store, ref: str) -> list[CheckpointInfo]:
-    """Return what a ref or a range names."""
+def _named(store: Store, ref: str, torn: list[str]) -> list[CheckpointInfo]:
+    """Return what a ref or a range names; `torn` gets the refs of those that are not whole."""
     if "*" in ref:
         raise BadInput(f"{ref!r} is not a REF: it has a *", hint="ckstore delete RUN@A..B, or ckstore delete --run RUN")
     found = _RANGE.fullmatch(ref)
     if found is None:
         _refuse_several(store, ref)
-        return [store.info(ref)]
+        try:
+            return [store.info(ref)]
+        except (DamagedBlob, NoSuchRef):
+            found_torn = torn_at(context_of(store), ref)
+            if not found_torn:
+                raise
+            torn += [key.name for key in found_torn]
+            return []
     first, last = (int(end) if end else None for end in (found["first"], found["last"]))
     if first is None and last is None:
         msg = f"{ref} has neither a first nor a last step"
@@ -115,13 +135,16 @@ def _named(store: Store, ref: str) -> list[CheckpointInfo]:
     if first is not None and last is not None and first > last:
         raise BadInput(f"{ref}: its first step is after its last", hint="write the smaller step first")
     infos = store.checkpoints(superseded=True)
-    run = _run_of(ref, infos, found["run"])
-    within = [
-        info
-        for info in infos
-        if info.run == run and (first is None or first <= info.step) and (last is None or info.step <= last)
-    ]
-    if not within:
+    incompletes = [one.key for one in incomplete(context_of(store), None)]
+    run = _run_of(ref, {one.run for one in infos} | {key.run for key in incompletes}, found["run"])
+
+    def is_within(one: CheckpointInfo | CheckpointKey) -> bool:
+        return one.run == run and (first is None or first <= one.step) and (last is None or one.step <= last)
+
+    within = [*filter(is_within, infos)]
+    torn_within = [key.name for key in incompletes if is_within(key)]
+    torn += torn_within
+    if not within and not torn_within:
         msg = f"{ref}: no checkpoint of the run {run} has a step in this range"
         raise NoSuchRef(msg, hint=f"ckstore log --run {run} lists its checkpoints")
     return within
@@ -137,9 +160,9 @@ def _refuse_several(store: Store, ref: str) -> None:
         raise AmbiguousRef(msg, hint=f"say which: RUN@{ref}")
 
 
-def _run_of(ref: str, infos: list[CheckpointInfo], run: str | None) -> str:
+def _run_of(ref: str, names: set[str], run: str | None) -> str:
     """Return the run of a range: the only one where none is named; of several none is guessed."""
-    runs = sorted({info.run for info in infos})
+    runs = sorted(names)
     some = ", ".join(runs[:5])
     if run is None and len(runs) > 1:
         msg = f"{ref}: the store has several runs: {some}"

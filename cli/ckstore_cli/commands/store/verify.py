@@ -9,6 +9,7 @@ import click
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.reports.verify_report import details, summary
+from ckstore_cli._compat import override
 from ckstore_cli._frame import Frame, UserPath, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
@@ -50,6 +51,14 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
     return rate_bytes_s
 
 
+class _PathOrUrl(UserPath):
+    """A directory that exists, or the URL of a remote, which the library opens."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if "://" in str(value) else super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("ref", required=False, shell_complete=complete_ref)
 @click.option(
@@ -74,10 +83,10 @@ def _rate(_ctx: click.Context, _param: click.Parameter, value: str | None) -> in
 @click.option("--repair", is_flag=True, help="Move damaged blobs to quarantine/ and put intact copies in their place.")
 @click.option(
     "--repair-from",
-    metavar="PATH",
+    metavar="PLACE",
     multiple=True,
-    type=UserPath(exists=True, file_okay=False, path_type=Path),
-    help="Also take intact copies from this store or directory. Repeatable.",
+    type=_PathOrUrl(exists=True, file_okay=False, path_type=Path),
+    help="Also take intact copies from this store, directory, or URL of a remote. Repeatable.",
 )
 @framed
 def verify(frame: Frame, ref: str | None, **options: Any) -> int:
@@ -85,7 +94,7 @@ def verify(frame: Frame, ref: str | None, **options: Any) -> int:
 
     Damage is remembered: latest-valid skips damaged checkpoints. Saving the same
     step again replaces such a checkpoint; saving the same bytes anywhere heals
-    it, and so does --repair if it finds an intact copy.
+    it, and so does --repair if the store or one of its remotes has an intact copy.
 
     \b
     Example:
@@ -94,6 +103,7 @@ def verify(frame: Frame, ref: str | None, **options: Any) -> int:
       ckstore verify --quick
       ckstore verify --budget 10m --rate 200MB
       ckstore verify --repair-from /mnt/backup
+      ckstore verify --repair-from s3://bucket/run
 
     \b
     Exit status:
@@ -105,8 +115,12 @@ def verify(frame: Frame, ref: str | None, **options: Any) -> int:
     out = frame.output()
     with frame.writing() as store, Progress("verifying", quiet=out.as_json) as shown:
         report = store.verify(ref, progress=shown.at, **options)
+        asks = bool(report.damage) and not (options["repair"] or options["repair_from"])
+        remotes = [one.name for one in store.remotes] if asks else []
     out.document(report)
     for word, finding in details(report):
         out.headed(word, finding, _LOOKS.get(word, "red"))
     out.lines(summary(report))
+    if remotes:
+        out.note(f"ckstore verify --repair also takes right bytes from {', '.join(remotes)}")
     return 0 if report.ok else DamagedBlob.exit_status

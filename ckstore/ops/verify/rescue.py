@@ -1,0 +1,276 @@
+"""Repair what a load meets: the blob that is damaged or missing, from the store itself or from a remote that has it.
+
+It is the repair of ``verify --repair``, for one blob. Where it is not possible (the store is open for reading only, the
+disk is full, the files are another user's), the load gets the bytes that came, and nothing is changed. A store without
+remotes repairs nothing by itself: a person decides what is put into its quarantine.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+from ckstore.errors import CkstoreError, DamagedBlob, InUse, RemoteError
+from ckstore.fs import files, links, locks, peek
+from ckstore.fs.inside import Inside
+from ckstore.model.digest import is_digest
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord
+from ckstore.model.names import CheckpointKey, key_of
+from ckstore.model.reports.verify_report import Damage
+from ckstore.model.settings.free_space import Amount
+from ckstore.objects import blobs
+from ckstore.objects.checkpoints import CheckpointDirectory, Rescued, look
+from ckstore.objects.documents import marks
+from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
+from ckstore.ops.acts import why_of
+from ckstore.ops.call_threads import for_each
+from ckstore.ops.check.verifier import Verifier
+from ckstore.ops.context import Context, RemoteAnswer, RemoteCopies
+from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.notices import warn
+from ckstore.ops.verify.copies import Copies, Wanted
+from ckstore.ops.verify.repair import repair
+
+# As long as a blob takes to come; then this process reads the bytes from the remote, and repairs nothing.
+_LOCK_S = 60.0
+_CATALOG_TIMEOUT_S = 5.0
+_AGAIN_S = 60.0
+# What a blob takes beside its bytes: inodes, and names in the staging and in quarantine.
+_BESIDE_BYTES = 64 * 2**10
+_BESIDE_INODES = 8
+# So many manifests are searched for others that lack the same blobs; of more, `verify --repair` finds them.
+_SEARCHED_MOST = 1000
+_SHOWN = 5
+_DIGEST = re.compile(rb"[a-z0-9]+-[0-9a-f]{32,64}")
+
+
+class Rescue:
+    """See `ckstore.ops.context.Rescuer`."""
+
+    def __init__(self, context: Context, remotes: RemoteCopies) -> None:
+        self._context = context
+        self._remotes = remotes
+        self._failed_s: dict[CheckpointKey, float] = {}
+        # The checkpoints that got a blob while one was open, and those that lack the same blobs as it does.
+        self._repaired: WeakKeyDictionary[CheckpointDirectory, set[CheckpointKey]] = WeakKeyDictionary()
+        self._lacking: WeakKeyDictionary[CheckpointDirectory, dict[str, list[CheckpointKey]]] = WeakKeyDictionary()
+
+    def blob(
+        self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
+    ) -> memoryview | None:
+        """Repair the file that an error is about, or return the bytes of the blob; None: read it again.
+
+        `first`: False if the reader has read it again already.
+
+        Raises:
+            DamagedBlob, RemoteError: `error`, with what each remote said.
+        """
+        # Of an evicted blob the remotes were asked that should have it; only others can help.
+        if not self._remotes or (isinstance(error, RemoteError) and len(self._remotes) < 2):
+            raise error
+        problem = "the checkpoint is evicted" if isinstance(error, RemoteError) else "it was damaged after the repair"
+        answers: dict[str, RemoteAnswer] = {}
+        if first and isinstance(error, DamagedBlob):
+            problem = self._repair(directory, error, answers)
+            if not problem:
+                return None
+            self._distrust(directory, error.blob)
+        # What came for the repair serves the load as well.
+        answer = answers.get(blob.digest) or self._remotes.blob(blob, [_place_of(directory)])
+        if answer.data is None:
+            error.args = (f"{error.message}; no remote has it right: {'; '.join(answer.problems)}", *error.args[1:])
+            raise error
+        directory.rescued.setdefault(blob.digest, Rescued(f"the remote {answer.source}", problem))
+        return memoryview(answer.data)
+
+    def checkpoint(self, key: CheckpointKey) -> bool:
+        """Repair everything that a look at a checkpoint finds missing or marked; False if something stays."""
+        context = self._context
+        if not self._remotes or context.readonly or context.writes_disabled_because:
+            return False
+        # Not with each call of a training that asks for its newest checkpoint again and again.
+        if time.monotonic() - self._failed_s.get(key, -math.inf) < _AGAIN_S:
+            return False
+        with suppress(CkstoreError, OSError):  # the caller says what is wrong with it
+            if self._repair_checkpoint(key, context.layout.checkpoint(key)):
+                return True
+        self._failed_s[key] = time.monotonic()
+        return False
+
+    def _repair_checkpoint(self, key: CheckpointKey, path: Inside) -> bool:
+        try:
+            directory = CheckpointDirectory.at(path, self._context.layout.hash_prefix)
+        except DamagedBlob as error:
+            damage = Damage(*key.run_step, (), "", error.message, directory=key.directory)
+            if not repair(self._context, [damage], (), remotes=self._remotes).repaired:
+                return False
+            directory = CheckpointDirectory.at(path, self._context.layout.hash_prefix)
+        with directory:
+            wrong = {*marks.blobs_of(path), *_lacking(directory)}
+            damaged = [blob for blob in directory.manifest.stored if blob.digest in wrong]
+
+            def mend(blob: BlobRecord) -> None:
+                what = f"{path}: blob {blob.digest} is damaged or missing"
+                if problem := self._repair(directory, DamagedBlob(what, blob=blob.digest), {}):
+                    raise DamagedBlob(f"{what}: {problem}")
+
+            try:
+                for_each(mend, damaged, threads=self._context.threads)
+            finally:
+                self.tell(directory)
+        if marks.is_marked(path):  # what it says beside these blobs, only a reading of everything removes
+            with Verifier(self._context) as checker:
+                checker.checkpoint(key, None)
+        if look(self._context.layout, key).published is None or marks.is_marked(path):
+            return False
+        with suppress(CkstoreError, OSError):  # the next opener does it
+            reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
+        return True
+
+    def tell(self, directory: CheckpointDirectory) -> None:
+        """Say, when a checkpoint is closed, which of its blobs came from where."""
+        found, directory.rescued = directory.rescued, {}
+        if not found:
+            return
+        for key in self._repaired.pop(directory, ()):
+            # A catalog that was made meanwhile does not list what lacked a blob.
+            with suppress(CkstoreError, OSError):  # the next opener does it
+                reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
+        name = directory.manifest.name
+        healed = [f"{digest} from {one.source}" for digest, one in found.items() if not one.problem]
+        read = [f"{digest} from {one.source} ({one.problem})" for digest, one in found.items() if one.problem]
+        said = [f"repaired damaged or missing blobs: {_some(healed)}"] if healed else []
+        said += [f"read damaged or missing blobs without a repair: {_some(read)}"] if read else []
+        warn(f"{name}: {'; '.join(said)}; look at the disk, ckstore verify reads everything")
+
+    def _distrust(self, directory: CheckpointDirectory, digest: str) -> None:
+        """Let no save rely on a file that is damaged and was not repaired."""
+        # No mark: the load goes on with the bytes of a remote, and `latest-valid` needs no older checkpoint.
+        if digest and not self._context.readonly:
+            with suppress(OSError):  # another user's, or it is missing
+                blobs.distrust(directory.lock.inside / BLOBS / digest)
+
+    def _repair(self, directory: CheckpointDirectory, error: DamagedBlob, answers: dict[str, RemoteAnswer]) -> str:
+        """Repair a file of a checkpoint; return why that was not possible, empty if it was.
+
+        `answers` gets what the remotes answered, by the digest.
+        """
+        context, digest = self._context, error.blob
+        if context.readonly:
+            return "the store is open for reading only"
+        if context.writes_disabled_because:
+            return context.writes_disabled_because
+        key = key_of(*directory.lock.path.rsplit("/", 2)[-2:])
+        record = next((blob for blob in directory.manifest.stored if blob.digest == digest), None)
+        if key is None or record is None:
+            return "no file of the checkpoint has that name"
+        need = context.measure(Amount(record.nbytes + _BESIDE_BYTES, _BESIDE_INODES))
+        if not need.fits:
+            return f"no room: {need}"
+        try:
+            folder = context.layout.blob(digest).parent
+            links.make_directory(folder)
+            # Of several ranks and processes that meet the same damage one fetches the blob; the others find it here.
+            with locks.lock_exclusive(folder, timeout_s=_LOCK_S):
+                return self._repair_locked(directory, key, record, error, answers)
+        except InUse:
+            return "another process has been repairing it for long"
+        except (CkstoreError, OSError) as failed:
+            return why_of(failed)
+
+    def _repair_locked(
+        self,
+        directory: CheckpointDirectory,
+        key: CheckpointKey,
+        record: BlobRecord,
+        error: DamagedBlob,
+        answers: dict[str, RemoteAnswer],
+    ) -> str:
+        context = self._context
+        remotes: RemoteCopies = self._remotes
+        right = Copies(context, ()).whole(Wanted(*record))
+        # First it is known that there are right bytes: nothing goes into quarantine for a repair that is not possible.
+        # Encoded files are at no remote; the repair asks for the plain blob.
+        if right is None and directory.manifest.encoding is None:
+            answer = answers[record.digest] = self._remotes.blob(record, [_place_of(directory)])
+            if answer.data is None:
+                return "; ".join(answer.problems)
+            remotes = _Fetched(record.digest, answer)
+        others = self._others_lacking(directory, key).get(record.digest, ())
+        damage = [
+            Damage(one.run, one.step, error.names, record.digest, error.message, directory=one.directory)
+            for one in (key, *others)
+        ]
+        done = repair(context, damage, (), remotes=remotes)
+        if not done.repaired:
+            return "; ".join(one.why for one in done.unrepaired) or "; ".join(one.message for one in done.held.values())
+        directory.rescued.setdefault(record.digest, Rescued(done.repaired[0].source, ""))
+        self._repaired.setdefault(directory, set()).update((key, *others))
+        return ""
+
+    def _others_lacking(self, directory: CheckpointDirectory, key: CheckpointKey) -> dict[str, list[CheckpointKey]]:
+        """Return which other checkpoints lack the blobs that an open one lacks, by the digest."""
+        # Once for all blobs of it: each manifest of the store is read.
+        if directory not in self._lacking:
+            layout, lost = self._context.layout, set(_lacking(directory))
+            keys = [other for other, _ in layout.published() if other != key] if lost else []
+            found: dict[str, list[CheckpointKey]] = {}
+            for other in keys if len(keys) <= _SEARCHED_MOST else ():
+                path = layout.checkpoint(other)
+                with suppress(CkstoreError, OSError):  # it is gone, or another user's
+                    if not peek.exists(path / ELSEWHERE):
+                        for digest in lost & _named_in(path):
+                            if not peek.exists(path / BLOBS / digest):
+                                found.setdefault(digest, []).append(other)
+            self._lacking[directory] = found
+        return self._lacking[directory]
+
+
+class _Fetched:
+    """A blob that is in memory, as the answer of the remote that it came from."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __init__(self, digest: str, answer: RemoteAnswer) -> None:
+        self._digest, self._answer = digest, answer
+
+    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
+        del places
+        return self._answer if blob.digest == self._digest else RemoteAnswer(None, "", ())
+
+    def manifest(self, key: CheckpointKey) -> RemoteAnswer:
+        del key
+        return RemoteAnswer(None, "", ())
+
+
+def _place_of(directory: CheckpointDirectory) -> tuple[str, int, str]:
+    return directory.manifest.run, directory.manifest.step, directory.manifest_id
+
+
+def _lacking(directory: CheckpointDirectory) -> Iterable[str]:
+    """Give the digests of the blobs that an open checkpoint lacks, or has with another size."""
+    folder = directory.lock.inside / BLOBS
+    for blob in directory.manifest.stored:
+        found = peek.find(folder / blob.digest)
+        if (found is None or not blobs.has_size(found, blob.nbytes)) and not directory.is_elsewhere(blob.digest):
+            yield blob.digest
+
+
+def _named_in(path: Inside) -> set[str]:
+    """Return every digest that the documents of a checkpoint have in them."""
+    found: set[str] = set()
+    for name in (MANIFEST, PLAIN):
+        with suppress(FileNotFoundError):
+            data = files.read_file(path / name, most_bytes=MANIFEST_MAX_BYTES)
+            found |= {text for match in _DIGEST.findall(data) if is_digest(text := match.decode("ascii"))}
+    return found
+
+
+def _some(texts: list[str]) -> str:
+    more = len(texts) - _SHOWN
+    return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,186 @@
+"""Right bytes of blobs and manifests from any remote of a store: what a repair, and a load that meets damage, ask for.
+
+Nothing that comes is believed: a blob counts if it has its digest, a manifest if it has its id.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from ckstore.errors import CkstoreError, RemoteDenied, RemoteError, RemoteUnavailable
+from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.names import CheckpointKey
+from ckstore.ops.context import Context, RemoteAnswer
+from ckstore.remote import reach
+from ckstore.remote.documents.info import check_hash, read_info
+from ckstore.remote.keys import Place
+from ckstore.remote.service.entries import RemoteEntry, entries, open_objects
+from ckstore.remote.service.target import parse_target
+from ckstore.remote.source import ObjectSource, Source, read_manifest
+
+# A flipped bit on the way is read again; what is wrong twice is wrong at the remote.
+_READS = 2
+CONTACT_S = 30.0
+"""A remote that gives no first answer within this time is not waited for any longer."""
+AGAIN_S = 60.0
+"""A remote that did not answer is not asked again for so long: a load waits for it once, not once a blob."""
+
+
+class _Asked:
+    """One remote: how it is opened, and what came of that."""
+
+    def __init__(self, name: str, open_source: Callable[[], Source], check: Callable[[], None] | None = None) -> None:
+        self.name = name
+        self._open = open_source
+        self._check = check
+        self._mutex = threading.RLock()  # a signal handler may load while this thread holds it
+        self._source: Source | None = None
+        self._problem = ""
+        self._failed_s = 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why it is not asked now; empty if it is."""
+        return self._problem if self._problem and time.monotonic() - self._failed_s < AGAIN_S else ""
+
+    def source(self) -> Source:
+        """Return it, open; the first of several threads opens it."""
+        # A child that was forked while it was held waits for no longer than an answer may take.
+        if not self._mutex.acquire(timeout=CONTACT_S):
+            raise RemoteUnavailable(f"another thread is still opening {self.name}")
+        try:
+            if self._source is None:
+                self._source = self._open()
+            return self._source
+        finally:
+            self._mutex.release()
+
+    def fail(self, error: CkstoreError) -> None:
+        """Do not ask it again for a while."""
+        self._problem, self._failed_s, self._source = error.message, time.monotonic(), None
+
+
+class RemoteCopies:
+    """Asks the remotes of an open store, and those at these URLs, which come first; for several threads."""
+
+    def __init__(self, context: Context, urls: Sequence[str] = ()) -> None:
+        self._context = context
+        self._urls = {url: _Asked(url, lambda url=url: _opened_url(context, url)) for url in urls}  # type: ignore[misc]
+        for asked in self._urls.values():  # given by the caller, who hears at once that it cannot be used
+            asked.source()
+        self._asked: dict[str, _Asked] = {}
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
+        """Return the bytes of a blob of the checkpoints at `places` (run, step and id), which have its digest."""
+        problems: list[str] = []
+        for asked in self._all():
+            data = self._ask(asked, problems, lambda source: _read_blob(source, blob, places))
+            if data is not None:
+                return RemoteAnswer(data, asked.name, tuple(problems))
+        return RemoteAnswer(None, "", tuple(problems))
+
+    def manifest(self, key: CheckpointKey) -> RemoteAnswer:
+        """Return the bytes of the manifest of the checkpoint that belongs into a directory, by the id in its name."""
+        problems: list[str] = []
+        for asked in self._all():
+            data = self._ask(asked, problems, lambda source: self._read_manifest(source, key))
+            if data is not None:
+                return RemoteAnswer(data, asked.name, tuple(problems))
+        return RemoteAnswer(None, "", tuple(problems))
+
+    def _read_manifest(self, source: Source, key: CheckpointKey) -> bytearray | str:
+        for place in source.places(f"{key.run}/{key.step}/"):
+            if key.fits(*place) and (found := read_manifest(source, place, self._context.layout.hash_prefix)):
+                return bytearray(found.data)
+        return "has no manifest of it"
+
+    def _ask(self, asked: _Asked, problems: list[str], read: Callable[[Source], bytearray | str]) -> bytearray | None:
+        """Return what a remote has; else add to `problems` what it says."""
+        if asked.problem:
+            problems.append(f"{asked.name}: {asked.problem}")
+            return None
+        source = None
+        try:
+            source = asked.source()
+            found = read(source)
+        except CkstoreError as error:
+            problems.append(f"{asked.name}: {error.message}")
+            if source is None or isinstance(error, RemoteUnavailable | RemoteDenied):
+                asked.fail(error)
+            return None
+        if isinstance(found, str):
+            problems.append(f"{asked.name} {found}")
+            return None
+        return found
+
+    def _all(self) -> list[_Asked]:
+        """Return the remotes in the order in which they are asked; the settings are read each time."""
+        found = [*self._urls.values()]
+        try:
+            listed = entries(self._context.layout)
+        except CkstoreError:  # what needs the settings says why
+            listed = {}
+        for name, entry in listed.items():
+            if name not in self._asked:
+                self._asked[name] = _Asked(name, lambda entry=entry: _opened(self._context, entry))  # type: ignore[misc]
+            found.append(self._asked[name])
+        return found
+
+
+def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> bytearray | str:
+    """Return a blob that a checkpoint there has, or the remote without one; else what is to be said of it."""
+
+    def of_checkpoint(place: tuple[str, int, str], into: memoryview) -> bool:
+        return source.read_into(Place(*place), blob.digest, 0, into) is not None
+
+    said = "does not have it"
+    ways: list[Callable[[memoryview], bool]] = [partial(of_checkpoint, place) for place in places]
+    ways.append(partial(source.read_any, blob.digest))
+    for read in ways:
+        for _ in range(_READS):
+            data = bytearray(blob.nbytes)
+            if not read(memoryview(data)):
+                break
+            if algorithm_of(blob.digest).digest(data) == blob.digest:
+                return data
+            said = f"has other bytes under the name of blob {blob.digest}: it is damaged there"
+    return said
+
+
+def _opened(context: Context, entry: RemoteEntry) -> Source:
+    remote = reach.open_remote(context, entry.name)
+    source = reach.source_of(remote, reach.near(context.layout))
+    with _answering(source):
+        found = reach.uuid_of(remote)
+    # Another remote under that name may have other checkpoints of the same run and step.
+    if found != entry.uuid:
+        raise RemoteError(f"another remote is at its place: its uuid is {found}, wanted {entry.uuid}")
+    return source
+
+
+def _opened_url(context: Context, url: str) -> Source:
+    objects = open_objects(parse_target(url))
+    source = ObjectSource(objects, url, reach.near(context.layout))
+    with _answering(source):
+        check_hash(read_info(objects, url), context.settings, url)
+    return source
+
+
+@contextmanager
+def _answering(source: Source) -> Iterator[None]:
+    """End the wait for the first answer of a remote after a while, whatever the service does."""
+    timer = threading.Timer(CONTACT_S, source.close)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
