@@ -25,8 +25,6 @@ LAWS = {
 }
 """Short names of the tests that most cells name."""
 GROUP = "group"
-OPEN = "Open: "
-"""How the sentence of a cell begins where something goes wrong today."""
 _LEAST_WORDS = 6
 
 Cell = list[str] | str

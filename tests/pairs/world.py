@@ -6,7 +6,6 @@ meet the act of another process.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ckstore import CheckpointInfo, OpenCheckpoint, Store
-from ckstore.store import context_of
 from tests.support.stores import check_store
 
 DAY_S = 86_400.0
@@ -109,6 +107,7 @@ class World:
         remote_is_judged: What it has is compared at the end.
         at_end: What else must hold at the end, such as that a reader still reads.
         shared: Several hosts use the store.
+        meets_quota: The next act meets a quota.
     """
 
     folder: Path
@@ -126,6 +125,7 @@ class World:
     at_end: list[Callable[[], None]] = field(default_factory=list)
     readers: list[OpenCheckpoint] = field(default_factory=list)
     shared: bool = False
+    meets_quota: bool = False
     _numbers: int = 0
     _copies: list[Copy] = field(default_factory=list)
 
@@ -328,13 +328,3 @@ def fresh(path: Path) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def context(store: Store) -> Any:
-    """Return what the verbs of a store share."""
-    return context_of(store)
-
-
-def names(folder: Path) -> list[str]:
-    """Return what is in a directory."""
-    return sorted(os.listdir(folder))
