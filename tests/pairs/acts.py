@@ -18,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ckstore import Budget, CheckpointInfo, Ranks, RetentionPolicy, Store
-from ckstore.errors import InsufficientSpace
+from ckstore.errors import InsufficientSpace, RankFailed
 from ckstore.fs import files as seam
 from ckstore.fs import peek
 from ckstore.remote import asking
@@ -56,7 +56,11 @@ def ranks(world: World, store: Store) -> None:
         return Store.open(world.root).save(state(number), step=step, run=world.run, ranks=as_rank)
 
     with ThreadPoolExecutor(2) as pool:
-        one, two = pool.map(save_as, (0, 1))
+        saving = [pool.submit(save_as, rank) for rank in (0, 1)]
+    failed = [error for future in saving if (error := future.exception()) is not None]
+    if failed:  # the rank that failed says why; the other one says only that it did
+        raise next((error for error in failed if not isinstance(error, RankFailed)), failed[0])
+    one, two = (future.result() for future in saving)
     assert one.id == two.id
     world.told(one, number)
 
