@@ -190,6 +190,7 @@ def push(world: World, store: Store) -> None:
     """Push everything."""
     connected(world, store)
     store.push(all=True, remote=REMOTE)
+    world.removed_there.clear()
     world.at_remote |= {one.info.id for one in world.current()}
 
 
@@ -212,7 +213,7 @@ def mirror(world: World, store: Store) -> None:
     work = Mirror(context_of(store))
     while work.step():
         pass
-    world.at_remote |= {one.info.id for one in world.current()}
+    world.at_remote |= {one.info.id for one in world.current()} - world.removed_there
 
 
 def evict(world: World, store: Store) -> None:
@@ -336,7 +337,9 @@ def checkout(world: World, store: Store) -> None:
 
 def export(world: World, store: Store) -> None:
     """Write the newest saved state as a file of torch, which is read at the end."""
-    one = next(one for one in reversed(world.current()) if not one.is_files)
+    one = next((one for one in reversed(world.current()) if not one.is_files), None)
+    if one is None:
+        return
     out = world.folder / f"export-{one.info.step}-{world.next_number()}"
     report = store.export(one.info, out)
     sizes = {path.name: path.read_bytes() for path in out.iterdir()}

@@ -103,6 +103,7 @@ class World:
         over_budget: A budget is in force.
         may_be: Numbers of states whose save was killed: they may be in the store or not.
         at_remote: Ids that the remote was seen to have and no act removed there.
+        removed_there: Ids that another store removed there; a mirror does not bring them back, a push by hand does.
         remote: Address of the remote; the default lives as long as the process.
         remote_is_judged: What it has is compared at the end.
         at_end: What else must hold at the end, such as that a reader still reads.
@@ -120,6 +121,7 @@ class World:
     over_budget: bool = False
     may_be: set[int] = field(default_factory=set)
     at_remote: set[str] = field(default_factory=set)
+    removed_there: set[str] = field(default_factory=set)
     remote: str = ""
     remote_is_judged: bool = False
     at_end: list[Callable[[], None]] = field(default_factory=list)
