@@ -111,7 +111,7 @@ def main(seconds: float, seed: int, *, at_least: int = 1) -> int:
 
 
 if __name__ == "__main__":
-    mirror.start = lambda *_: None  # type: ignore[attr-defined]
+    setattr(mirror, "start", lambda *_: None)  # noqa: B010
     gc._QUIET_S = 0.0
     warnings.simplefilter("ignore")
     numbers = [float(word) for word in sys.argv[1:]]
