@@ -21,6 +21,7 @@ from ckstore.objects.layout import BLOBS, MANIFEST
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ckstore.errors import CkstoreError
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
     from ckstore.objects.shared.grace import Grace
@@ -154,24 +155,37 @@ def draft_replaced(layout: Layout, name: str) -> CheckpointKey | None:
 def dead_stagings(layout: Layout) -> list[str]:
     """Return the names of the staging directories whose owner is dead; nothing is changed."""
     found = []
-    for path, lock in _locked_dead(layout):
+    for path, lock in _locked_dead(layout, None, {}):  # what cannot be looked at the sweep names
         lock.release()
         found.append(path.name)
     return found
 
 
-def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[str] | None = None) -> dict[str, str]:
-    """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``."""
+def sweep_staging(
+    layout: Layout,
+    failed: dict[str, OSError | CkstoreError],
+    grace: Grace | None = None,
+    names: Sequence[str] | None = None,
+) -> dict[str, str]:
+    """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``.
+
+    One that the system does not let go stops no other; its path and the error are added to `failed`.
+    """
     # With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that
     # lives fails by that, and nothing is published.
     swept: dict[str, str] = {}
-    for path, lock in _locked_dead(layout, names):
-        with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
-            if grace is not None and not grace.is_over(path):
+    for path, lock in _locked_dead(layout, names, failed):
+        with lock:
+            try:
+                if grace is not None and not grace.is_over(path):
+                    continue
+                if path.name.startswith(f"{RELINKING}@") and not _blobs_are_durable(layout):
+                    continue
+                swept[path.name] = move_to_trash(layout, path, lock).name
+            except (FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
                 continue
-            if path.name.startswith(f"{RELINKING}@") and not _blobs_are_durable(layout):
-                continue
-            swept[path.name] = move_to_trash(layout, path, lock).name
+            except OSError as error:
+                failed[path.inner] = error
     return swept
 
 
@@ -204,7 +218,9 @@ def _blobs_are_durable(layout: Layout) -> bool:
     return True
 
 
-def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
+def _locked_dead(
+    layout: Layout, names: Sequence[str] | None, failed: dict[str, OSError | CkstoreError]
+) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
     """Yield the staging directories, of these names, whose owner is dead: each with a lock that the caller releases."""
     names = names_in(layout.staging) if names is None else names
     if not names:
@@ -212,9 +228,14 @@ def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator
     # The only copy of a checkpoint is not dead: a conversion publishes it.
     places = ((name, layout.staging / name) for name in names if draft_replaced(layout, name) is None)
     for name, held in through_parents(places):
-        lock = locks.try_exclusive(layout.staging / name) if peek.is_directory(held) else None
+        path = layout.staging / name
+        try:
+            lock = locks.try_exclusive(path) if peek.is_directory(held) else None
+        except OSError as error:
+            failed[path.inner] = error
+            continue
         if lock is not None:
-            yield layout.staging / name, lock
+            yield path, lock
 
 
 def sweep_locks(layout: Layout, grace: Grace | None) -> None:

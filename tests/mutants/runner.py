@@ -21,6 +21,7 @@ from tests.mutants.compacting import COMPACTING
 from tests.mutants.deciding import DECIDING
 from tests.mutants.devices import DEVICES
 from tests.mutants.durability import DURABILITY
+from tests.mutants.going_on import GOING_ON
 from tests.mutants.index import INDEX
 from tests.mutants.loading import LOADING
 from tests.mutants.machines import MACHINES
@@ -50,6 +51,7 @@ LISTS = (
     RANKS,
     DEVICES,
     REMOTES,
+    GOING_ON,
     COMPACTING,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}

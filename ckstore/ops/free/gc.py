@@ -80,6 +80,8 @@ def prune(
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
     done = retain.carry_out(context, plan, 0 if now else setting_of(context.layout, UNDO_BY_HAND_S))
+    if done.refused and not done.dropped:  # else the report names them
+        raise done.refused[0]
     try:
         report = collect(context, exclusive=exclusive)
     except CkstoreError as error:
@@ -199,7 +201,8 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     # What appeared since the plan was made is left to the next gc.
     layout = context.layout
     # (a) A rename, as from all places that savers look at; in trash they are taken apart like all else.
-    swept = trash.sweep_staging(layout, grace, plan.dead_stagings)
+    all_failed = collector.collected.failed
+    swept = trash.sweep_staging(layout, all_failed, grace, plan.dead_stagings)
     trash.sweep_locks(layout, grace)
     # (b) Before the blobs, which lose names by this.
     names = [*plan.trash, *swept.values()]
@@ -211,9 +214,9 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     asked -= trash.waiting_blobs(layout) if asked else set()  # what waits was not taken apart, unless it was purged
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
     reclaim.condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
-    if failed is not None or collector.collected.failed:  # on a full disk there may be room now
-        collector.empty(names if failed is not None else list(collector.collected.failed))
-    failures = [f"trash/{name}: {describe_error(error)}" for name, error in collector.collected.failed.items()]
+    if failed is not None or all_failed:  # on a full disk there may be room now
+        collector.empty(names if failed is not None else [path.rpartition("/")[2] for path in all_failed])
+    failures = [f"{path}: {describe_error(error)}" for path, error in all_failed.items()]
     if failures:
         warn(f"could not be removed, and still uses space: {some_of(failures, 3)}; gc did the rest")
     return swept

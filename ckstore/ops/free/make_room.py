@@ -202,8 +202,7 @@ def after_save(context: Context, run: str, settings: Callable[[], Mapping[str, A
     try:
         problems = _keep_policy(context, run, read_config(context.layout) if settings is None else settings())
     except (CkstoreError, CkstoreWarning, OSError) as error:  # the warning where warnings are errors
-        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        problems = (f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}",)
+        problems = (_failed(run, describe_os_error(error) if isinstance(error, OSError) else str(error)),)
     if not problems:
         context.notices.problems.pop(PROBLEM, None)
         return ()
@@ -219,14 +218,31 @@ def _keep_policy(context: Context, run: str, config: Mapping[str, Any]) -> tuple
         return ()
     undo_s = UNDO_BY_RULE_S.of(config, str(context.layout.config))
     plans = [] if policy is None else [plan_drops(context, policy, run)]
-    dropped = [info for plan in plans for info in carry_out(context, plan, undo_s).dropped]
+    done = [carry_out(context, plan, undo_s) for plan in plans]
     if rules.budget is not None and _used_bytes(context) > rules.budget.most:
         drop_superseded(context, purge=True)  # worth less than any other
         plans.append(plan_retention(context, None))
-        dropped += carry_out(context, plans[-1], undo_s).dropped
-    unfreed = _collect(context, dropped=bool(dropped)) if policy is not None or dropped else ""
-    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
-    return (*notes, *([unfreed] if unfreed else ()))
+        done.append(carry_out(context, plans[-1], undo_s))
+    dropped = any(report.dropped for report in done)
+    refused = [one for report in done for one in report.skipped if one.error is not None]
+    unfreed = ""
+    try:
+        if policy is not None or dropped:
+            unfreed = _collect(context, dropped=dropped)
+    except (CkstoreError, OSError):
+        if not refused:  # else that came first, and is likely to be the cause
+            raise
+    notes = [*dict.fromkeys(note for plan in plans for note in plan.notes)]
+    notes += [unfreed] if unfreed else []
+    if refused:
+        names = some_of([one.info.name for one in refused], _SHOWN)
+        why = describe_os_error(refused[0].error) if refused[0].error else ""
+        notes.insert(0, _failed(run, f"{why}; not dropped: {names}"))
+    return tuple(notes)
+
+
+def _failed(run: str, why: str) -> str:
+    return f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}"
 
 
 def _used_bytes(context: Context) -> int:

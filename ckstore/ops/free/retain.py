@@ -248,8 +248,8 @@ def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
 def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> RetentionReport:
     """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
 
-    It can be brought back for `undo_s`, but for what a budget drops. After an error those before it were dropped, those
-    after it were not.
+    It can be brought back for `undo_s`, but for what a budget drops. One that the system does not let go is skipped,
+    and the report says why.
     """
     # Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
     # its run stays, which is held meanwhile.
@@ -257,21 +257,29 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> Rete
         msg = "this plan was made with shown_only=True, without reading the manifests of what it drops"
         raise BadInput(msg, hint="make the plan again without it: store.plan_retention(policy)")
     context.check_writable()
-    why_not: list[tuple[CheckpointInfo, str]] = []
+    outcomes: list[Skipped] = []  # of one that was dropped the reason is empty
     with reserve.given_up(context.layout):
         for run in dict.fromkeys(entry.run for entry in to_do.dropped):
-            # Before the first of them goes: else a power cut could leave the run without the old and the new one.
-            make_kept_durable(context, run)
+            going = [entry for entry in to_do.dropped if entry.run == run]
+            try:
+                # Before the first of them goes: else a power cut could leave the run without the old and the new one.
+                make_kept_durable(context, run)
+            except OSError as error:  # one run that fails must not keep the others from being dropped
+                outcomes += [_refused(entry.info, error) for entry in going]
+                continue
             kept = [entry.info for entry in to_do.kept if entry.run == run]
             with ExitStack() as guarded:
                 guard = _hold_newest_valid(context, kept, guarded)
-                going = [entry for entry in to_do.dropped if entry.run == run]
-                why_not += [(entry.info, _try_drop(context, entry, guard, undo_s)) for entry in going]
+                outcomes += [_try_drop(context, entry, guard, undo_s) for entry in going]
     return RetentionReport(
         to_do,
-        dropped=tuple(info for info, why in why_not if not why),
-        skipped=tuple(Skipped(info, why) for info, why in why_not if why),
+        dropped=tuple(one.info for one in outcomes if not one.reason),
+        skipped=tuple(one for one in outcomes if one.reason),
     )
+
+
+def _refused(info: CheckpointInfo, error: OSError) -> Skipped:
+    return Skipped(info, f"it could not be dropped: {describe_os_error(error)}", error)
 
 
 def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:
@@ -288,18 +296,20 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     return None
 
 
-def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> str:
-    """Drop one checkpoint; return why not, or an empty string."""
+def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> Skipped:
+    """Drop one checkpoint; return why not, without a reason if it was dropped."""
     info = entry.info
     if guard is None:
-        return f"no checkpoint of the run {info.run} that the plan keeps is still there and valid"
+        return Skipped(info, f"no checkpoint of the run {info.run} that the plan keeps is still there and valid")
     if info.order > guard.order and not why_not_valid(context, info):
-        return f"it is now the newest valid checkpoint of the run {info.run}"
+        return Skipped(info, f"it is now the newest valid checkpoint of the run {info.run}")
     try:
         # A budget needs the space: it would be exceeded on the disk for as long as that can be undone.
         drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
     except (InUse, NoSuchRef) as error:
-        return error.message
+        return Skipped(info, error.message)
     except PermissionError as error:
-        return f"this user may not drop it: {describe_os_error(error)}"
-    return ""
+        return Skipped(info, f"this user may not drop it: {describe_os_error(error)}")
+    except OSError as error:  # one that the system does not let go must not keep the others
+        return _refused(info, error)
+    return Skipped(info, "")

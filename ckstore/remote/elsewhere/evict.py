@@ -30,6 +30,7 @@ from ckstore.objects.layout import BLOBS
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
+from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.free.retain import plan_local
@@ -55,7 +56,10 @@ def evict(
     dry_run: bool = False,
     why: Mapping[str, str] = MappingProxyType({}),
 ) -> EvictReport:
-    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`."""
+    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`.
+
+    What fails for one stops no other; the error at the end names each that failed.
+    """
     # `why`: names of checkpoints -> why they go, for the journal; by hand, if it is not said.
     if not dry_run:
         context.check_writable()
@@ -63,6 +67,7 @@ def evict(
     attest = attest_of(context, remote, Manner())
     evicted: list[CheckpointInfo] = []
     skipped: list[Skipped] = []
+    failures: dict[str, CkstoreError] = {}
     digests: dict[str, int] = {}
     try:
         for info in infos:
@@ -70,6 +75,11 @@ def evict(
                 problem = _try_one(context, info, remote, holder, attest, digests, dry_run=dry_run)
             except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or not to be read: the others may go
                 problem = error.message
+            except OF_ALL:  # nor would the next one be looked at
+                raise
+            except (CkstoreError, OSError) as error:
+                failures[info.name] = failure_of(f"evicting {info.name}", error)
+                continue
             if problem:
                 skipped.append(Skipped(info, problem))
                 continue
@@ -83,6 +93,8 @@ def evict(
             with suppress(CkstoreError, OSError):  # it only saves work, and must not hide the first error
                 attest.keep()
             reclaim.give_back(context, digests)
+    if failures:
+        raise joined(failures)
     freed = {digest for digest in digests if not peek.exists(context.layout.blob(digest))}
     return EvictReport(
         remote.name,

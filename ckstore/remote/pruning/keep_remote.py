@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from ckstore.errors import InUse, NoSuchRef
+from ckstore.errors import CkstoreError, InUse, NoSuchRef, RemoteError
 from ckstore.fs import locks
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.manifest.info import CheckpointInfo
@@ -20,8 +20,10 @@ from ckstore.model.seal import read
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
+from ckstore.ops.failures import OF_ALL
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.gc import collect
@@ -99,7 +101,13 @@ class KeepRemote:
                         Skipped(entry.info, f"the checkpoint that has its step was removed meanwhile: {newer.id}")
                     )
                     continue
-                remove_there(self.remote, place_of(entry.info))
+                try:
+                    remove_there(self.remote, place_of(entry.info))
+                except OF_ALL:
+                    raise
+                except RemoteError as error:
+                    skipped.append(Skipped(entry.info, error.message))
+                    continue
                 dropped.append(entry.info)
         elif going:
             done = carry_out(self.remote.context, replace(made, entries=(*made.kept, *going)))
@@ -198,6 +206,8 @@ class KeepRemote:
             return error.message
         except (FileNotFoundError, NoSuchRef):  # it is gone here
             return ""
+        except (CkstoreError, OSError) as error:  # one that cannot be dropped must not keep the others
+            return f"it could not be dropped here: {why_of(error)}"
         reclaim.give_back(context, dropped.digests)
         return ""
 

@@ -29,6 +29,8 @@ from ckstore.saver.server.report import Page
 _NICE = 10
 # A start takes half a second of a processor: one that ended sooner would be started for each save.
 _LINGER_S = 60.0
+# Longer than most outages of a service. After that a save, or an opening for writing, starts another process.
+_PATIENCE_S = 86_400.0
 _LOOK_S = 0.5
 # A service that is overloaded must not be asked more often; five minutes are half of the age that is promised.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
@@ -55,15 +57,20 @@ def begin(about: str) -> Context:
     return open_context(Path(asked["path"]), readonly=False, recover=False, catalog_path=catalog_path)[0]
 
 
-def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGER_S) -> None:
-    """Push until nothing is left for a while, the store has no mirror any more, or another process goes on."""
+def serve(
+    context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGER_S, patience_s: float = _PATIENCE_S
+) -> None:
+    """Push until nothing is left for a while, the store has no mirror any more, or another process goes on.
+
+    After `patience_s` in which nothing could be pushed it ends as well.
+    """
     pause_s = _FIRST_PAUSE_S
     has_failed = False
     while _is_there(context):
         lock = lock_mirror(context)
         if lock is not None:
             with lock:
-                pushed, failed = _push_all(context, mirror, page, linger_s)
+                pushed, failed = _push_all(context, mirror, page, linger_s, patience_s)
             if not failed:
                 # A save or a tag that came since the last look found the lock taken, and relies on this one.
                 if not _is_there(context) or not mirror.has_work():
@@ -82,10 +89,15 @@ def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGE
             return
 
 
-def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float) -> tuple[bool, bool]:
-    """Push until nothing was left for `linger_s`, or one fails; return whether any was pushed, and if one failed."""
+def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float, patience_s: float) -> tuple[bool, bool]:
+    """Push until nothing was left for `linger_s`, or the mirror refuses; return whether any was pushed, and if so.
+
+    What fails for itself, such as a checkpoint that is damaged locally, stops neither the others nor the policies. It
+    is tried again ever more rarely, for `patience_s` after the last success.
+    """
     pushed = False
     done_at = time.monotonic()
+    retry_s, retry_at = _FIRST_PAUSE_S, 0.0
     while _is_there(context) and mirror.name is not None:
         stamp = journal_stamp(context.layout)
         try:
@@ -93,15 +105,22 @@ def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float) -> 
                 pushed, done_at = True, time.monotonic()
                 continue
             mirror.tidy()
-            _tell(context, mirror, "")  # what could not be pushed may be gone by now
+            problem = mirror.problem
+            _tell(context, mirror, "" if problem is None else why_of(problem))
         except (CkstoreError, OSError) as error:
             _tell(context, mirror, why_of(error))
             page.at("waiting")
             return pushed, True
-        page.at("idle")
-        if time.monotonic() - done_at >= linger_s:
+        page.at("idle" if problem is None else "waiting")
+        now = time.monotonic()
+        until = done_at + (linger_s if problem is None else patience_s)
+        if now >= until:
             break
-        _wait_for_change(context, stamp, done_at + linger_s)
+        if problem is not None and now >= retry_at:
+            retry_at, retry_s = now + retry_s, min(2 * retry_s, _LONGEST_PAUSE_S)
+        _wait_for_change(context, stamp, until if problem is None else min(until, retry_at))
+        if problem is not None and time.monotonic() >= retry_at:
+            mirror.try_again()
     return pushed, False
 
 
