@@ -1,7 +1,7 @@
 """The process that mirrors: pushes what the mirror lacks, and ends some time after nothing is left.
 
-It is as detached as a saver, and outlives the training. Whatever fails is tried again, for as long as the store is
-there and has a mirror.
+It is as detached as a saver, and outlives the training. Whatever fails is tried again, for a day after the last
+success. SIGTERM lets it push what is left for some seconds, and ends it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
 from ckstore.remote.mirror.work import Mirror
 from ckstore.saver.mirror import has_successor, lock_mirror
+from ckstore.saver.server.ending import Ending
 from ckstore.saver.server.report import Page
 
 # Below the training, whose cores and links it shares.
@@ -38,15 +39,19 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 def main(about: str) -> None:
     """Mirror the store that `about` names, until nothing is left to do."""
-    context = begin(about)
+    ending = Ending()
+    context = begin(about, ending)
     with Page(str(context.layout.path)) as page:
-        serve(context, Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring")), page)
+        mirror = Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring"))
+        serve(context, mirror, page, ending=ending)
 
 
-def begin(about: str) -> Context:
+def begin(about: str, ending: Ending | None = None) -> Context:
     """Become a process that works beside a training and outlives it; open the store that `about` names."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer
         signal.signal(number, signal.SIG_IGN)
+    if ending is not None:
+        ending.begin()
     with suppress(OSError):  # forbidden in a sandbox
         os.nice(_NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -58,38 +63,52 @@ def begin(about: str) -> Context:
 
 
 def serve(
-    context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGER_S, patience_s: float = _PATIENCE_S
+    context: Context,
+    mirror: Mirror,
+    page: Page,
+    *,
+    linger_s: float = _LINGER_S,
+    patience_s: float = _PATIENCE_S,
+    ending: Ending | None = None,
 ) -> None:
     """Push until nothing is left for a while, the store has no mirror any more, or another process goes on.
 
-    After `patience_s` in which nothing could be pushed it ends as well.
+    It also ends when nothing could be pushed for `patience_s`, and when it is asked to.
     """
+    ending = ending or Ending()
     pause_s = _FIRST_PAUSE_S
     has_failed = False
+    done_at = time.monotonic()
     while _is_there(context):
         lock = lock_mirror(context)
         if lock is not None:
             with lock:
-                pushed, failed = _push_all(context, mirror, page, linger_s, patience_s)
+                pushed, failed = _push_all(context, mirror, page, ending, linger_s=linger_s, patience_s=patience_s)
             if not failed:
                 # A save or a tag that came since the last look found the lock taken, and relies on this one.
                 if not _is_there(context) or not mirror.has_work():
                     return
                 continue
-            pause_s = _FIRST_PAUSE_S if pushed else pause_s
+            if pushed:
+                pause_s, done_at = _FIRST_PAUSE_S, time.monotonic()
         elif not has_failed:  # another is at work
             return
         has_failed = True
+        if time.monotonic() - done_at >= patience_s:
+            return
         # Without the lock: a training that is started again, with other credentials, starts another process. Who has it
         # now may be an older one that fails, or a save that only asks, so only a newer process ends this one.
         # Several machines that lost one service do not come back at one moment.
-        time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        with ending.waiting():
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if has_successor(context):
             return
 
 
-def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float, patience_s: float) -> tuple[bool, bool]:
+def _push_all(
+    context: Context, mirror: Mirror, page: Page, ending: Ending, *, linger_s: float, patience_s: float
+) -> tuple[bool, bool]:
     """Push until nothing was left for `linger_s`, or the mirror refuses; return whether any was pushed, and if so.
 
     What fails for itself, such as a checkpoint that is damaged locally, stops neither the others nor the policies. It
@@ -118,7 +137,8 @@ def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float, pat
             break
         if problem is not None and now >= retry_at:
             retry_at, retry_s = now + retry_s, min(2 * retry_s, _LONGEST_PAUSE_S)
-        _wait_for_change(context, stamp, until if problem is None else min(until, retry_at))
+        with ending.waiting():
+            _wait_for_change(context, stamp, until if problem is None else min(until, retry_at))
         if problem is not None and time.monotonic() >= retry_at:
             mirror.try_again()
     return pushed, False
