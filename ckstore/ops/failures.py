@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 
-from ckstore.errors import CkstoreError, RemoteDenied, RemoteUnavailable, UnknownOutcome
+from ckstore.errors import CkstoreError, RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome
 from ckstore.model.words import counted, some_of
 from ckstore.ops.acts import describe_os_error, of_the_system
 
-OF_ALL = (RemoteDenied, RemoteUnavailable, UnknownOutcome)
+OF_ALL = (RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome)
 """After these the next item of an act with a remote would fail as well."""
 
 

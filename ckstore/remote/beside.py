@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
-from ckstore.errors import CkstoreError, RemoteDenied, RemoteUnavailable
+from ckstore.errors import CkstoreError
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.digest import ALGORITHMS
@@ -19,7 +19,7 @@ from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_an
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context
-from ckstore.ops.failures import joined
+from ckstore.ops.failures import OF_ALL, joined
 from ckstore.ops.mirrored import note_taken
 from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held
@@ -121,7 +121,7 @@ class Beside:
                 continue
             try:
                 left = change(self._remote, one.key, one.make, most_bytes=one.most_bytes)
-            except (RemoteDenied, RemoteUnavailable):  # nor would the next one get there
+            except OF_ALL:  # nor would the next one get there
                 raise
             except CkstoreError as error:
                 failed[one.key] = error
