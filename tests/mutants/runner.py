@@ -26,6 +26,7 @@ from tests.mutants.index import INDEX
 from tests.mutants.loading import LOADING
 from tests.mutants.machines import MACHINES
 from tests.mutants.mutant import Mutant
+from tests.mutants.parties import PARTIES
 from tests.mutants.places import PLACES
 from tests.mutants.publishing import PUBLISHING
 from tests.mutants.ranks import RANKS
@@ -52,6 +53,7 @@ LISTS = (
     DEVICES,
     REMOTES,
     GOING_ON,
+    PARTIES,
     COMPACTING,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
