@@ -11,7 +11,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files, links, locks, peek
+from ckstore.fs import files, links, locks, owner, peek
 from ckstore.fs.held import through_parents
 from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
@@ -87,20 +87,34 @@ def renew_future(layout: Layout) -> None:
 
 
 def due(layout: Layout, *, purge: bool = False) -> list[str]:
-    """Return the names in trash that do not wait; with `purge` all."""
-    return [name for name in names_in(layout.trash) if purge or not left_s(layout.trash / name)]
+    """Return the names in trash that do not wait; with `purge` also those that do and are this user's."""
+    return [name for name in names_in(layout.trash) if not _stays(layout.trash / name, purge=purge)]
+
+
+def _stays(path: Inside, *, purge: bool) -> bool:
+    return left_s(path) > 0 and not (purge and may_purge(path))
+
+
+def may_purge(path: Inside) -> bool:
+    """Whether this user may end the time in which a checkpoint can be brought back: its own, and root each.
+
+    Another user's blobs are not freed by it, so the only effect would be that they cannot be brought back.
+    """
+    found = peek.find(path)
+    return found is not None and owner.current_user() in (0, found.st_uid)
 
 
 def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
     """Return the digests in the entries of trash that wait: these keep a name, so no look at each is needed."""
-    if purge:
-        return set()
-    return {digest for folder in waiting_folders(layout) for digest in names_in(folder) if is_digest(digest)}
+    return {
+        digest for folder in waiting_folders(layout, purge=purge) for digest in names_in(folder) if is_digest(digest)
+    }
 
 
-def waiting_folders(layout: Layout) -> list[Inside]:
-    """Return the directories of blobs in the entries of trash that wait."""
-    return [layout.trash / name / BLOBS for name in names_in(layout.trash) if left_s(layout.trash / name)]
+def waiting_folders(layout: Layout, *, purge: bool = False) -> list[Inside]:
+    """Return the directories of blobs in the entries of trash that wait; with `purge` without those of this user."""
+    names = names_in(layout.trash)
+    return [layout.trash / name / BLOBS for name in names if _stays(layout.trash / name, purge=purge)]
 
 
 def in_use(path: Inside) -> bool:

@@ -25,6 +25,7 @@ from tests.mutants.going_on import GOING_ON
 from tests.mutants.index import INDEX
 from tests.mutants.loading import LOADING
 from tests.mutants.machines import MACHINES
+from tests.mutants.members import MEMBERS
 from tests.mutants.mutant import Mutant
 from tests.mutants.parties import PARTIES
 from tests.mutants.places import PLACES
@@ -54,6 +55,7 @@ LISTS = (
     REMOTES,
     GOING_ON,
     PARTIES,
+    MEMBERS,
     COMPACTING,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}

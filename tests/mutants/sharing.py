@@ -176,7 +176,7 @@ SHARING = [
         "what waits in trash to be brought back is not taken apart",
         "undo-taken-apart",
         "trash.due",
-        "    return [name for name in names_in(layout.trash) if purge or not left_s(layout.trash / name)]\n",
+        "    return [name for name in names_in(layout.trash) if not _stays(layout.trash / name, purge=purge)]\n",
         "    return names_in(layout.trash)\n",
         "tests/ops/free/test_undo.py::test_gc_and_saves_leave_it_until_its_time_is_over",
         "assert",

@@ -25,7 +25,7 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.gc_report import GcPlan, GcReport
+from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import RetentionPlan
@@ -118,7 +118,13 @@ def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
     """Say what `collect` would free now, or when some checkpoints are dropped."""
     report = GcReport.of_plan(planned(context, dropping, purge=purge))
-    return replace(report, catalog_bytes=catalog_bytes(context), waiting=() if purge else waiting(context))
+    return replace(report, catalog_bytes=catalog_bytes(context), waiting=_left_waiting(context, purge=purge))
+
+
+def _left_waiting(context: Context, *, purge: bool) -> tuple[Waiting, ...]:
+    """Return what waits to be brought back after a gc: with `purge` what other users saved."""
+    trashed = context.layout.trash
+    return tuple(one for one in waiting(context) if not (purge and trash.may_purge(trashed / one.entry)))
 
 
 def collect(context: Context, *, settle: bool = True, exclusive: bool = False, purge: bool = False) -> GcReport:

@@ -194,7 +194,7 @@ def drop_superseded(
         except OSError as error:
             failures[f"the run {run}"] = error
             going = [one for one in going if one.info.run != run]
-    undo_s = 0 if purge else _undo_s(context)
+    undo_s = _undo_s(context)
     digests: set[str] = set()
     for one in going:
 
@@ -206,7 +206,10 @@ def drop_superseded(
             with suppress(CkstoreError, FileNotFoundError, PermissionError), _held(context, one.holder) as is_valid:
                 if is_valid:
                     form = one.is_former_form
-                    dropped = drop(context, one.info, "superseded", 0 if form else undo_s, check, is_former_form=form)
+                    at_once = form or (purge and trash.may_purge(context.layout.checkpoint(one.info.key)))
+                    dropped = drop(
+                        context, one.info, "superseded", 0 if at_once else undo_s, check, is_former_form=form
+                    )
                     digests.update(dropped.digests)
         except OSError as error:
             failures[one.info.shown] = error
@@ -228,7 +231,8 @@ def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace 
     path = context.layout.checkpoint(key)
     if grace is not None:
         return grace.is_over(path)
-    if purge or context.shared:  # no other host is at work, or a dry run says what goes after the grace
+    # No other host is at work, or a dry run says what goes after the grace.
+    if context.shared or (purge and trash.may_purge(path)):
         return True
     # Its rename to its name set ctime, which no user can set back.
     found = peek.find(path)
