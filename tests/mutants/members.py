@@ -8,6 +8,24 @@ _RULES = "tests/ops/free/test_members_rules.py"
 
 MEMBERS = [
     Mutant(
+        "a process that keeps gc out by a shared lock is not taken for a gc",
+        "reader-called-gc",
+        "gc._kept_out",
+        "    if found and all(one.is_shared for one in found):\n",
+        "    if found is None:\n",
+        "tests/ops/free/test_lock_holders.py::test_a_gc_that_is_kept_out_names_the_process",
+        "Regex pattern did not match",
+    ),
+    Mutant(
+        "a lock that is waited for in vain names its holder",
+        "lock-holder-unnamed",
+        "locks._wait_for",
+        'named_holders(os.fstat(fd)) if pause_s > _POLL_FIRST_S else ""',
+        '""',
+        "tests/ops/free/test_lock_holders.py::test_a_setting_names_the_process_that_has_the_store_locked",
+        "Regex pattern did not match",
+    ),
+    Mutant(
         "the saves of other users do not carry out the rule of a member",
         "rule-by-anyone",
         "rule_scopes",

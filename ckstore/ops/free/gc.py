@@ -24,6 +24,7 @@ from dataclasses import replace
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
+from ckstore.fs.lock_holders import lock_holders, named_holders
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
 from ckstore.model.reports.retention_report import RetentionReport
@@ -238,9 +239,20 @@ def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
         if collector is not None:
             return collector
         if time.monotonic() > deadline:
-            msg = f"another gc is running in {context.layout.root}"
-            raise InUse(msg, hint="wait until it is done; its lock ends with it")
+            raise _kept_out(context)
         time.sleep(_START_PAUSE_S)
+
+
+def _kept_out(context: Context) -> InUse:
+    """Return the error of a gc whose lock another process has, which it names."""
+    status = peek.status(context.layout.trash)
+    found, who = lock_holders(status), named_holders(status)
+    # A gc has it alone. Any user who can read the store can have it shared.
+    if found and all(one.is_shared for one in found):
+        msg = f"a process that is no gc has trash/ of {context.layout.root} locked{who}"
+        return InUse(msg, hint="end that process, or ask its user to end it; then gc frees the space")
+    msg = f"another gc is running in {context.layout.root}{who}"
+    return InUse(msg, hint="wait until it is done; its lock ends with it")
 
 
 def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
