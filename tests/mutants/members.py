@@ -8,6 +8,15 @@ _RULES = "tests/ops/free/test_members_rules.py"
 
 MEMBERS = [
     Mutant(
+        "a base that another user saved is stored once for all runs of a user",
+        "base-once-a-run",
+        "Staging._saved_by_us",
+        "            self._saved += [path for run in latest for path in self._saved_in(run, 1)]\n",
+        "",
+        "tests/ops/test_group.py::test_a_base_that_another_member_saved_is_stored_once_for_all_runs_of_a_member",
+        "assert",
+    ),
+    Mutant(
         "a process that keeps gc out by a shared lock is not taken for a gc",
         "reader-called-gc",
         "gc._kept_out",

@@ -510,3 +510,16 @@ def test_gc_now_ends_the_undo_of_a_member_s_own_checkpoints(both: Members) -> No
 
     assert told == [[1], True]
     one.do("store.undelete(1); store.config.undo_by_hand_s = 0")
+
+
+def test_a_base_that_another_member_saved_is_stored_once_for_all_runs_of_a_member(both: Members) -> None:
+    one, two = both
+    one.do("store.save(state(9), step=1, run='theirs')")
+    (base,) = (path.name for path in blobs_dir(one.store, "theirs", 1).iterdir())
+
+    for run in ("a", "b", "c"):
+        two.do(f"store.save(state(9), step=1, run={run!r}); store.save(state(9), step=2, run={run!r})")
+
+    copies = [path.stat() for path in (two.store / "checkpoints").glob(f"[abc]/*/blobs/{base}")]
+    assert len(copies) == 6
+    assert {(status.st_uid, status.st_ino) for status in copies} == {(two.user.uid, copies[0].st_ino)}
