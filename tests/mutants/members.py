@@ -8,6 +8,15 @@ _RULES = "tests/ops/free/test_members_rules.py"
 
 MEMBERS = [
     Mutant(
+        "du says whose the files on the disk are",
+        "du-without-users",
+        "report.usage.usage",
+        "        by_user[file.uid] += file.nbytes\n",
+        "        by_user[0] += file.nbytes\n",
+        "tests/ops/report/test_usage.py::test_du_says_whose_the_files_on_the_disk_are",
+        "assert",
+    ),
+    Mutant(
         "a base that another user saved is stored once for all runs of a user",
         "base-once-a-run",
         "Staging._saved_by_us",
